@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1024)
     tokens = parser.parse_args().tokens
     model = cs.load("tiny-gpt")
-    H = cs.Hessian(cs.Problem(model, cs.text("sample", model, tokens=tokens, seq_len=min(tokens, 128))))
+    H = cs.Hessian(cs.Problem(model, cs.text_data("sample", model, tokens=tokens, seq_len=min(tokens, 128))))
     v = torch.randn(H.shape[0], dtype=H.dtype, generator=torch.Generator().manual_seed(0))
     print("first product:", count(lambda: H @ v))
     for _ in range(4):  # recorded, compared and replayed

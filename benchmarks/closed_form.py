@@ -141,7 +141,7 @@ def measure_network(sizes: dict[str, int], *, rounds: int) -> dict[str, Any]:
     return sizes | {
         "P": len(flat), "faster": timing.ratio("jacfwd", "assembly"),
         "memory_MB": {"assembly": ours_MB, "jacfwd": other_MB},
-        "error": relative_error(ours.dense(list(named)), want), "seconds": timing.seconds,
+        "error": relative_error(ours.to_dense(list(named)), want), "seconds": timing.seconds,
     }  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def draw(found: list[dict[str, Any]]) -> Any:
             middle = [r.median for r in ratios]
             spread = [[r.median - r.low for r in ratios], [r.high - r.median for r in ratios]]
             ax.errorbar([c["L"] for c in cases], middle, yerr=spread, marker="o", capsize=3, label=title)
-        ax.axhline(factor, color="grey", lw=0.8, ls=":")
+        ax.axhline(factor, color="gray", lw=0.8, ls=":")
         ax.set(title=f"{cases[0]['P']} parameters, d = {d}", xlabel="tokens L", yscale="log", xscale="log")
         ax.set_xticks([c["L"] for c in cases], [str(c["L"]) for c in cases], minor=False)
         ax.minorticks_off()

@@ -2,8 +2,8 @@
 
     python benchmarks/coverage.py [--tokens 128] [--seeds 200] > benchmarks/results/coverage.md
 
-Blocks of the bundled model's Hessian, GGN and functional part are written out once in float64; products with
-the matrix then stand for those of the operator. One row per estimator and number of probes: the share of
+Blocks of the bundled model's Hessian, GGN and functional Hessian are written out once in float64; products
+with the matrix then stand for those of the operator. One row per estimator and number of probes: the share of
 intervals that hold the truth (the mean over blocks, the smallest and the largest), and what ± 2 standard
 errors would have held. An interval that is not stated (nan: fewer than six equal samples) is left out.
 """
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms import (
-    block_map,
+    block_norms,
     block_traces,
     diagonal,
     frobenius_norm,
@@ -30,7 +30,7 @@ from curvescope.algorithms.blocks.heterogeneity import heterogeneity
 from curvescope.algorithms.blocks.probes import own_probes
 from curvescope.core.operator import Matrix
 from curvescope.core.seeds import Probe, probes
-from curvescope.operators import GGN, Functional, Hessian
+from curvescope.operators import GGN, FunctionalHessian, Hessian
 from curvescope.studies.blocks import Config
 from curvescope.studies.setting import make_problem
 
@@ -55,10 +55,10 @@ def matrices(tokens: int, blocks: tuple[str, ...]) -> dict[str, Matrix]:
     """The blocks as matrices, symmetric to the last digit, and matrices on which few samples mislead."""
     problem = make_problem(Config(tokens=tokens, dtype="float64"))
     found = {}
-    for letter, make in (("H", Hessian), ("G", GGN), ("F", Functional)):
+    for letter, make in (("H", Hessian), ("G", GGN), ("F", FunctionalHessian)):
         for name in blocks:
             op = make(problem, name)
-            A = op.dense()
+            A = op.to_dense()
             if float(A.abs().max()) < 1e-10:  # the loss is linear in the last norm: nothing to estimate
                 continue
             found[f"{letter} {name}"] = Rooted((A + A.T) / 2, symmetric=True, psd=op.psd)
@@ -223,7 +223,7 @@ def _halves(A: Matrix) -> dict[str, slice]:
 
 
 def _map(A: Matrix, count: int, seed: int) -> Measured:
-    found = block_map(A, _halves(A), num_probes=count, seed=seed)
+    found = block_norms(A, _halves(A), num_probes=count, seed=seed)
     return found.frobenius, found.stderr, *found.interval
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 import curvescope as cs
 from curvescope.data.batches import Batches
-from curvescope.data.tasks import task
+from curvescope.data.tasks import task_data
 from curvescope.models.load import load
 from curvescope.models.running.attending import Attending, attending
 from curvescope.models.zoo import REVISIONS
@@ -59,17 +59,19 @@ DEEP = {"n_layers": 8, "d_model": 32, "d_ff": 64, "init": "xavier", "embed_std":
 def language(seed: int, count: int = COUNT) -> Batches:
     """Sequences of one Markov chain; other seeds are more text of it."""
     options = {"length": LENGTH, "vocab": VOCAB, "concentration": 0.1, "seed": 0, "sample_seed": seed}
-    return task("markov", num_sequences=count, batch_size=COUNT, **options)
+    return task_data("markov", num_sequences=count, batch_size=COUNT, **options)
 
 
 def words(seed: int, count: int = COUNT) -> Batches:
     """Words to be copied, which heads learn that look at one token each."""
-    return task("copy", num_sequences=count, length=LENGTH // 2, vocab=VOCAB - 1, seed=seed, batch_size=COUNT)
+    return task_data(
+        "copy", num_sequences=count, length=LENGTH // 2, vocab=VOCAB - 1, seed=seed, batch_size=COUNT
+    )
 
 
 @cache
 def fresh(seed: int, **settings: Any) -> Problem:
-    """A model at its initialisation."""
+    """A model at its initialization."""
     shape = {"n_layers": LAYERS, "n_heads": HEADS, "d_model": WIDTH, "d_ff": 2 * WIDTH}
     cfg = cs.TransformerConfig(**{**shape, "n_ctx": LENGTH, "vocab_size": VOCAB, "seed": seed, **settings})
     return Problem(load(cs.Transformer(cfg)), language(seed))
@@ -89,7 +91,7 @@ def trained(
 def bundled(seed: int) -> Problem:
     """The bundled model at one of its four checkpoints, on sequences of the bundled text."""
     model = load("tiny-gpt", revision=REVISIONS[seed % 4])
-    return Problem(model, cs.text("sample", model, tokens=256, seq_len=32, batch_size=8, seed=seed))
+    return Problem(model, cs.text_data("sample", model, tokens=256, seq_len=32, batch_size=8, seed=seed))
 
 
 COPYING: dict[str, Any] = {"data": words, "steps": 120, "lr": 1e-2, "n_layers": 2}
@@ -124,7 +126,7 @@ def copied(problem: Problem) -> Problem:
 def scaled(problem: Problem, factor: float, *fronts: str) -> Problem:
     """With all parameters multiplied whose name begins so."""
     with torch.no_grad():
-        for name, p in problem.model.parameters.items():
+        for name, p in problem.model.named_parameters():
             if name.startswith(fronts):
                 p.mul_(factor)
     return problem
@@ -133,7 +135,7 @@ def scaled(problem: Problem, factor: float, *fronts: str) -> Problem:
 def written(problem: Problem, name: str, value: float, rows: slice = slice(None)) -> Problem:
     """With rows of a parameter set to a value."""
     with torch.no_grad():
-        problem.model.parameters[name][rows] = value
+        problem.model.get_parameter(name)[rows] = value
     return problem
 
 

@@ -130,7 +130,7 @@ def draw(found: dict[str, Any]) -> Any:
     names = ["low rank, chunked top-k", "full SVD, full sort"]
     ax.barh(names, [statistics.median(found[key]) for key in ("ours_s", "original_s")])
     ax.set(xlabel="seconds for all heads of a block", xscale="log")
-    ax.axvline(ASKED["seconds"], color="grey", lw=0.8, ls=":")
+    ax.axvline(ASKED["seconds"], color="gray", lw=0.8, ls=":")
     return figure
 
 

@@ -30,7 +30,7 @@ NUM_SEQUENCES, LENGTH = 3, 4
 def bundled() -> cs.Problem:
     """The bundled model on the beginning of the sample text."""
     model = cs.load("tiny-gpt", dtype="float64")
-    return cs.Problem(model, cs.text("sample", model, tokens=NUM_SEQUENCES * LENGTH, seq_len=LENGTH))
+    return cs.Problem(model, cs.text_data("sample", model, tokens=NUM_SEQUENCES * LENGTH, seq_len=LENGTH))
 
 
 def stories(folder: Path) -> cs.Problem:
@@ -47,9 +47,9 @@ def stories(folder: Path) -> cs.Problem:
 def table(found: cs.operators.KFACQuality) -> str:
     """One row per block, a group of columns per quantity."""
     heads = {
-        "error_ggn": "‖K − G‖ / ‖G‖",
+        "error_ggn": "‖K − H_o‖ / ‖H_o‖",
         "error_hessian": "‖K − H‖ / ‖H‖",
-        "lambda_max": "λ_max(K) / λ_max(G)",
+        "lambda_max": "λ_max(K) / λ_max(H_o)",
         "cosine": "cosine of the steps",
     }
     parts = []
@@ -80,8 +80,8 @@ def main() -> None:
         found.save(args.out / name)
         found.plot().savefig(args.out / name / "quality.png", dpi=110)
         spent = time.process_time() - start
-        data = f"{problem.num_terms:.0f} tokens, loss {problem.value():.3f}"
-        head = f"## {name}\n\n{data}, δ = {found.damping} λ_max(G)."
+        data = f"{problem.num_terms:.0f} tokens, loss {problem.loss_value():.3f}"
+        head = f"## {name}\n\n{data}, δ = {found.damping} λ_max(H_o)."
         (args.out / name / "table.md").write_text(f"{head}\n\n{table(found)}\n", encoding="utf-8")
         print(f"{head} {spent:.0f} s of processor time.\n\n{table(found)}\n", flush=True)
 

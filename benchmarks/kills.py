@@ -99,7 +99,7 @@ def work(name: str, model: Path, out: Path, counter: Path) -> None:
     """Run a command in this process; every product adds a byte to a file."""
     import torch
 
-    from curvescope.data.tasks import task
+    from curvescope.data.tasks import task_data
     from curvescope.operators.base import CurvatureOperator
     from curvescope.papers.ormaniec2025.beyond import Beyond
     from curvescope.studies import setting
@@ -115,7 +115,7 @@ def work(name: str, model: Path, out: Path, counter: Path) -> None:
         return found
 
     CurvatureOperator._stream = counted
-    setting.task = partial(task, num_sequences=SEQUENCES)
+    setting.task = partial(task_data, num_sequences=SEQUENCES)
     Spectrum.figures = Blocks.figures = Beyond.figures = lambda self: {}
     COMMANDS[name].run(model, out)
 

@@ -97,7 +97,7 @@ def costs(n: int, device: str) -> list[dict]:
     cases = {
         "eigsh, basis 14": lambda: eigsh(op, 5, tol=1e-3, max_basis=14, vectors=False),
         "density, 8 steps": lambda: spectral_density(op, num_probes=1, num_steps=8, max_gib=64),
-        "density, not reorthogonalised": lambda: spectral_density(
+        "density, not reorthogonalized": lambda: spectral_density(
             op, num_probes=1, num_steps=8, reorthogonalize=False
         ),
         "minres": lambda: solve(op, b, method="minres", tol=1e-3),

@@ -74,7 +74,7 @@ def make_case(name: str, device: str) -> Case:
     elif name == "tiny-gpt":
         model = cs.load("tiny-gpt")
         module, rows, length, lr, every = model.module, 8, 32, 3e-4, 20
-        windows = cs.text("sample", model, tokens=20000, seq_len=100)
+        windows = cs.text_data("sample", model, tokens=20000, seq_len=100)
         ids = torch.cat([window.inputs.flatten() for window in windows]).to(device)
     else:
         from transformers import LlamaConfig, LlamaForCausalLM

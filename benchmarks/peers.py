@@ -271,7 +271,7 @@ def draw(found: list[Measured]) -> Any:
 def main() -> None:
     args = arguments(__doc__ or "", "peers")
     model = cs.load("tiny-gpt")
-    module, (batch,) = model.module, cs.text("sample", model, tokens=512, seq_len=64, batch_size=8)
+    module, (batch,) = model.module, cs.text_data("sample", model, tokens=512, seq_len=64, batch_size=8)
     libraries, missing = available(module)
     if missing:
         print(f"not installed: {', '.join(missing)}; `make peers` installs them\n")

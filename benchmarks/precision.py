@@ -43,7 +43,7 @@ from curvescope.studies.hvp.analysis import SHAPES, build
 Format = Literal["float32", "tf32", "fp16", "bf16"]
 Scope = Literal["all", "products"]
 FORMATS: tuple[Format, ...] = ("float32", "tf32", "fp16", "bf16")
-MATRICES = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.Functional}
+MATRICES = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.FunctionalHessian}
 CONTROL = "gpt2-124M"
 STEPS, PROBES, TOP = 30, 4, 2
 LARGE = 2_000_000  # parameters from which on only products are compared
@@ -117,7 +117,7 @@ def problem(name: str, tokens: int) -> tuple[cs.Problem, cs.Problem | None]:
     found = []
     for dtype in ("float32", "float64"):
         model = cs.load(name, dtype=dtype)
-        found.append(cs.Problem(model, cs.text("sample", model, tokens=tokens, seq_len=min(64, tokens))))
+        found.append(cs.Problem(model, cs.text_data("sample", model, tokens=tokens, seq_len=min(64, tokens))))
     return found[0], found[1]
 
 

@@ -106,7 +106,7 @@ def main() -> None:
         for name, (problem, options) in problems(given).items():
             op = kind(problem, **options)
             source = torch.Generator(given.device).manual_seed(1)
-            v = torch.randn(op.here[1], generator=source, device=given.device)
+            v = torch.randn(op.local_shape[1], generator=source, device=given.device)
             found = first[name] = measured(op, v, given)
             base = first["whole, checkpoint" if options else "whole"]
             gap = float((found["product"] - base["product"]).norm() / base["product"].norm())

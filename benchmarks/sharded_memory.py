@@ -46,7 +46,7 @@ def measure(rank: int, ranks: int, file: str) -> None:
     ids = torch.randint(0, WORDS, (SEQUENCES, TOKENS + 1), generator=torch.Generator().manual_seed(0))
     problem = cs.Problem(model, cs.Batches([cs.Batch(ids[:, :-1], ids[:, 1:])]))
     H = cs.Hessian(problem, checkpoint=True)
-    v = torch.ones(H.here[1])
+    v = torch.ones(H.local_shape[1])
 
     def twice() -> Any:
         H @ v
@@ -54,7 +54,7 @@ def measure(rank: int, ranks: int, file: str) -> None:
 
     with H.frozen():
         found = 1e6 * peak_memory(twice)[1]
-    held = sum(p.nbytes for p in model.parameters.values()) + v.nbytes
+    held = sum(p.nbytes for p in model.parameters()) + v.nbytes
     told = torch.tensor([found + held, float(held)], dtype=torch.float64)
     dist.all_reduce(told, op=dist.ReduceOp.MAX)
     predicted = cost.sharded(decoder, tokens=SEQUENCES * TOKENS, ranks=ranks).memory

@@ -2,7 +2,7 @@
 
     python benchmarks/sinks_gpt2.py --device cuda --out benchmarks/results/sinks-gpt2
 
-GPT-2's weights cannot be had offline, so the model has its shape and its initialisation, and is trained for a
+GPT-2's weights cannot be had offline, so the model has its shape and its initialization, and is trained for a
 few hundred steps on the bundled text (tokens of the bundled tokenizer), enough for heads that look at
 the first token. Two ways to grow a sink, four strengths each, three texts. Writes the study's tables and
 figures and what it took; under 200 s on an H200.
@@ -45,7 +45,7 @@ def make(args: argparse.Namespace) -> Model:
 
 def trained(model: Model, args: argparse.Namespace) -> tuple[Model, list[float]]:
     """The model after some steps on the text, and its losses."""
-    data = cs.text("sample", model, tokens=args.train_tokens, seq_len=args.context, batch_size=8, seed=1)
+    data = cs.text_data("sample", model, tokens=args.train_tokens, seq_len=args.context, batch_size=8, seed=1)
     found, log, _ = train(model, data, TrainConfig(steps=args.steps, lr=args.lr, warmup=args.steps // 10))
     return found, log.loss.tolist()
 
@@ -67,7 +67,7 @@ def main() -> None:
     model, losses = trained(model, args)
     seconds: dict[str, float] = {"training": time.perf_counter() - clock}
     cfg = settings(args)
-    data = cs.text("sample", model, tokens=cfg.tokens, seq_len=cfg.seq_len, batch_size=2, seed=0)
+    data = cs.text_data("sample", model, tokens=cfg.tokens, seq_len=cfg.seq_len, batch_size=2, seed=0)
 
     def say(what: str, number: int, total: int) -> None:
         print(f"{time.perf_counter() - clock:6.1f} s  {number}/{total} {what}", flush=True)

@@ -39,7 +39,7 @@ def main() -> None:
     )  # fmt: skip
     clock = time.perf_counter()
     model = load(args.model, device=args.device, dtype="float32")
-    data = cs.text(
+    data = cs.text_data(
         "sample",
         model if model.tokenizer else ByteTokenizer(),
         tokens=cfg.tokens,

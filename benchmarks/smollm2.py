@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     model = cs.load(args.gguf, device=args.device, dtype="float32")
-    batches = cs.text("sample", model, tokens=args.tokens, seq_len=args.tokens)
+    batches = cs.text_data("sample", model, tokens=args.tokens, seq_len=args.tokens)
     op = Timed(cs.Hessian(cs.Problem(model, batches)))
     print(op.shape, flush=True)
     _ = op @ torch.ones(op.shape[1], device=args.device)  # what is built once

@@ -3,8 +3,8 @@
     python benchmarks/sure.py --out benchmarks/results/sure
 
 A Transformer of the zoo (2 layers of width 32) is trained on 8 × 16 random tokens. At some mean losses H v,
-GGN v and the functional part of our engines in float32 are compared with float64, and with them products of
-others: double backward of `F.cross_entropy`, and other libraries where they are installed (`make peers`).
+GGN v and the functional Hessian of our engines in float32 are compared with float64, and with them products
+of others: double backward of `F.cross_entropy`, and other libraries where they are installed (`make peers`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from curvescope.runs.folder import environment
 from curvescope.studies.hvp.analysis import CONTENDERS, PACKAGES
 
 STEPS = (200, 500, 1000, 2000, 4000, 6000)
-OURS = {"H": cs.Hessian, "GGN": cs.GGN, "functional": cs.Functional}
+OURS = {"H": cs.Hessian, "GGN": cs.GGN, "functional": cs.FunctionalHessian}
 OTHERS = ("double backward", "eigenthings", "curvlinops", "PyHessian")
 
 
@@ -37,7 +37,10 @@ def errors(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
     """Relative distances to float64 of products with one Gaussian vector."""
     single, double = (cs.Problem(m, (x, y)) for m in (module, copy.deepcopy(module).double()))
     v = torch.randn(cs.GGN(single).shape[0], generator=generator(0, 1))
-    found = {"loss": double.value(), "loss in float32": abs(single.value() / double.value() - 1)}
+    found = {
+        "loss": double.loss_value(),
+        "loss in float32": abs(single.loss_value() / double.loss_value() - 1),
+    }
     for name, kind in OURS.items():
         want = kind(double, engine="autograd") @ v.double()
         for engine in ("fast", "autograd"):
@@ -71,7 +74,7 @@ def trained(tell: Callable[[int, nn.Module, Tensor, Tensor], Any]) -> None:
     torch.manual_seed(0)
     shape = cs.TransformerConfig(n_layers=2, d_model=32, n_heads=2, n_ctx=16, vocab_size=16)
     module, (x, y) = cs.Transformer(shape), torch.randint(16, (2, 8, 16))
-    x[:, 0] = torch.arange(8)  # so that no two sequences begin alike, and all can be learnt
+    x[:, 0] = torch.arange(8)  # so that no two sequences begin alike, and all can be learned
     steps = torch.optim.Adam(module.parameters(), lr=3e-3)
     for step in range(1, STEPS[-1] + 1):
         steps.zero_grad()

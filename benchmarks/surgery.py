@@ -1,10 +1,10 @@
-"""The stored runs of the studies `prune` and `quantise`, over all cores.
+"""The stored runs of the studies `prune` and `quantize`, over all cores.
 
     python benchmarks/surgery.py                              # the defaults, on the bundled model
     python benchmarks/surgery.py --profile full --jobs 16     # over samples of text, and over trained models
 
-The first writes benchmarks/results/surgery/{prune,quantise}.json and the tables of their guides, the second
-{prune,quantise}-full.json and the tables over models: five samples of text with the bundled model, and five
+The first writes benchmarks/results/surgery/{prune,quantize}.json and the tables of their guides, the second
+{prune,quantize}-full.json and the tables over models: five samples of text with the bundled model, and five
 Transformers that are trained on addition here. What was done is kept under --parts.
 """
 
@@ -16,23 +16,23 @@ from typing import Any, NamedTuple
 from _stored import GUIDES, RESULTS, arguments, claim_rows, put_table, spread, store
 
 from curvescope.core.result import Result
-from curvescope.data.tasks import task
+from curvescope.data.tasks import task_data
 from curvescope.models.load import load
 from curvescope.models.zoo.folder import save
 from curvescope.models.zoo.transformer import TransformerConfig
 from curvescope.runs.shown import Shown
-from curvescope.studies import prune, quantise
+from curvescope.studies import prune, quantize
 from curvescope.studies.common.statistics import over_models
 from curvescope.studies.prune.study import Pruned
 from curvescope.studies.prune.view import ranked as prune_ranked
-from curvescope.studies.quantise.study import Quantised
-from curvescope.studies.quantise.view import ranked as quantise_ranked
+from curvescope.studies.quantize.study import Quantized
+from curvescope.studies.quantize.view import ranked as quantize_ranked
 from curvescope.train import TrainConfig, train
 
 SEEDS = range(5)
 BUNDLED, ADDITION = "tiny-gpt", "addition"
 DIGITS, STEPS = 5, 1500  # as task:addition
-PAGES = {"prune": GUIDES / "pruning.md", "quantise": GUIDES / "quantising.md"}
+PAGES = {"prune": GUIDES / "pruning.md", "quantize": GUIDES / "quantizing.md"}
 
 
 class Task(NamedTuple):
@@ -51,7 +51,7 @@ def trained(folder: Path, seed: int) -> Path:
         shape = TransformerConfig(
             n_layers=2, d_model=32, n_heads=4, n_ctx=3 * DIGITS + 3, vocab_size=12, init="scaled", seed=seed
         )
-        sums = task("addition", num_sequences=64 * 500, digits=DIGITS, batch_size=64, seed=10_000 + seed)
+        sums = task_data("addition", num_sequences=64 * 500, digits=DIGITS, batch_size=64, seed=10_000 + seed)
         save(train(load(shape), sums, TrainConfig(steps=STEPS, lr=3e-3))[0], path)
     return path
 
@@ -64,17 +64,17 @@ def work(one: Task) -> Shown:
         settings |= {"model": str(path), "data": "task:addition"}
     if one.study == "prune":
         return prune.run(prune.Config(**settings))
-    return quantise.run(quantise.Config(**settings))
+    return quantize.run(quantize.Config(**settings))
 
 
 def values(result: Result) -> dict[str, float]:
     """Of a run, by what is said about them."""
     if isinstance(result, Pruned):
         return {words: said.correlation.value for words, said in prune_ranked(result).items()}
-    assert isinstance(result, Quantised)
+    assert isinstance(result, Quantized)
     return {
         f"{words}, {bits} bits": one.value
-        for words, found in quantise_ranked(result).items()
+        for words, found in quantize_ranked(result).items()
         for bits, one in found.items()
     }
 

@@ -37,7 +37,11 @@ def works() -> dict[str, Callable[[], object]]:
     tokens = torch.randint(0, 1024, (2, 8, 128))
     problem = cs.Problem(cs.load(module), (tokens[0], tokens[1]))
     found: dict[str, Callable[[], object]] = {}
-    for name, make in {"Hessian": cs.Hessian, "GGN": cs.GGN, "functional part": cs.Functional}.items():
+    for name, make in {
+        "Hessian": cs.Hessian,
+        "GGN": cs.GGN,
+        "functional Hessian": cs.FunctionalHessian,
+    }.items():
         op = make(problem)
         v = torch.randn(op.shape[0])
         found[f"{name} @ v"] = lambda op=op, v=v: op @ v

@@ -12,7 +12,7 @@ for name, words in figures_of("molina2023").items():
     print(f"{name:12} {words}")
 
 # %% [markdown]
-# ## The embedding beside its normalised form
+# ## The embedding beside its normalized form
 
 # %%
 embeddings = find_figure("molina2023", "embeddings")

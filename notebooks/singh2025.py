@@ -21,8 +21,8 @@ BLOCKS = "L0.W_[QK]"
 rows, problems = [], {}
 for revision in ("initial", None):
     model = cs.load("tiny-gpt", revision=revision)
-    problems[revision] = cs.Problem(model, cs.text("sample", model, tokens=64, seq_len=32))
-    row = {"checkpoint": revision or "final", "loss": problems[revision].value()}
+    problems[revision] = cs.Problem(model, cs.text_data("sample", model, tokens=64, seq_len=32))
+    row = {"checkpoint": revision or "final", "loss": problems[revision].loss_value()}
     for kind in (cs.Hessian, cs.GGN):
         top = cs.eigsh(kind(problems[revision], BLOCKS), k=1, tol=1e-2, vectors=False)
         row |= {f"λ_max {kind.__name__}": top.values[0], f"residual {kind.__name__}": top.residuals[0]}
@@ -31,7 +31,7 @@ pd.DataFrame(rows)
 
 # %% [markdown]
 # ## What the GGN leaves out
-# The functional part H − GGN of the trained model: its eigenvalues have both signs.
+# The functional Hessian H − H_o of the trained model: its eigenvalues have both signs.
 
 # %%
-cs.spectral_density(cs.Functional(problems[None], BLOCKS), num_probes=2, num_steps=10)
+cs.spectral_density(cs.FunctionalHessian(problems[None], BLOCKS), num_probes=2, num_steps=10)

@@ -14,8 +14,8 @@ model
 # A model, data and a loss make a *problem*. What varies are all parameters, by role.
 
 # %%
-problem = cs.Problem(model, cs.text("sample", model, tokens=64, seq_len=32))
-print(f"loss {problem.value():.3f}")
+problem = cs.Problem(model, cs.text_data("sample", model, tokens=64, seq_len=32))
+print(f"loss {problem.loss_value():.3f}")
 problem
 
 # %% [markdown]
@@ -51,14 +51,14 @@ rho
 cs.block_traces(cs.GGN(problem, ATTENTION), num_probes=6)
 
 # %%
-cs.block_map(H, num_probes=2)
+cs.block_norms(H, num_probes=2)
 
 # %% [markdown]
 # ## Two parts
-# H = GGN + functional part. The first has no negative eigenvalues, the second has both signs.
+# H = H_o + H_f. The first has no negative eigenvalues, the second has both signs.
 
 # %%
-for operator in (H, cs.GGN(problem, ATTENTION), cs.Functional(problem, ATTENTION)):
+for operator in (H, cs.GGN(problem, ATTENTION), cs.FunctionalHessian(problem, ATTENTION)):
     found = cs.trace(operator, num_probes=6)
     print(f"{type(operator).__name__:10} trace {found.value:8.1f} ± {found.stderr:.1f}")
 

@@ -77,8 +77,8 @@ STUDIES: dict[str, dict[str, Any]] = {
         "radii": [0.0, 0.03], "num_pairs": 3, "num_subsets": 4, "num_norms": 2, "num_steps": 6,
     },
     "layernorm": {"tokens": 128, "seq_len": 32, "layers": [0], "num_keys": 30},
-    "optimisers": {
-        "optimisers": ["sgd", "adamw", "newton_cg"], "arenas": ["addition"], "rates": [0.001, 0.1],
+    "optimizers": {
+        "optimizers": ["sgd", "adamw", "newton_cg"], "arenas": ["addition"], "rates": [0.001, 0.1],
         "max_trials": 3, "seeds": 2, "budget": 0.02, "looks": 3, "batch_size": 4,
     },
     "probes": {"layers": [0, -1], "num_random": 20},
@@ -87,7 +87,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         **FEW_TOKENS, "held_out": 0.5, "blocks": ["L3.b_O", "L3.b_Q"], "num_weights": 6, "settle": 4,
         "num_groups": 6, "draws": 50, "sparsities": [0.25, 0.5],
     },
-    "quantise": {
+    "quantize": {
         **FEW_TOKENS, "held_out": 0.5, "blocks": ["L3.W_O", "L3.W_V"], "bits": [4, 3], "max_dense": 0,
         "draws": 50,
     },
@@ -168,7 +168,7 @@ SLOW = ("papers/petrov2025/landscape", "papers/petrov2025/convergence", "papers/
         "papers/petrov2025/full_hessian", "papers/petrov2025/bounds")  # fmt: skip
 """Figures whose smallest profile takes minutes: made only by name; `--stored` shows saved results of them."""
 TIMES = ("*seconds*", "*rates/*time*", "*times*", "*cost*", "studies/hvp/*")
-RENAMED = {"optimizers": "optimisers", "quantize": "quantise"}
+RENAMED = {"optimizers": "optimizers", "quantize": "quantize"}
 
 
 # -------------------------------------------------------------------------------------------------------- run

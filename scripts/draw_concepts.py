@@ -51,10 +51,10 @@ def titled(ax: Axes, title: str, x: str, y: str = "") -> None:
     ax.set(title=title, xlabel=x, ylabel=y)
 
 
-def eigenvalues(ax: Axes, values: Any, label: str, colour: str, marker: str = ".") -> None:
+def eigenvalues(ax: Axes, values: Any, label: str, color: str, marker: str = ".") -> None:
     """All eigenvalues in order, signs kept, on an axis that is linear around zero."""
     values = np.asarray(values)
-    ax.plot(np.arange(1, len(values) + 1), values, marker, ms=3.5, color=colour, label=label)
+    ax.plot(np.arange(1, len(values) + 1), values, marker, ms=3.5, color=color, label=label)
     ax.axhline(0, color="0.6", lw=0.6)
     ax.set_yscale("symlog", linthresh=1e-2)
     ax.set_ylim(3 * values.min() if values.min() < -1e-2 else None, 3 * values.max())
@@ -63,11 +63,11 @@ def eigenvalues(ax: Axes, values: Any, label: str, colour: str, marker: str = ".
 def hessian(space: dict[str, Any]) -> Figure:
     figure, (left, right) = panels()
     steps = np.asarray(space["steps"])
-    for colour, (name, walk) in zip(PALETTE, space["walks"].items(), strict=False):
+    for color, (name, walk) in zip(PALETTE, space["walks"].items(), strict=False):
         bend, slope = space["curvature"][name], space["slope"][name]
-        parabola = space["problem"].value() + slope * steps + bend * steps**2 / 2
-        left.plot(steps, walk, "-", color=colour, lw=1.6, label=f"{name}: curvature {bend:.3g}")
-        left.plot(steps, parabola, color=colour, lw=1, ls="--")
+        parabola = space["problem"].loss_value() + slope * steps + bend * steps**2 / 2
+        left.plot(steps, walk, "-", color=color, lw=1.6, label=f"{name}: curvature {bend:.3g}")
+        left.plot(steps, parabola, color=color, lw=1, ls="--")
     left.set_ylim(top=1.42)
     left.legend(loc="upper center")
     titled(left, "Three directions from the same point", "distance", "loss")
@@ -78,16 +78,16 @@ def hessian(space: dict[str, Any]) -> Figure:
 
 def ggn(space: dict[str, Any]) -> Figure:
     figure, (left, right) = panels()
-    steps, start = np.asarray(space["steps"]), space["problem"].value()
-    lines = {"loss": ("true", "H", PALETTE[0]), "linearised model": ("linear", "G", PALETTE[1])}
-    for label, (name, matrix, colour) in lines.items():
+    steps, start = np.asarray(space["steps"]), space["problem"].loss_value()
+    lines = {"loss": ("true", "H", PALETTE[0]), "linearized model": ("linear", "H_o", PALETTE[1])}
+    for label, (name, matrix, color) in lines.items():
         parabola = start + space["slope"] * steps + space["bends"][matrix] * steps**2 / 2
-        left.plot(steps, space[name], "-", color=colour, lw=1.6, label=label)
-        left.plot(steps, parabola, color=colour, lw=1, ls="--", label=f"parabola of {matrix}")
+        left.plot(steps, space[name], "-", color=color, lw=1.6, label=label)
+        left.plot(steps, parabola, color=color, lw=1, ls="--", label=f"parabola of {matrix}")
     left.legend()
     titled(left, "The most negative direction of H", "distance", "loss")
     eigenvalues(right, space["values"], "H", PALETTE[0])
-    eigenvalues(right, space["values_ggn"].clamp_min(0), "G", PALETTE[1], marker="+")
+    eigenvalues(right, space["values_ggn"].clamp_min(0), "H_o", PALETTE[1], marker="+")
     right.legend()
     titled(right, "All eigenvalues", "in order", "λ")
     return figure
@@ -96,9 +96,9 @@ def ggn(space: dict[str, Any]) -> Figure:
 def functional(space: dict[str, Any]) -> Figure:
     figure, (left, *images) = panels((1.6, 1, 1, 1), height=2.3)
     step, _, _, outer, rest = np.array(space["course"]).T
-    for values, label, marker in ((outer, "‖G‖", "s-"), (rest, "‖R‖", "o-")):
-        colour = PALETTE[1] if label == "‖G‖" else PALETTE[2]
-        left.semilogy(step, values, marker, ms=4, lw=1.4, color=colour, label=label)
+    for values, label, marker in ((outer, "‖H_o‖", "s-"), (rest, "‖H_f‖", "o-")):
+        color = PALETTE[1] if label == "‖H_o‖" else PALETTE[2]
+        left.semilogy(step, values, marker, ms=4, lw=1.4, color=color, label=label)
     left.legend()
     titled(left, "Over training", "step", "Frobenius norm")
     largest = float(space["parts"]["H"].abs().max())
@@ -144,14 +144,14 @@ def blocks(space: dict[str, Any]) -> Figure:
 def error_bars(space: dict[str, Any]) -> Figure:
     figure, (left, right) = panels((1.3, 1))
     for i, (one, held) in enumerate(zip(space["found"], space["held"], strict=True)):
-        colour = PALETTE[0] if held else PALETTE[1]
-        left.plot([i, i], [one.low, one.high], "-", color=colour, lw=1.2 if held else 2.2)
-        left.plot(i, one.value, "o" if held else "X", ms=2.6 if held else 5, color=colour)
+        color = PALETTE[0] if held else PALETTE[1]
+        left.plot([i, i], [one.low, one.high], "-", color=color, lw=1.2 if held else 2.2)
+        left.plot(i, one.value, "o" if held else "X", ms=2.6 if held else 5, color=color)
     left.axhline(space["truth"], color="0.2", lw=1)
     left.set_ylim(bottom=0)
     titled(left, "Sixty 95 % intervals; the line is the truth", "seed", "trace of the GGN")
-    for colour, marker, (name, errors) in zip(PALETTE, "os^", space["errors"].items(), strict=False):
-        right.loglog(space["counts"], errors, marker + "-", ms=4, lw=1.4, color=colour, label=name)
+    for color, marker, (name, errors) in zip(PALETTE, "os^", space["errors"].items(), strict=False):
+        right.loglog(space["counts"], errors, marker + "-", ms=4, lw=1.4, color=color, label=name)
     first = space["errors"]["hutchinson"][0]
     right.loglog(
         space["counts"],

@@ -80,13 +80,13 @@ def sharpness(space: dict[str, Any]) -> Figure:
 def newton(space: dict[str, Any]) -> Figure:
     """Excess loss on a convex problem, and the paths of both methods beside a saddle."""
     figure, (left, right) = panels()
-    colours = {"Newton": PALETTE[1], "descent": PALETTE[0]}
+    colors = {"Newton": PALETTE[1], "descent": PALETTE[0]}
     least = min(losses.min() for losses, _ in space["convex"].values())
     for name, (losses, _) in space["convex"].items():
         excess = losses - least
         shown = excess > 1e-15
         left.semilogy(
-            np.flatnonzero(shown), excess[shown], "o-", ms=3, lw=1.2, color=colours[name], label=name
+            np.flatnonzero(shown), excess[shown], "o-", ms=3, lw=1.2, color=colors[name], label=name
         )
     left.set_xscale("symlog", linthresh=5)
     left.set_xticks(ticks := [0, 1, 2, 3, 4, 5, 20, 50, 200], [str(tick) for tick in ticks], fontsize=8)
@@ -98,7 +98,7 @@ def newton(space: dict[str, Any]) -> Figure:
     w, v = np.meshgrid(np.linspace(-0.3, 1.6, 120), np.linspace(-0.3, 1.6, 120))
     right.contour(w, v, (v * w - 1) ** 2, levels=np.geomspace(0.01, 4, 12), colors="0.75", linewidths=0.7)
     for name, (_, points) in space["saddle"].items():
-        right.plot(*points.numpy().T, "o-", ms=3.5, lw=1.3, color=colours[name])
+        right.plot(*points.numpy().T, "o-", ms=3.5, lw=1.3, color=colors[name])
     right.plot(0, 0, "x", ms=9, mew=1.8, color="0.2")
     right.annotate("saddle", (0, 0), xytext=(6, -14), textcoords="offset points", fontsize=8)
     right.set_title("(v w − 1)², from the same start", fontsize=10, loc="left")

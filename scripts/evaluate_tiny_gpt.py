@@ -39,7 +39,7 @@ def main() -> None:
         numbers = [uniform_loss(tokenizer.vocab_size), unigram_loss(train, ids, tokenizer.vocab_size)]
         pairs = windows(torch.tensor(ids), tokens=(len(ids) - 1) // 128 * 128, seq_len=128)
         batches = cs.Batches.from_tensors(*pairs, batch_size=64)
-        numbers += [cs.Problem(cs.load("tiny-gpt", revision=r), batches).value() for r in REVISIONS]
+        numbers += [cs.Problem(cs.load("tiny-gpt", revision=r), batches).loss_value() for r in REVISIONS]
         print(f"{name:<32}" + "".join(f"{x:9.3f}" for x in numbers))
 
 

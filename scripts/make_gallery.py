@@ -30,7 +30,7 @@ ROWS = {
     "ggn_lambda_max": "λ_max of the GGN",
     "trace": "trace of H",
     "ggn_trace": "trace of the GGN",
-    "gap": "gap ‖H − GGN‖/‖H‖",
+    "gap": "gap ‖H − H_o‖/‖H‖",
 }
 
 
@@ -70,7 +70,7 @@ def measure(problem: Any, *, tol: float, num_probes: int, num_steps: int) -> dic
     """Extreme eigenvalues, traces, gap, a density and the traces of all blocks."""
     import curvescope as cs
 
-    H, G, R = cs.Hessian(problem), cs.GGN(problem), cs.Functional(problem)
+    H, G, R = cs.Hessian(problem), cs.GGN(problem), cs.FunctionalHessian(problem)
     ends, top = cs.eigsh(H, k=2, which="BE", tol=tol), cs.eigsh(G, k=1, which="LA", tol=tol)
     whole, missed = (cs.frobenius_norm(A, num_probes=num_probes) for A in (H, R))
     trace, blocks = cs.trace(H, num_probes=num_probes), cs.block_traces(G, num_probes=num_probes)
@@ -80,7 +80,7 @@ def measure(problem: Any, *, tol: float, num_probes: int, num_steps: int) -> dic
     numbers = {
         "parameters": (int(problem.space().size), None, ""),
         "terms": (int(problem.num_terms), None, ""),
-        "loss": (problem.value(), None, ""),
+        "loss": (problem.loss_value(), None, ""),
         "lambda_max": (float(ends.values[-1]), float(ends.residuals[-1]), eigen),
         "lambda_min": (float(ends.values[0]), float(ends.residuals[0]), eigen),
         "ggn_lambda_max": (float(top.values[0]), float(top.residuals[0]), eigen),
@@ -171,8 +171,8 @@ def draw_smollm2() -> None:
     path = DOCS / "images" / "gallery-smollm2.png"
     with style.context():
         figure, ax = plt.subplots(figsize=(7, 2.5), layout="constrained")
-        colours = LinearSegmentedColormap.from_list("positive", style.SEQUENTIAL)
-        image = ax.imshow(mass, cmap=colours, vmin=0, vmax=1, aspect="auto")
+        colors = LinearSegmentedColormap.from_list("positive", style.SEQUENTIAL)
+        image = ax.imshow(mass, cmap=colors, vmin=0, vmax=1, aspect="auto")
         figure.colorbar(image, ax=ax, label="mean weight")
         ax.grid(False)
         ax.set(xlabel="layer", ylabel="head", title="Weight on the first token", yticks=mass.index)
@@ -185,7 +185,7 @@ def tiny_gpt(_: str) -> Any:
     import curvescope as cs
 
     model = cs.load("tiny-gpt")
-    return cs.Problem(model, cs.text("sample", model, tokens=512, seq_len=64))
+    return cs.Problem(model, cs.text_data("sample", model, tokens=512, seq_len=64))
 
 
 def stories(folder: str) -> Any:
@@ -193,7 +193,7 @@ def stories(folder: str) -> Any:
 
     text = Path(__file__).parent / "gallery_story.txt"
     model = cs.load(folder)
-    return cs.Problem(model, cs.text(text, model, tokens=128, seq_len=64))
+    return cs.Problem(model, cs.text_data(text, model, tokens=128, seq_len=64))
 
 
 def minilm(folder: str) -> Any:
@@ -202,7 +202,7 @@ def minilm(folder: str) -> Any:
 
     model = cs.load(folder)
     text = Path(__file__).parent / "gallery_story.txt"
-    return cs.Problem(model, cs.denoising(text, model, tokens=128, seq_len=64), loss="mse_mean")
+    return cs.Problem(model, cs.denoising_data(text, model, tokens=128, seq_len=64), loss="mse_mean")
 
 
 def vit(_: str) -> Any:
@@ -217,7 +217,7 @@ def vit(_: str) -> Any:
         patch_size=2, num_channels=1, num_labels=10,
     )  # fmt: skip
     model = cs.load(ViTForImageClassification(config).eval())
-    return cs.Problem(model, cs.images(model, 64))
+    return cs.Problem(model, cs.image_data(model, 64))
 
 
 def mamba(_: str) -> Any:

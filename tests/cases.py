@@ -25,7 +25,7 @@ def shaken(module: nn.Module, seed: int = 0, scale: float = 0.4) -> nn.Module:
 
 
 def drawn(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """A module whose own initialisation is drawn from the seed, the global random numbers left alone."""
+    """A module whose own initialization is drawn from the seed, the global random numbers left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
@@ -282,7 +282,7 @@ class Bench:
     OPERATORS: ClassVar[dict[str, Any]] = {
         "hessian": cs.Hessian,
         "ggn": cs.GGN,
-        "functional": cs.Functional,
+        "functional": cs.FunctionalHessian,
         "fisher": cs.EmpiricalFisher,
     }
 
@@ -307,7 +307,7 @@ class Bench:
     def found(self, name: str) -> Tensor:
         """The operator as a dense matrix."""
         if name not in self._found:
-            self._found[name] = self.operator(name).dense()
+            self._found[name] = self.operator(name).to_dense()
         return self._found[name]
 
     def probe(self, *shape: int, seed: int = 5) -> Tensor:

@@ -95,8 +95,8 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def few_sequences() -> Iterator[None]:
     """Studies of a task have eight sequences of it, to the end of a module that holds on any data."""
-    from curvescope.data.tasks import task
+    from curvescope.data.tasks import task_data
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("curvescope.data.tasks.task", partial(task, num_sequences=8))
+        patch.setattr("curvescope.data.tasks.task_data", partial(task_data, num_sequences=8))
         yield

@@ -36,7 +36,7 @@ def assert_meets_autograd(
     """
     space, whole = problems[0].space(), outputs is not None
     parts = [
-        (p, cs.Hessian(p), cs.GGN(p) if whole else None, cs.Functional(p) if whole else None)
+        (p, cs.Hessian(p), cs.GGN(p) if whole else None, cs.FunctionalHessian(p) if whole else None)
         for p in problems
     ]
     for step in range(2):
@@ -46,7 +46,7 @@ def assert_meets_autograd(
         if outputs is not None and of_outputs is not None:
             Gv = space.gather(_gauss_newton(named, outputs, of_outputs, space.scatter(v)))
         for problem, H, G, functional in parts:
-            assert abs(problem.value() - float(value)) <= tolerance * abs(float(value))
+            assert abs(problem.loss_value() - float(value)) <= tolerance * abs(float(value))
             assert relative_error(problem.gradient(), space.gather(slope)) < tolerance
             Hv = H @ v
             size = tolerance * float(Hv.norm())
@@ -97,7 +97,7 @@ def _flat(g: Tensor | None, p: Tensor) -> Tensor:
 
 def _difference(problem: cs.Problem, v: Tensor, h: float = 1e-5) -> Tensor:
     """(∇L(θ + h v) − ∇L(θ − h v)) / 2h."""
-    theta = problem.space().gather({k: p.detach() for k, p in problem.parameters.items()})
+    theta = problem.space().gather({k: p.detach() for k, p in problem.named_parameters()})
     return (problem.at(theta + h * v).gradient() - problem.at(theta - h * v).gradient()) / (2 * h)
 
 

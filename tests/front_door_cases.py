@@ -59,7 +59,7 @@ def cut(*parts: Tensor, at: int = 2) -> list[tuple[Tensor, ...]]:
     return [tuple(t[:at] for t in parts), tuple(t[at:] for t in parts)]
 
 
-def penalised(model: nn.Module, batch: Any) -> Tensor:
+def penalized(model: nn.Module, batch: Any) -> Tensor:
     x, y = batch
     return F.cross_entropy(model(x), y) + 0.1 * (model(2 * x) ** 2).mean()
 

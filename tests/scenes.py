@@ -24,7 +24,7 @@ def checked(result: Shown) -> dict:
 
 
 def cells(scene: dict, key: str) -> list:
-    """Names, as the words of the cells begin with them, and places among the colours, of a map."""
+    """Names, as the words of the cells begin with them, and places among the colors, of a map."""
     maps = scene["variants"][key]["data"]
     words = [text for one in maps for row in one["text"] for text in row]
     places = [z for one in maps for row in one["z"] for z in row]

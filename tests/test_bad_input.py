@@ -123,7 +123,7 @@ DATA: dict[str, tuple[Make, str]] = {
         r"expected at least one term that counts",
     ),
     "target too big": (
-        lambda _: problem(X, Y + 1).value(),
+        lambda _: problem(X, Y + 1).loss_value(),
         r"expected targets below 5 .* got values from 1 to 5",
     ),
     "target negative": (
@@ -135,21 +135,21 @@ DATA: dict[str, tuple[Make, str]] = {
         r"expected integer targets \(2, 3\) .* got float64",
     ),
     "targets per sequence": (
-        lambda _: problem(X, Y[:, 0]).value(),
+        lambda _: problem(X, Y[:, 0]).loss_value(),
         r"expected integer targets \(2, 3\) .* got int64 \(2,\)",
     ),
     "integer targets": (
-        lambda _: regression(REAL, REAL.long()).value(),
+        lambda _: regression(REAL, REAL.long()).loss_value(),
         r"expected real targets .* \(2, 3, 4\), got int64",
     ),
     "targets of other shape": (
-        lambda _: regression(REAL, REAL[..., :1]).value(),
+        lambda _: regression(REAL, REAL[..., :1]).loss_value(),
         r"expected real targets .* got float64 \(2, 3, 1\)",
     ),
     "weights per entry": (
         lambda _: problem(
             REAL, REAL, REAL + 1, loss="mse", inputs="continuous", outputs="regression"
-        ).value(),
+        ).loss_value(),
         r"expected one weight per sequence, \(2,\), got \(2, 3, 4\).*mse_mean",
     ),
     "batch size": (
@@ -157,15 +157,15 @@ DATA: dict[str, tuple[Make, str]] = {
         r"expected a batch_size of at least 1, got 0",
     ),
     "too long": (
-        lambda _: problem(X.repeat(1, 2), Y.repeat(1, 2)).value(),
+        lambda _: problem(X.repeat(1, 2), Y.repeat(1, 2)).loss_value(),
         r"expected at most n_ctx=3 positions, got 6",
     ),
     "real tokens": (
-        lambda _: problem(X.double(), Y).value(),
+        lambda _: problem(X.double(), Y).loss_value(),
         r"expected integer tokens \(B, T\), got torch\.float64",
     ),
     "tokens as inputs": (
-        lambda _: regression(X, REAL).value(),
+        lambda _: regression(X, REAL).loss_value(),
         r"expected real inputs \(B, T, 4\), got torch\.int64",
     ),
     "ids of another vocabulary": (
@@ -173,15 +173,15 @@ DATA: dict[str, tuple[Make, str]] = {
         r"expected tokens from 0 to 4, the vocabulary of 'Transformer', got 3 to 7 \(are they from another",
     ),
     "a task with more tokens": (
-        lambda _: cs.Problem(model(n_ctx=16), cs.task("addition", num_sequences=4)),
+        lambda _: cs.Problem(model(n_ctx=16), cs.task_data("addition", num_sequences=4)),
         r"got 0 to 1\d, which is what the task 'addition' has",
     ),
     "ids that no embedding has": (
-        lambda _: cs.Problem(nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 5)), (X, Y)).value(),
+        lambda _: cs.Problem(nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 5)), (X, Y)).loss_value(),
         r"no entry for some of its inputs, which go from 0 to 4",
     ),
     "real numbers for an embedding": (
-        lambda _: cs.Problem(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 5)), (X.float(), Y)).value(),
+        lambda _: cs.Problem(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 5)), (X.float(), Y)).loss_value(),
         r"needs integer inputs, and got torch\.float32",
     ),
     "a dictionary without labels": (
@@ -193,7 +193,7 @@ DATA: dict[str, tuple[Make, str]] = {
         r"takes no attention_mask, and the one given hides tokens",
     ),
     "one sequence alone": (
-        lambda _: problem(X[0], Y[0]).value(),
+        lambda _: problem(X[0], Y[0]).loss_value(),
         r"expected integer tokens \(B, T\), got torch\.int64 \(3,\)",
     ),
 }
@@ -203,7 +203,7 @@ def _infinite(later: bool = False) -> Any:
     found = model()
     before = cs.Hessian(cs.Problem(found, (X, Y)))
     with torch.no_grad():
-        found.parameters["U"][0, 0] = torch.inf
+        found.get_parameter("U")[0, 0] = torch.inf
     H = before if later else cs.Hessian(cs.Problem(found, (X, Y)))
     return H @ torch.ones(H.shape[1]).double()
 
@@ -230,8 +230,8 @@ def test_there_are_enough_cases():
 
 # Less likely ones.
 RAW: dict[str, Make] = {
-    "token out of vocabulary": lambda _: problem(X + 3, Y).value(),
-    "inputs of another width": lambda _: regression(REAL[..., :3], REAL).value(),
+    "token out of vocabulary": lambda _: problem(X + 3, Y).loss_value(),
+    "inputs of another width": lambda _: regression(REAL[..., :3], REAL).loss_value(),
     "images of another size": lambda _: cs.Transformer(
         config(inputs="patches", outputs="class", n_out=2, image_size=2, patch_size=2)
     )(torch.zeros(1, 2, 2, 2)),
@@ -272,7 +272,7 @@ class Narrow(nn.Module):
 
 
 FAILING: dict[str, Callable[[cs.Problem], Any]] = {
-    "value": lambda p: p.value(),
+    "value": lambda p: p.loss_value(),
     "gradient": lambda p: p.gradient(),
     "product": lambda p: cs.Hessian(p) @ torch.ones(25, dtype=torch.float64),
     "plain product": lambda p: cs.Hessian(p, engine="autograd") @ torch.ones(25, dtype=torch.float64),
@@ -293,7 +293,7 @@ def test_an_error_of_the_module_itself_is_said_to_be_its_own(name: str):
 def test_other_errors_of_a_module_stay_as_they_are(error: Exception):
     p = cs.Problem(Narrow(error), (REAL, Y))
     with pytest.raises(type(error), match=r"^mine$"):
-        p.value()
+        p.loss_value()
 
 
 def test_an_error_that_the_module_does_not_raise_by_itself_stays_as_it_is(monkeypatch: pytest.MonkeyPatch):
@@ -305,5 +305,5 @@ def test_an_error_that_the_module_does_not_raise_by_itself_stays_as_it_is(monkey
     p = cs.Problem(Narrow(), (REAL, Y))
     monkeypatch.setattr(cs.Model, "forward", fail)
     with pytest.raises(RuntimeError, match=r"^ours$") as caught:
-        p.value()
+        p.loss_value()
     assert not isinstance(caught.value, cs.CurvescopeError)

@@ -37,8 +37,8 @@ class Whole(nn.Module):
 def _broken() -> cs.Model:
     found = cs.load(config())
     with torch.no_grad():
-        found.parameters["E"].fill_(torch.nan)
-        found.parameters["L0.W_Q"][0, 0] = -torch.inf
+        found.get_parameter("E").fill_(torch.nan)
+        found.get_parameter("L0.W_Q")[0, 0] = -torch.inf
     return found
 
 
@@ -145,7 +145,7 @@ MODELS: dict[str, tuple[Make, str]] = {
         r"expected a zoo model, got a Linear",
     ),
     "tuple of outputs": (
-        lambda _: cs.Problem(nn.LSTM(4, 4), (REAL, REAL), "mse", output=1).value(),
+        lambda _: cs.Problem(nn.LSTM(4, 4), (REAL, REAL), "mse", output=1).loss_value(),
         r"expected one tensor of outputs, .* got a tuple of a tensor \(2, 3, 4\), a tuple of",
     ),
 }

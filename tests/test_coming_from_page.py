@@ -44,7 +44,7 @@ def test_all_rows_of_the_tables_are_found():
 
 
 def dense(A: cs.LinearOperator) -> Tensor:
-    return A.dense()
+    return A.to_dense()
 
 
 def test_there_are_twelve_of_at_most_eight_lines():
@@ -64,7 +64,7 @@ def test_eigenvalues_are_those_of_the_matrix(names: dict[Any, Any]):
 
 
 def test_estimates_cover_the_truth(names: dict[Any, Any]):
-    G = dense(names[2]["G"])
+    G = dense(names[2]["H_o"])
     assert names[2]["trace"].low <= float(G.trace()) <= names[2]["trace"].high
     assert names[2]["norm"].value == pytest.approx(float(G.norm()), rel=0.3)
     assert len(names[2]["diagonal"].values) == len(G)
@@ -72,7 +72,7 @@ def test_estimates_cover_the_truth(names: dict[Any, Any]):
 
 def test_steps_solve_their_systems(names: dict[Any, Any]):
     g, eye = names[3]["problem"].gradient(), torch.eye(names[3]["K"].shape[0], dtype=torch.float64)
-    residual = (dense(names[2]["G"]) + 1e-2 * eye) @ names[3]["step"] + g
+    residual = (dense(names[2]["H_o"]) + 1e-2 * eye) @ names[3]["step"] + g
     assert float(residual.norm()) < 1e-6 * float(g.norm())
     natural = torch.linalg.solve(dense(names[4]["K"]) + 1e-3 * eye, g)
     torch.testing.assert_close(names[4]["natural"], natural)
@@ -90,18 +90,18 @@ def test_density_has_the_trace_of_the_matrix(names: dict[Any, Any]):
 
 def test_a_loss_of_model_and_batch_is_that_of_the_whole(names: dict[Any, Any]):
     whole = names[7]["loss_fn"](names["net"], (names["x"], names["y"])).detach()
-    assert names[7]["problem7"].value() == pytest.approx(float(whole))
+    assert names[7]["problem7"].loss_value() == pytest.approx(float(whole))
     assert names[7]["top"].vectors.shape == (21, 3)
 
 
 def test_labels_are_shifted_once(names: dict[Any, Any]):
     own = nn.functional.cross_entropy(names["lm"](names["ids"][:, :-1]).transpose(1, 2), names["ids"][:, 1:])
-    assert names[8]["problem8"].value() == pytest.approx(float(own.detach()))
+    assert names[8]["problem8"].loss_value() == pytest.approx(float(own.detach()))
     assert any("shift" in note for note in names[8]["problem8"].notes)
 
 
 def test_diagonals_and_gradients_are_exact(names: dict[Any, Any]):
-    G, H = dense(names[2]["G"]), dense(names[1]["H"])
+    G, H = dense(names[2]["H_o"]), dense(names[1]["H"])
     torch.testing.assert_close(torch.as_tensor(names[9]["exact"].values), G.diagonal())
     torch.testing.assert_close(torch.as_tensor(names[9]["hessian_diagonal"].values), H.diagonal())
     assert names[9]["weights"].shape == (6, 4)

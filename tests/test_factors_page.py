@@ -28,7 +28,7 @@ def test_its_tables_are_those_of_the_stored_run():
     """`benchmarks/results/factors/default.json` has tables of one run with the default settings."""
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (holds|fails|not decided) \|$", PAGE, flags=re.M)
     assert rows == [(claim["claim"], claim["measured"], claim["verdict"]) for claim in STORED["claims"]]
-    for row in STORED["optimisers"]:
+    for row in STORED["optimizers"]:
         cells = [row["approximation"], f"{row['frobenius']:.2f}", f"{row['angle']:.0f}°"]
         cells += [f"{row['divergence']:.2f}", f"{row['lost']:.2f}", f"{row['angle_hessian']:.0f}°"]
         cells += [f"{row['lr']:.2g}", f"{row['damping']:g}"]

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import curvescope as cs
 from curvescope.kernels.norms.written_out import written_out_norms
 from front_door import assert_meets_autograd, leaves_of
-from front_door_cases import X, Y, cut, net, normal, penalised, two_layers
+from front_door_cases import X, Y, cut, net, normal, penalized, two_layers
 from oracles import drawn, relative_error, shaken
 
 
@@ -41,9 +41,9 @@ def test_the_outputs_are_found_in_what_a_module_returns(name: str):
     module = net(way)
     plain = net()
     p = cs.Problem(module, (X, Y), output=output)
-    assert p.value() == pytest.approx(float(loss_of(plain).detach()), rel=1e-12)
+    assert p.loss_value() == pytest.approx(float(loss_of(plain).detach()), rel=1e-12)
     v = torch.ones(p.space().size, dtype=torch.float64)
-    for operator in (cs.Hessian, cs.GGN, cs.Functional):
+    for operator in (cs.Hessian, cs.GGN, cs.FunctionalHessian):
         assert relative_error(operator(p) @ v, operator(cs.Problem(plain, (X, Y))) @ v) < 1e-12
     assert cs.load(module, output=output).evaluate(X).shape == (5, 3)
 
@@ -62,10 +62,10 @@ TERMS: dict[str, Any] = {
 def test_a_function_of_model_and_batch_meets_autograd(name: str):
     module = net()
     problems = [
-        cs.Problem(module, (X, Y), loss_fn=penalised),
-        cs.Problem(module, cut(X, Y), loss_fn=penalised, terms=TERMS[name]),
+        cs.Problem(module, (X, Y), loss_fn=penalized),
+        cs.Problem(module, cut(X, Y), loss_fn=penalized, terms=TERMS[name]),
     ]
-    assert_meets_autograd(problems, leaves_of(module), lambda: penalised(module, (X, Y)))
+    assert_meets_autograd(problems, leaves_of(module), lambda: penalized(module, (X, Y)))
 
 
 def test_a_function_may_be_a_sum():
@@ -116,19 +116,19 @@ def test_a_function_may_take_gradients_itself():
 
 def test_one_number_of_terms_weighs_all_batches_alike():
     module, data = net(), cut(X, Y)
-    p = cs.Problem(module, data, loss_fn=penalised, terms=7)
-    values = [float(penalised(module, batch).detach()) for batch in data]
-    assert p.value() == pytest.approx(sum(values) / 2, rel=1e-12)
+    p = cs.Problem(module, data, loss_fn=penalized, terms=7)
+    values = [float(penalized(module, batch).detach()) for batch in data]
+    assert p.loss_value() == pytest.approx(sum(values) / 2, rel=1e-12)
     assert p.num_terms == 14
 
 
 def test_algorithms_run_on_a_function():
-    p = cs.Problem(net(), (X, Y), loss_fn=penalised)
+    p = cs.Problem(net(), (X, Y), loss_fn=penalized)
     H = cs.Hessian(p)
     assert H.symmetric
-    top = float(torch.linalg.eigvalsh(H.dense())[-1])
+    top = float(torch.linalg.eigvalsh(H.to_dense())[-1])
     assert float(cs.eigsh(H, k=1).values[0]) == pytest.approx(top, rel=1e-6)
-    assert float(H.block("last.*").dense().norm()) > 0
+    assert float(H.block("last.*").to_dense().norm()) > 0
 
 
 def test_a_change_of_what_a_function_reads_is_seen():
@@ -155,7 +155,7 @@ def test_batches_reach_a_function_as_they_are():
         return model(batch[0]["x"]).square().mean() * batch[2]
 
     data = ({"x": X, "words": ["a", "b"]}, None, 2)
-    cs.Problem(net(), data, loss_fn=look).value()
+    cs.Problem(net(), data, loss_fn=look).loss_value()
     batch = seen[-1]
     assert batch[0]["words"] == ["a", "b"]
     assert batch[1] is None
@@ -168,7 +168,7 @@ def test_a_model_that_returns_its_own_loss(way: str):
     module, plain = net(way), net()
     data: Any = {"x": X, "labels": Y} if way == "loss entry" else (X, Y)
     p = cs.Problem(module, data, loss="own")
-    assert p.value() == pytest.approx(float(loss_of(plain).detach()), rel=1e-12)
+    assert p.loss_value() == pytest.approx(float(loss_of(plain).detach()), rel=1e-12)
     v = torch.ones(p.space().size, dtype=torch.float64)
     assert relative_error(cs.Hessian(p) @ v, cs.Hessian(cs.Problem(plain, (X, Y))) @ v) < 1e-11
 
@@ -217,7 +217,9 @@ def test_a_function_takes_a_loss_function_too():
     p = cs.Problem(
         two_layers, (X, Y), params=params, loss_fn=lambda f, batch: F.cross_entropy(f(batch[0]), batch[1])
     )
-    assert p.value() == pytest.approx(cs.Problem(two_layers, (X, Y), params=params).value(), rel=1e-12)
+    assert p.loss_value() == pytest.approx(
+        cs.Problem(two_layers, (X, Y), params=params).loss_value(), rel=1e-12
+    )
 
 
 # ------------------------------------------------------------------------------------------------- batches
@@ -242,16 +244,18 @@ def test_a_loader_is_read_once_and_says_what_it_draws():
     }
     with torch.random.fork_rng(devices=[]):
         for word, loader in notes.items():
-            for options in ({}, {"loss_fn": penalised, "terms": lambda batch: len(batch[0])}):
+            for options in ({}, {"loss_fn": penalized, "terms": lambda batch: len(batch[0])}):
                 p = cs.Problem(net(), loader, **options)
-                assert p.value() == p.value()
+                assert p.loss_value() == p.loss_value()
                 assert [word in note for note in p.notes] == ([] if word == "in order" else [True])
 
 
 def test_an_item_of_a_loader_is_a_batch():
     item = next(iter(DataLoader(TensorDataset(X, Y), batch_size=5)))
     assert isinstance(item, list)
-    assert cs.Problem(net(), item).value() == pytest.approx(cs.Problem(net(), (X, Y)).value(), rel=1e-14)
+    assert cs.Problem(net(), item).loss_value() == pytest.approx(
+        cs.Problem(net(), (X, Y)).loss_value(), rel=1e-14
+    )
 
 
 def test_real_labels_are_not_shifted():
@@ -260,7 +264,7 @@ def test_real_labels_are_not_shifted():
     module = shaken(drawn(lambda: nn.Sequential(nn.Embedding(3, 2), nn.Flatten(), nn.Linear(6, 3))))
     loss = nn.BCEWithLogitsLoss()
     p = cs.Problem(module, {"input_ids": ids, "labels": y}, loss)
-    assert p.value() == pytest.approx(float(loss(module(ids), y).detach()), rel=1e-12)
+    assert p.loss_value() == pytest.approx(float(loss(module(ids), y).detach()), rel=1e-12)
     assert p.notes == ()
 
 
@@ -274,10 +278,10 @@ class Buffer:
 
 
 def test_a_loader_that_reuses_a_buffer_is_copied():
-    whole = cs.Problem(net(), (X, Y), loss_fn=penalised).value()
+    whole = cs.Problem(net(), (X, Y), loss_fn=penalized).loss_value()
     terms = lambda batch: len(batch[1])  # noqa: E731
-    assert cs.Problem(net(), Buffer(), loss_fn=penalised, terms=terms).value() == pytest.approx(whole)
-    assert cs.Problem(net(), Buffer()).value() == pytest.approx(cs.Problem(net(), (X, Y)).value())
+    assert cs.Problem(net(), Buffer(), loss_fn=penalized, terms=terms).loss_value() == pytest.approx(whole)
+    assert cs.Problem(net(), Buffer()).loss_value() == pytest.approx(cs.Problem(net(), (X, Y)).loss_value())
 
 
 def test_activations_need_the_outputs_of_a_loss_fn():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import curvescope as cs
-from front_door_cases import Net, X, Y, cut, net, penalised, two_layers
+from front_door_cases import Net, X, Y, cut, net, penalized, two_layers
 from wrong_calls import assert_one_sentence
 
 
@@ -27,33 +27,33 @@ def apart(model: nn.Module, batch: Any) -> Tensor:
 
 OTHER = net()
 REFUSED: dict[str, tuple[Any, str]] = {
-    "no terms": (lambda: cs.Problem(net(), cut(X, Y), loss_fn=penalised), "terms beside loss_fn where there"),
+    "no terms": (lambda: cs.Problem(net(), cut(X, Y), loss_fn=penalized), "terms beside loss_fn where there"),
     "terms alone": (lambda: cs.Problem(net(), (X, Y), terms=3), "got them alone"),
     "terms of others": (
-        lambda: cs.Problem(net(), cut(X, Y), loss_fn=penalised, terms=[1, 2, 3]),
+        lambda: cs.Problem(net(), cut(X, Y), loss_fn=penalized, terms=[1, 2, 3]),
         r"one for each of 2 batches, a function of a batch, or 'sum', got \[1, 2, 3\]",
     ),
     "odd terms": (
-        lambda: cs.Problem(net(), cut(X, Y), loss_fn=penalised, terms=lambda batch: "five"),
+        lambda: cs.Problem(net(), cut(X, Y), loss_fn=penalized, terms=lambda batch: "five"),
         "expected a number of terms for each batch",
     ),
-    "both": (lambda: cs.Problem(net(), (X, Y), nn.MSELoss(), loss_fn=penalised), "either loss or loss_fn"),
+    "both": (lambda: cs.Problem(net(), (X, Y), nn.MSELoss(), loss_fn=penalized), "either loss or loss_fn"),
     "no function": (lambda: cs.Problem(net(), (X, Y), loss_fn=3), "expected a function loss_fn"),
     "list of tensors": (
-        lambda: cs.Problem(net(), [X, Y], loss_fn=penalised),
+        lambda: cs.Problem(net(), [X, Y], loss_fn=penalized),
         "a list of tensors, which may be either",
     ),
     "generator": (
-        lambda: cs.Problem(net(), (b for b in cut(X, Y)), loss_fn=penalised, terms=1),
+        lambda: cs.Problem(net(), (b for b in cut(X, Y)), loss_fn=penalized, terms=1),
         "one-pass generator",
     ),
-    "no batch": (lambda: cs.Problem(net(), [], loss_fn=penalised), "at least one batch, got none"),
+    "no batch": (lambda: cs.Problem(net(), [], loss_fn=penalized), "at least one batch, got none"),
     "a float": (
-        lambda: cs.Problem(net(), (X, Y), loss_fn=lambda m, b: penalised(m, b).item()).value(),
+        lambda: cs.Problem(net(), (X, Y), loss_fn=lambda m, b: penalized(m, b).item()).loss_value(),
         r"one real number .* got a float \(return it without",
     ),
     "many numbers": (
-        lambda: cs.Problem(net(), (X, Y), loss_fn=lambda m, b: m(b[0])).value(),
+        lambda: cs.Problem(net(), (X, Y), loss_fn=lambda m, b: m(b[0])).loss_value(),
         r"got a tensor \(5, 3\)",
     ),
     "detached": (
@@ -61,43 +61,43 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "no parameter of which it depends on",
     ),
     "another model": (
-        lambda: cs.Problem(net(), (X, Y), loss_fn=lambda m, b: penalised(OTHER, b)).gradient(),
+        lambda: cs.Problem(net(), (X, Y), loss_fn=lambda m, b: penalized(OTHER, b)).gradient(),
         "no parameter of which it depends on",
     ),
-    "GGN": (lambda: cs.GGN(cs.Problem(net(), (X, Y), loss_fn=penalised)), "GGN needs the model's outputs"),
+    "GGN": (lambda: cs.GGN(cs.Problem(net(), (X, Y), loss_fn=penalized)), "GGN needs the model's outputs"),
     "functional": (
-        lambda: cs.Functional(cs.Problem(net(), (X, Y), loss_fn=penalised)),
-        "Functional needs the model's outputs",
+        lambda: cs.FunctionalHessian(cs.Problem(net(), (X, Y), loss_fn=penalized)),
+        "FunctionalHessian needs the model's outputs",
     ),
     "Fisher": (
-        lambda: cs.EmpiricalFisher(cs.Problem(net(), (X, Y), loss_fn=penalised)),
+        lambda: cs.EmpiricalFisher(cs.Problem(net(), (X, Y), loss_fn=penalized)),
         "EmpiricalFisher needs the model's outputs .* cs.CustomLoss",
     ),
     "K-FAC": (
-        lambda: cs.KFAC(cs.Problem(net(), (X, Y), loss_fn=penalised)),
+        lambda: cs.KFAC(cs.Problem(net(), (X, Y), loss_fn=penalized)),
         "KFAC needs the model's outputs",
     ),
     "no own loss": (
-        lambda: cs.Problem(net("tuple"), (X, Y), loss="own").value(),
+        lambda: cs.Problem(net("tuple"), (X, Y), loss="own").loss_value(),
         r"returns its own loss, got a tuple of a tensor \(5, 3\), a tensor \(5, 4\)",
     ),
     "labels needed": (
-        lambda: cs.Problem(Needy(), {"x": X, "labels": Y}).value(),
+        lambda: cs.Problem(Needy(), {"x": X, "labels": Y}).loss_value(),
         r"Needy raised an error without its argument 'labels': .* \(loss='own' calls it",
     ),
     "two entries": (
-        lambda: cs.Problem(net("named"), (X, Y)).value(),
+        lambda: cs.Problem(net("named"), (X, Y)).loss_value(),
         r"with logits, got a dict of hidden, scores \(output=",
     ),
     "two tensors": (
-        lambda: cs.Problem(net("tuple"), (X, Y)).value(),
+        lambda: cs.Problem(net("tuple"), (X, Y)).loss_value(),
         r"expected one tensor of outputs, .* got a tuple of a tensor \(5, 3\), a tensor \(5, 4\)",
     ),
     "no such entry": (
-        lambda: cs.Problem(net("named"), (X, Y), output="logits").value(),
+        lambda: cs.Problem(net("named"), (X, Y), output="logits").loss_value(),
         "outputs at 'logits' of what the module returns, got a dict of hidden, scores",
     ),
-    "no such position": (lambda: cs.Problem(net("tuple"), (X, Y), output=4).value(), "outputs at 4"),
+    "no such position": (lambda: cs.Problem(net("tuple"), (X, Y), output=4).loss_value(), "outputs at 4"),
     "function alone": (lambda: cs.Problem(two_layers, (X, Y)), "parameters of the function two_layers as"),
     "no tensor": (
         lambda: cs.Problem(two_layers, (X, Y), params={"w": 1.0}),
@@ -120,11 +120,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 def test_an_error_of_the_function_itself_is_said_to_be_its_own():
-    p = cs.Problem(net(), (X[:, :2], Y), loss_fn=penalised)
+    p = cs.Problem(net(), (X[:, :2], Y), loss_fn=penalized)
     with pytest.raises(
         cs.CurvescopeError, match=r"the loss of Net itself .* \(5, 2\), \(5,\): mat1"
     ) as caught:
-        p.value()
+        p.loss_value()
     assert_one_sentence(caught.value)
 
 

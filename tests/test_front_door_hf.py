@@ -59,10 +59,10 @@ def test_every_way_to_say_it_is_one_curvature():
     }
     first = problems["dictionary"]
     v = torch.randn(first.space().size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    value, slope, bend = first.value(), first.gradient(), cs.Hessian(first) @ v
+    value, slope, bend = first.loss_value(), first.gradient(), cs.Hessian(first) @ v
     assert value == pytest.approx(float(module(**whole).loss.detach()), rel=1e-6)  # theirs is in float32
     for name, p in problems.items():
-        assert p.value() == pytest.approx(value, rel=1e-10), name
+        assert p.loss_value() == pytest.approx(value, rel=1e-10), name
         assert relative_error(p.gradient(), slope) < 1e-9, name
         assert relative_error(cs.Hessian(p) @ v, bend) < 1e-9, name
     assert sum("shifted" in note for note in problems["loader"].notes) == 1
@@ -74,6 +74,6 @@ def test_an_output_that_is_no_logits_is_chosen():
     y = torch.cat([whole["labels"][:, 1:], whole["labels"].new_full((5, 1), -100)], dim=1)
     inputs = {"input_ids": whole["input_ids"], "attention_mask": whole["attention_mask"]}
     p = cs.Problem(states, (inputs, y), torch.nn.CrossEntropyLoss())
-    assert p.value() == pytest.approx(cs.Problem(module, whole).value(), rel=1e-12)
+    assert p.loss_value() == pytest.approx(cs.Problem(module, whole).loss_value(), rel=1e-12)
     u = torch.ones(p.space().size, dtype=torch.float64)
     assert relative_error(cs.GGN(p) @ u, cs.GGN(cs.Problem(module, whole)) @ u) < 1e-9

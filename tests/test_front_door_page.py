@@ -34,10 +34,10 @@ def test_all_rows_are_found():
 def test_a_row_has_the_value_that_it_says(have: str, write: str, number: str, names: dict[str, Any]):
     with torch.random.fork_rng(devices=[]):
         problem = eval(write, names)
-    assert problem.value() == pytest.approx(float(eval(number, names).detach()), rel=1e-5)
+    assert problem.loss_value() == pytest.approx(float(eval(number, names).detach()), rel=1e-5)
     H = cs.Hessian(problem)
     v = torch.randn(H.shape[0], generator=torch.Generator().manual_seed(0))
     assert float((H @ v).norm()) > 0
     if problem.loss.splits:
-        parts = cs.GGN(problem) @ v + cs.Functional(problem) @ v
+        parts = cs.GGN(problem) @ v + cs.FunctionalHessian(problem) @ v
         torch.testing.assert_close(parts, H @ v, rtol=1e-3, atol=1e-4 * float((H @ v).norm()))

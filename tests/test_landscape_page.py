@@ -19,7 +19,7 @@ def test_the_examples_run():
         exec(compile(code, "docs/landscape.md", "exec"), space)
     assert space["norms"].shape == space["traces"].values.shape == (4,)
     assert not space["traces"].exact
-    assert space["mean"] == pytest.approx(space["problem"].value(), rel=1e-5)
+    assert space["mean"] == pytest.approx(space["problem"].loss_value(), rel=1e-5)
 
 
 def test_the_tables_it_names_have_captions():

@@ -112,7 +112,12 @@ def test_the_snippets_run():
     assert sum(space["parts"].values()) == pytest.approx(space["second"], rel=1e-9)
     assert {"L0.attention", "ln_f", "rest", "GGN"} <= set(space["parts"])
     t = 0.1 * space["radius"]
-    rest = problem.at(theta + t * u).value() - problem.value() - t * float(g @ u) - t**2 / 2 * space["second"]
+    rest = (
+        problem.at(theta + t * u).loss_value()
+        - problem.loss_value()
+        - t * float(g @ u)
+        - t**2 / 2 * space["second"]
+    )
     assert rest == pytest.approx(t**3 / 6 * space["third"], rel=0.1)
 
 

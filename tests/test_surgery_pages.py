@@ -1,4 +1,4 @@
-"""docs/guides/pruning.md and quantising.md: their code runs, their tables are the stored verdicts."""
+"""docs/guides/pruning.md and quantizing.md: their code runs, their tables are the stored verdicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stored_tables import claims_of, stored, table_behind
 ROOT = Path(__file__).parent.parent
 PAGES = {
     "prune": ROOT / "docs" / "guides" / "pruning.md",
-    "quantise": ROOT / "docs" / "guides" / "quantising.md",
+    "quantize": ROOT / "docs" / "guides" / "quantizing.md",
 }
 
 
@@ -34,18 +34,18 @@ def test_half_of_a_block_is_removed_as_predicted(tmp_path, monkeypatch):
     assert found["measured"] == pytest.approx(found["predicted"], rel=0.2)
     assert found["plain"] > found["measured"]
     again = cs.load("pruned", dtype="float64")
-    torch.testing.assert_close(again.parameters["L3.b_O"].detach(), found["w"] + found["found"].delta)
-    assert int((again.parameters["L3.b_O"] == 0).sum()) == 48
+    torch.testing.assert_close(again.get_parameter("L3.b_O").detach(), found["w"] + found["found"].delta)
+    assert int((again.get_parameter("L3.b_O") == 0).sum()) == 48
 
 
 def test_rounding_comes_out_as_predicted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = run_code("quantise")
+    found = run_code("quantize")
     for name in ("nearest", "made up"):
         assert found["measured"][name] == pytest.approx(found["predicted"][name], rel=0.5)
     assert found["nearest"].unique().numel() <= 7 * 96
     again = cs.load("rounded", dtype="float64")
-    torch.testing.assert_close(again.parameters["L2.W_2"].detach(), found["made_up"])
+    torch.testing.assert_close(again.get_parameter("L2.W_2").detach(), found["made_up"])
     whole = found["made_up"] / found["points"].step
     torch.testing.assert_close(whole, whole.round())
 

@@ -15,25 +15,25 @@ def small_model() -> cs.Model:
 
 def test_it_learns_and_leaves_the_model_as_it_was():
     model = small_model()
-    before = {name: p.clone() for name, p in model.parameters.items()}
-    batches = cs.task("sorting", num_sequences=64, batch_size=32)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    batches = cs.task_data("sorting", num_sequences=64, batch_size=32)
     cfg = TrainConfig(steps=60, lr=1e-2, warmup=5, snapshots=(0, 60))
     trained, history, kept = train(model, batches, cfg)
     assert history.loss[-5:].mean() < 0.7 * history.loss[0]
-    assert all(torch.equal(before[name], p) for name, p in model.parameters.items())
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
     assert all(torch.equal(before[name], kept[0][name]) for name in before)
-    assert all(torch.equal(p, kept[60][name]) for name, p in trained.parameters.items())
+    assert all(torch.equal(p, kept[60][name]) for name, p in trained.named_parameters())
     assert len(history.to_frame()) == 60
     again = train(model, batches, cfg)[1]
     np.testing.assert_array_equal(history.loss, again.loss)
 
 
 def test_divergence_is_an_error():
-    batches = cs.task("sorting", num_sequences=16)
+    batches = cs.task_data("sorting", num_sequences=16)
     with pytest.raises(CurvescopeError, match="diverged"):
         train(small_model(), batches, TrainConfig(steps=40, lr=1e30, warmup=1, clip=1e30))
 
 
 def test_no_steps_are_refused():
     with pytest.raises(UsageError, match="at least one step"):
-        train(small_model(), cs.task("sorting"), TrainConfig(steps=0))
+        train(small_model(), cs.task_data("sorting"), TrainConfig(steps=0))

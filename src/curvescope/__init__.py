@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-_HOME = {
+_MODULE_OF = {
     "load": "models.load",
     "Model": "models.model",
     "Transformer": "models.zoo.transformer",
@@ -20,12 +20,12 @@ _HOME = {
     "save": "models.zoo.folder",
     "Batch": "data.batches",
     "Batches": "data.batches",
-    "text": "data.text",
-    "masked_lm": "data.masking",
-    "classification": "data.labels",
-    "images": "data.labels",
-    "denoising": "data.denoising",
-    "task": "data.tasks",
+    "text_data": "data.text",
+    "masked_lm_data": "data.masking",
+    "classification_data": "data.labels",
+    "image_data": "data.labels",
+    "denoising_data": "data.denoising",
+    "task_data": "data.tasks",
     "CrossEntropy": "losses",
     "SquaredError": "losses",
     "CustomLoss": "losses",
@@ -38,7 +38,7 @@ _HOME = {
     "ActivationHessian": "operators",
     "Hessian": "operators",
     "GGN": "operators",
-    "Functional": "operators",
+    "FunctionalHessian": "operators",
     "EmpiricalFisher": "operators",
     "MonteCarloFisher": "operators",
     "Jacobian": "operators",
@@ -46,10 +46,10 @@ _HOME = {
     "EKFAC": "operators",
     "Shampoo": "operators",
     "kfac_quality": "operators",
-    "Source": "operators",
-    "Sources": "operators",
-    "line": "operators",
-    "plane": "operators",
+    "FunctionalSource": "operators",
+    "FunctionalSources": "operators",
+    "loss_line": "operators",
+    "loss_plane": "operators",
     "third_derivative": "operators",
     "per_sample": "operators",
     "exact_diagonal": "operators",
@@ -62,7 +62,7 @@ _HOME = {
     "eigsh": "algorithms",
     "spectral_density": "algorithms",
     "block_density": "algorithms",
-    "block_map": "algorithms",
+    "block_norms": "algorithms",
     "trace": "algorithms",
     "block_traces": "algorithms",
     "diagonal": "algorithms",
@@ -80,7 +80,7 @@ _HOME = {
     "CurvescopeError": "core.errors",
     "UsageError": "core.errors",
 }
-_ROOMS = (
+_PACKAGES = (
     "algorithms",
     "closed_form",
     "core",
@@ -114,7 +114,9 @@ __all__ = [
     "CustomLoss",
     "Diagonal",
     "EmpiricalFisher",
-    "Functional",
+    "FunctionalHessian",
+    "FunctionalSource",
+    "FunctionalSources",
     "Hessian",
     "Identity",
     "Jacobian",
@@ -127,43 +129,41 @@ __all__ = [
     "MonteCarloFisher",
     "Problem",
     "Shampoo",
-    "Source",
-    "Sources",
     "SquaredError",
     "Transformer",
     "TransformerConfig",
     "UsageError",
     "__version__",
     "block_density",
-    "block_map",
+    "block_norms",
     "block_traces",
-    "classification",
+    "classification_data",
     "deflate",
-    "denoising",
+    "denoising_data",
     "diagonal",
     "diagonal_cost",
     "eigsh",
     "exact_diagonal",
     "frobenius_norm",
-    "images",
+    "image_data",
     "inverse",
     "kfac_quality",
     "lightning_callback",
-    "line",
     "load",
     "logdet",
+    "loss_line",
+    "loss_plane",
     "make_twice_differentiable",
-    "masked_lm",
+    "masked_lm_data",
     "per_sample",
-    "plane",
     "preconditioned_sharpness",
     "save",
     "sdpa",
     "solve",
     "spectral_density",
     "spectral_norm",
-    "task",
-    "text",
+    "task_data",
+    "text_data",
     "third_derivative",
     "trace",
     "trace_function",
@@ -173,21 +173,21 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"curvescope.{_HOME[name]}"), name)
-    if name in _ROOMS:
+    if name in _MODULE_OF:
+        return getattr(import_module(f"curvescope.{_MODULE_OF[name]}"), name)
+    if name in _PACKAGES:
         return import_module(f"curvescope.{name}")
     raise AttributeError(f"module 'curvescope' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_ROOMS])
+    return sorted([*__all__, *_PACKAGES])
 
 
 if TYPE_CHECKING:
     from curvescope.algorithms import (
         block_density,
-        block_map,
+        block_norms,
         block_traces,
         deflate,
         diagonal,
@@ -205,11 +205,11 @@ if TYPE_CHECKING:
     from curvescope.core.errors import CurvescopeError, UsageError
     from curvescope.core.operator import Diagonal, Identity, LinearOperator, LowRank, Matrix
     from curvescope.data.batches import Batch, Batches
-    from curvescope.data.denoising import denoising
-    from curvescope.data.labels import classification, images
-    from curvescope.data.masking import masked_lm
-    from curvescope.data.tasks import task
-    from curvescope.data.text import text
+    from curvescope.data.denoising import denoising_data
+    from curvescope.data.labels import classification_data, image_data
+    from curvescope.data.masking import masked_lm_data
+    from curvescope.data.tasks import task_data
+    from curvescope.data.text import text_data
     from curvescope.losses import CrossEntropy, CustomLoss, Loss, SquaredError
     from curvescope.models.load import load
     from curvescope.models.model import Model
@@ -226,19 +226,19 @@ if TYPE_CHECKING:
         ActivationGGN,
         ActivationHessian,
         EmpiricalFisher,
-        Functional,
+        FunctionalHessian,
+        FunctionalSource,
+        FunctionalSources,
         Hessian,
         Jacobian,
         MonteCarloFisher,
         Shampoo,
-        Source,
-        Sources,
         diagonal_cost,
         exact_diagonal,
         kfac_quality,
-        line,
+        loss_line,
+        loss_plane,
         per_sample,
-        plane,
         third_derivative,
     )
     from curvescope.problem import Problem

@@ -137,10 +137,17 @@ class Problem:
         """Where the parameters are."""
         return self.model.device
 
-    @property
-    def parameters(self) -> Leaves:
-        """θ by name: the model's own parameters, or those of the point."""
-        return self.store.values
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """θ with its names: the model's own parameters, or those that `at` put in their place."""
+        return iter(self.store.values.items())
+
+    def parameters(self) -> Iterator[Tensor]:
+        """The tensors of `named_parameters`."""
+        return iter(self.store.values.values())
+
+    def get_parameter(self, name: str) -> Tensor:
+        """One parameter by its name, as in torch."""
+        return self.point[name] if name in self.point else self.model.get_parameter(name)
 
     @property
     def point(self) -> Mapping[str, Tensor]:
@@ -172,9 +179,9 @@ class Problem:
     def placed_batches(self, what: str) -> Iterator[Batch]:
         """The batches on the model's device, real numbers in its type; shows progress when slow."""
         self.store.check_plain(what)
-        yield from self.own_batches(what)
+        yield from self.local_batches(what)
 
-    def own_batches(self, what: str) -> Iterator[Batch]:
+    def local_batches(self, what: str) -> Iterator[Batch]:
         """As `placed_batches`; if the model is spread over ranks, this rank's sequences of each batch.
 
         Derivatives in its pieces are summed over the ranks. A rank for which there is no sequence left takes
@@ -204,7 +211,7 @@ class Problem:
             parameters: In place of θ's own, by name.
             changes: Of the module, for the time of the call.
         """
-        own = told_apart(lambda: self.answer(batch))
+        own = told_apart(lambda: self.module_outputs(batch))
         with evaluating(self.model.module), own, input_errors(batch.inputs):
             return self.model.forward({**self.point, **(parameters or {})}, batch.inputs, changes=changes)
 
@@ -215,7 +222,7 @@ class Problem:
             self.outputs(batch, changes=seen.changes())
         return seen.values
 
-    def answer(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+    def module_outputs(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """The outputs on a placed batch of the module as its user calls it, in eval mode.
 
         Args:
@@ -226,11 +233,11 @@ class Problem:
         with errors, evaluating(self.model.module):
             return self.model.forward({**self.point, **(parameters or {})}, batch.inputs, as_it_is=True)
 
-    def value(self) -> float:
+    def loss_value(self) -> float:
         """L(θ)."""
         total = 0.0
         with differentiating(), torch.no_grad(), self.store.refusing_held():
-            for batch in self.own_batches("loss"):
+            for batch in self.local_batches("loss"):
                 total += self._loss(batch)
         if self.model.spread is not None:
             total = float(self.store.added(torch.tensor(total, dtype=self.dtype, device=self.device)))
@@ -244,7 +251,7 @@ class Problem:
         """
         ours = float(self.loss.sum(self.outputs(batch), batch.targets, batch.weights))
         if not self.store.agreed(not hides_start(batch.inputs)):  # all ranks ask, or none
-            theirs = float(self.loss.sum(self.answer(batch), batch.targets, batch.weights))
+            theirs = float(self.loss.sum(self.module_outputs(batch), batch.targets, batch.weights))
             check_left_padding(self.model.name, ours, theirs)
         return ours
 
@@ -268,19 +275,19 @@ class Problem:
         summed = self.dtype if self.device.type == "mps" else torch.float64
         with differentiating():
             total = space.total(1)
-        for batch in self.own_batches("gradient"):
+        for batch in self.local_batches("gradient"):
             with differentiating(), releasing():
 
                 def loss(leaves: Leaves, batch: Batch = batch) -> Tensor:
                     return self.loss.sum(self.outputs(batch, leaves), batch.targets, batch.weights)
 
-                leaves, value = self.differentiable(space.parameters, loss, lambda value: [value])
+                leaves, value = self.differentiable(space.parameter_names, loss, lambda value: [value])
                 sums.append(value.detach())
                 if not value.requires_grad:
                     continue
-                into = [leaves[name] for name in space.parameters]
+                into = [leaves[name] for name in space.parameter_names]
                 with without_tensor_hooks(into):
-                    take_each([value], into, lambda i, g: total.add(space.parameters[i], g[None]))
+                    take_each([value], into, lambda i, g: total.add(space.parameter_names[i], g[None]))
         value = self.store.added(torch.stack(sums).sum(dtype=summed))
         with differentiating():
             return value / self.num_terms, total.whole()[:, 0].div_(self.num_terms)
@@ -328,9 +335,9 @@ def check_finite(total: Tensor, problem: Problem, *given: Tensor) -> None:
             raise UsageError(
                 "expected a vector of finite numbers, got one with infinite or undefined entries"
             )
-        found = not_finite(problem.model, problem.parameters)
+        found = not_finite(problem.model, dict(problem.named_parameters()))
         where = f", and there are NaN or infinite weights in {words(found)}" if found else ""
         raise CurvescopeError(
-            f"the product is not finite; the loss at these parameters is {problem.value():.4g}{where}",
+            f"the product is not finite; the loss at these parameters is {problem.loss_value():.4g}{where}",
             hint="look for diverged weights, or use dtype='float64'",
         )

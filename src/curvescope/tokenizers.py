@@ -111,7 +111,7 @@ class BPETokenizer(Tokenizer):
     """Byte-pair encoding by the `tokenizers` package.
 
     `train` makes a byte-level one: its base are the 256 bytes, so every text encodes and
-    `decode(encode(text)) == text`. A tokenizer.json from elsewhere may normalise its text, and then that
+    `decode(encode(text)) == text`. A tokenizer.json from elsewhere may normalize its text, and then that
     equality is the file's affair. Special tokens are neither added nor dropped; text is never cut or padded.
     """
 

@@ -80,13 +80,13 @@ def train(
     trained = _copy(model)
     stream = data if callable(data) else _round_and_round(data)
     objective = as_loss(loss)
-    optimiser = _adamw(trained, cfg)
+    optimizer = _adamw(trained, cfg)
     kept = {0: _weights(trained)} if 0 in cfg.snapshots else {}
     losses, norms, rates = [], [], [_rate(cfg, step) for step in range(cfg.steps)]
     for step in track(range(cfg.steps), "training"):
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = rates[step]
-        value, norm = _step(trained, stream(step), objective, optimiser, cfg)
+        value, norm = _step(trained, stream(step), objective, optimizer, cfg)
         losses.append(value)
         norms.append(norm)
         if step + 1 in cfg.snapshots:
@@ -97,16 +97,16 @@ def train(
 
 
 def _step(
-    model: Model, batch: Batch, loss: Loss, optimiser: torch.optim.Optimizer, cfg: TrainConfig
+    model: Model, batch: Batch, loss: Loss, optimizer: torch.optim.Optimizer, cfg: TrainConfig
 ) -> tuple[Tensor, Tensor]:
     batch = batch.map(lambda t: t.to(model.device, model.dtype if t.is_floating_point() else None))
     outputs = model.forward({}, batch.inputs)
     total = loss.total_weight(batch.targets, batch.weights) if loss.divided else 1.0
     value = loss.sum(outputs, batch.targets, batch.weights) / total
-    optimiser.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=True)
     value.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.module.parameters(), cfg.clip)
-    optimiser.step()
+    optimizer.step()
     return value.detach(), norm.detach()
 
 
@@ -133,7 +133,7 @@ def _rate(cfg: TrainConfig, step: int) -> float:
 
 
 def _weights(model: Model) -> dict[str, Tensor]:
-    return {name: p.detach().cpu().clone() for name, p in model.parameters.items()}
+    return {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
 
 
 def _round_and_round(batches: Batches) -> Stream:

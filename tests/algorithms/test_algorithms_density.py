@@ -201,7 +201,7 @@ def test_more_probes_extend_a_run():
     np.testing.assert_allclose(many.nodes[:3], few.nodes, atol=1e-12)
 
 
-def test_without_reorthogonalisation_the_measure_is_the_same():
+def test_without_reorthogonalization_the_measure_is_the_same():
     eigenvalues = SPECTRA["outliers"]
     op = with_spectrum(eigenvalues)
     with_it, without = (spectral_density(op, num_probes=3, reorthogonalize=flag) for flag in (True, False))

@@ -15,7 +15,7 @@ from curvescope.algorithms import (
     BlockTraces,
     FrobeniusNorm,
     TraceEstimate,
-    block_map,
+    block_norms,
     block_traces,
     columns,
     diagonal,
@@ -82,7 +82,7 @@ def test_intervals_of_blocks_and_entries_hold(num_probes):
     traces = [block_traces(op, SLICES, num_probes=num_probes, seed=seed) for seed in SEEDS]
     right = np.array([np.trace(A[s, s]) for s in SLICES.values()])
     assert 0.92 <= held([r.low for r in traces], [r.high for r in traces], right) <= 0.98
-    maps = [block_map(op, SLICES, num_probes=num_probes, seed=seed) for seed in SEEDS]
+    maps = [block_norms(op, SLICES, num_probes=num_probes, seed=seed) for seed in SEEDS]
     norms = np.array([[np.linalg.norm(A[r, c]) for c in SLICES.values()] for r in SLICES.values()])
     assert 0.92 <= held([r.low for r in maps], [r.high for r in maps], norms) <= 0.98
     entries = [diagonal(op, num_probes=num_probes, seed=seed).interval for seed in SEEDS]
@@ -131,7 +131,7 @@ def test_any_scale(dtype, scale):
     x, y = (own_probes(A) for A in (far, one))
     for name in ("trace", "trace_stderr", "norm", "norm_stderr", "norm_low", "norm_high", "trace_low"):
         same(getattr(x, name), getattr(y, name))
-    x, y = (block_map(A, SLICES) for A in (far, one))
+    x, y = (block_norms(A, SLICES) for A in (far, one))
     for name in ("frobenius", "stderr", "low", "high"):
         same(getattr(x, name), getattr(y, name))
     x, y = (diagonal(A, num_probes=6) for A in (far, one))

@@ -252,7 +252,7 @@ def test_each_column_ends_when_its_space_is_exhausted(dtype):
     np.testing.assert_array_equal(zero.lengths, [1, 1, 1])
 
 
-def test_full_reorthogonalisation_keeps_copies_out():
+def test_full_reorthogonalization_keeps_copies_out():
     eigenvalues = np.r_[100.0, uniform(0, 1, 199)]
     op = with_spectrum(eigenvalues)
     start = probes(200, 1, seed=0)

@@ -23,7 +23,7 @@ def quadratic(eigenvalues, seed=0, dtype=torch.float64):
 
 def walked(H, g, rate, num_steps):
     """q and ‖∇q‖ along the steps, taken one by one."""
-    A, delta, rows = H.dense().double(), torch.zeros(len(g), dtype=torch.float64), []
+    A, delta, rows = H.to_dense().double(), torch.zeros(len(g), dtype=torch.float64), []
     for _ in range(num_steps + 1):
         slope = g.double() + A @ delta
         rows.append((float(g.double() @ delta + delta @ A @ delta / 2), float(slope.norm())))

@@ -135,7 +135,7 @@ def test_deflation_takes_pairs_out(dtype):
         op.A.double()
         - torch.as_tensor(pairs.vectors * pairs.values).double() @ torch.as_tensor(pairs.vectors).double().T
     )
-    torch.testing.assert_close(rest.dense().double(), exact, rtol=0, atol=close)
+    torch.testing.assert_close(rest.to_dense().double(), exact, rtol=0, atol=close)
     assert abs(eigsh(rest, 1, which="LM").values[0]) == pytest.approx(1, abs=close)
     # the trace of both parts, with an error that is that of the rest alone
     plain, left = trace(op, num_probes=20), trace(rest, num_probes=20)
@@ -151,9 +151,9 @@ def test_deflation_keeps_what_is_known_of_rough_vectors():
     assert rest.psd
     Q = torch.linalg.qr(V)[0]
     P = torch.eye(70).double() - Q @ Q.T
-    torch.testing.assert_close(rest.dense(), P @ op.A @ P, rtol=0, atol=1e-12)
-    torch.testing.assert_close(deflate(op, V.numpy()).dense(), rest.dense())
-    torch.testing.assert_close(deflate(op, V[:, 0]).dense(), deflate(op, V[:, :1]).dense())
+    torch.testing.assert_close(rest.to_dense(), P @ op.A @ P, rtol=0, atol=1e-12)
+    torch.testing.assert_close(deflate(op, V.numpy()).to_dense(), rest.to_dense())
+    torch.testing.assert_close(deflate(op, V[:, 0]).to_dense(), deflate(op, V[:, :1]).to_dense())
 
 
 def test_wrong_deflations():

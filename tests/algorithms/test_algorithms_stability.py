@@ -125,7 +125,7 @@ def test_training_converges_just_below_and_diverges_just_above(name: str):
 def test_the_formulas_say_which_bound_it_is():
     module, x = quadratic()
     H = hessian(module, x)
-    top = float(torch.linalg.eigvalsh(H.dense()).max())
+    top = float(torch.linalg.eigvalsh(H.to_dense()).max())
 
     def of(name: str) -> Sharpness:
         return preconditioned_sharpness(H, OPTIMIZERS[name](module, 0.1))
@@ -156,7 +156,7 @@ def test_the_state_of_adam_is_read_with_its_corrections(amsgrad):
     names = dict(module.named_parameters())
     v = {name: optimizer.state[p][key] / (1 - 0.95**3) for name, p in names.items()}
     P = H.space.gather({name: (1 - 0.8**3) * (each.sqrt() + 1e-2) for name, each in v.items()})
-    dense = H.dense() / P.sqrt()[:, None] / P.sqrt()
+    dense = H.to_dense() / P.sqrt()[:, None] / P.sqrt()
     assert found.value == pytest.approx(float(torch.linalg.eigvalsh(dense).max()), rel=1e-9)
     assert found.value > 0
     assert found.optimizer == "Adam"
@@ -166,7 +166,7 @@ def test_preconditioners_of_ones_own_and_other_operators():
     module, x = quadratic()
     H = hessian(module, x)
     p = torch.linspace(1, 4, 8).double()
-    truth = float(torch.linalg.eigvalsh(H.dense() / p.sqrt()[:, None] / p.sqrt()).max())
+    truth = float(torch.linalg.eigvalsh(H.to_dense() / p.sqrt()[:, None] / p.sqrt()).max())
     by_operator = preconditioned_sharpness(H, Diagonal(p), learning_rate=0.5, momentum=0.9)
     by_function = preconditioned_sharpness(H, lambda V: V / p.sqrt()[:, None])
     assert by_operator.value == pytest.approx(truth)
@@ -178,7 +178,7 @@ def test_preconditioners_of_ones_own_and_other_operators():
     damped = preconditioned_sharpness(H, Diagonal(p - 0.5), damping=0.5)
     assert damped.value == pytest.approx(truth)
     plain = preconditioned_sharpness(H)
-    assert plain.value == pytest.approx(float(torch.linalg.eigvalsh(H.dense()).max()))
+    assert plain.value == pytest.approx(float(torch.linalg.eigvalsh(H.to_dense()).max()))
     # the names of parameters are found through the algebra
     assert preconditioned_sharpness(2 * H, SGD(module.parameters(), lr=0.1)).value == pytest.approx(
         2 * plain.value
@@ -272,7 +272,7 @@ def test_weight_decay_may_be_beside_the_gradient_in_some_groups():
     W = H.space.gather({name: torch.full_like(p, 0.2 * (name[0] == "2")) for name, p in names.items()})
     apart = H.space.gather({name: torch.full_like(p, 0.3 * (name[0] == "0")) for name, p in names.items()})
     root = ((1 - 0.9**3) * ((v / (1 - 0.999**3)).sqrt() + 1e-8)).rsqrt().masked_fill(v == 0, 0.0)
-    seen = root[:, None] * (H.dense() + torch.diag(W)) * root + torch.diag(apart * 1.9 / 0.1)
+    seen = root[:, None] * (H.to_dense() + torch.diag(W)) * root + torch.diag(apart * 1.9 / 0.1)
     found = cs.preconditioned_sharpness(H, adam)
     assert found.value == pytest.approx(float(torch.linalg.eigvalsh(seen)[-1]), rel=1e-8)
     assert any("never had a gradient" in word for word in found.assumed)

@@ -9,7 +9,7 @@ from algorithms_known import Counting, uniform, with_spectrum
 
 from curvescope.algorithms import (
     DiagonalEstimate,
-    block_map,
+    block_norms,
     block_traces,
     diagonal,
     frobenius_norm,
@@ -123,7 +123,7 @@ ESTIMATORS = {
     "block traces": lambda A, **how: block_traces(A, HALVES, num_probes=30, **how).values.sum(),
     "diagonal": lambda A, **how: diagonal(A, num_probes=30, **how).values.sum(),
     "frobenius": lambda A, **how: frobenius_norm(A, num_probes=30, **how).squared,
-    "block map": lambda A, **how: block_map(A, HALVES, num_probes=30, **how).squared.sum(),
+    "block map": lambda A, **how: block_norms(A, HALVES, num_probes=30, **how).squared.sum(),
     "own trace": lambda A, **how: own_probes(A, num_probes=30, **how).trace,
     "own norm": lambda A, **how: (own_probes(A, num_probes=30, **how).squared_samples).mean(),
     "density": lambda A, **how: spectral_density(A, num_probes=5, num_steps=3, **how).moments[0] * 40,

@@ -139,7 +139,7 @@ def test_run_then_report(small, tmp_path, capsys):
 
 BAD = {
     "unknown command": (["spectre"], 2, "No such command"),
-    "unknown option": (["list", "--colour"], 2, "no such option --colour\nhint: known: --json, --help; "),
+    "unknown option": (["list", "--color"], 2, "no such option --color\nhint: known: --json, --help; "),
     "option with a slip": (["report", "--frobnicate"], 2, "--frobnicate\nhint: did you mean '--force'?; "),
     "no integer": (
         ["run", "spectrum", "--tokens", "many"],

@@ -156,7 +156,7 @@ def loss_of(case, outputs, targets):
 
 
 def oracle(case):
-    """Loss, gradient, Hessian and Gauss-Newton matrix over the flat parameters, from autograd."""
+    """Loss, gradient, Hessian and GGN over the flat parameters, from autograd."""
     params, (inputs, targets) = case.parameters(), case.data()
     sizes = [p.numel() for p in params.values()]
 

@@ -45,11 +45,11 @@ def check_everything(instance, seed, tolerance):
     for part in PARTS:
         product = found.product(V, part)
         close(torch.cat([product[name].flatten() for name in V]), getattr(oracle, part) @ flat)
-        close(found.hessian(part).dense(list(V)), getattr(oracle, part))
+        close(found.hessian(part).to_dense(list(V)), getattr(oracle, part))
     for number, (one, two) in enumerate(upper_pairs(list(V))):
         part = PARTS[(number + seed) % 3]
         want = oracle.block(one, two, part)
-        close(found.dense((one, two), part).reshape(want.shape), want)
+        close(found.to_dense((one, two), part).reshape(want.shape), want)
         close(found.matvec((one, two), V[two], part).flatten(), want @ V[two].flatten())
         close(found.matvec((two, one), V[one], part).flatten(), want.T @ V[one].flatten())
         close(found.frobenius((one, two), part), want.norm())
@@ -69,7 +69,7 @@ def test_everything_agrees_when_attention_saturates(seed):
 
 
 @pytest.mark.parametrize("seed", some(range(400, 412), 3))
-def test_merged_parameterisation_agrees(seed):
+def test_merged_parameterization_agrees(seed):
     instance = random_instance(seed, merged=True, rope=False, cross=False, output=False, biases=False)
     check_everything(instance, seed, 1e-11)
 
@@ -170,12 +170,12 @@ def test_slices_of_queries_and_terms_do_not_matter(rope, monkeypatch):
     instance = random_instance(5, rope=rope, output=True, L=7)
     oracle = differentiate(instance)
     whole = instance.closed_form(*oracle.derivatives(instance))
-    want = {pair: (whole.dense(pair), whole.frobenius(pair)) for pair in upper_pairs(["Q", "K", "V", "O"])}
+    want = {pair: (whole.to_dense(pair), whole.frobenius(pair)) for pair in upper_pairs(["Q", "K", "V", "O"])}
     monkeypatch.setattr(attention_head, "MAX_ENTRIES", 50)
     monkeypatch.setattr(attention_terms, "MAX_ENTRIES", 50)
     cut = instance.closed_form(*oracle.derivatives(instance))
     for pair, (dense, norm) in want.items():
-        torch.testing.assert_close(cut.dense(pair), dense, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(cut.to_dense(pair), dense, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(cut.frobenius(pair), norm, rtol=1e-12, atol=1e-14)
 
 
@@ -191,9 +191,9 @@ def test_fully_masked_rows_have_no_weight_and_nothing_is_nan(kind, hide):
     rest = attention.curvature(X[1:], *W, G[1:], 0.1, kind=kind, X_K=X, mask=seen[1:])
     for pair in upper_pairs(["Q", "K", "V"]):
         for part in PARTS:
-            assert found.dense(pair, part).isfinite().all()
+            assert found.to_dense(pair, part).isfinite().all()
             torch.testing.assert_close(
-                found.dense(pair, part), rest.dense(pair, part), rtol=1e-12, atol=1e-14
+                found.to_dense(pair, part), rest.to_dense(pair, part), rtol=1e-12, atol=1e-14
             )
             assert found.frobenius(pair, part).isfinite()
 
@@ -222,7 +222,7 @@ BAD = {
     "axes": lambda: attention.blocks(X, W, W, W, G, 1.0, X_K=X[None]),
     "tokens": lambda: attention.blocks(X, W, W, W, G, 1.0, X_K=X, X_V=X[:3]),
     "heads": lambda: multihead_blocks(X, W, W, W, W.T, torch.ones(4, 3), 1.0, num_heads=2, num_kv_heads=3),
-    "name": lambda: attention.curvature(X, W, W, W, G, 1.0).dense(("Q", "O")),
+    "name": lambda: attention.curvature(X, W, W, W, G, 1.0).to_dense(("Q", "O")),
     "matvec": lambda: attention.curvature(X, W, W, W, G, 1.0).matvec(("Q", "K"), W.T),
     "diagonal": lambda: attention.curvature(X, W, W, X.T, X @ X.T, 1.0).diagonal(("Q", "V")),
     "direction": lambda: attention.curvature(X, W, W, W, G, 1.0).product({"Q": W.T}),

@@ -21,7 +21,7 @@ def matrix(found, part, names):
     rows = []
     for one in names:
         rows.append(
-            torch.cat([found.dense((one, two), part).flatten(0, 1).flatten(1) for two in names], dim=1)
+            torch.cat([found.to_dense((one, two), part).flatten(0, 1).flatten(1) for two in names], dim=1)
         )
     return torch.cat(rows)
 
@@ -52,13 +52,13 @@ def test_hessian_is_symmetric_and_its_outer_part_positive(seed):
 def test_exact_zeros(seed):
     instance = random_instance(seed, biases=True, rope=False, linear=seed % 3 == 0)
     _, found = closed(instance)
-    assert not found.dense(("V", "V"), "functional").any()
+    assert not found.to_dense(("V", "V"), "functional").any()
     if instance.kind == "linear":
-        assert not found.dense(("Q", "Q"), "functional").any()
-        assert not found.dense(("K", "K"), "functional").any()
+        assert not found.to_dense(("Q", "Q"), "functional").any()
+        assert not found.to_dense(("K", "K"), "functional").any()
     else:
         for other in found.names:
-            assert not found.dense(("b_K", other)).any()
+            assert not found.to_dense(("b_K", other)).any()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -96,7 +96,7 @@ def test_one_token_leaves_no_curvature_in_queries_and_keys():
     for seed in NUMBERS[:6]:
         _, found = closed(random_instance(seed, L=1, linear=False, cross=False, rope=False))
         for pair in (("Q", "Q"), ("Q", "K"), ("K", "K"), ("Q", "V"), ("K", "V")):
-            assert not found.dense(pair).any()
+            assert not found.to_dense(pair).any()
 
 
 def test_a_constant_added_to_a_row_of_scores_changes_nothing():
@@ -160,26 +160,26 @@ class TestErrorsThatMustBeSeen:
         return self.layer.scale * torch.einsum("ab,ce->acbe", M, torch.eye(3).double())
 
     def test_dropping_the_mixed_term(self):
-        block = self.found.dense(("Q", "K"), "functional")
+        block = self.found.to_dense(("Q", "K"), "functional")
         M = self.X.T @ self.layer.tau[0, 0] @ self.X
         assert self.error(("Q", "K"), "functional", block) < 1e-12
         assert self.error(("Q", "K"), "functional", block - self.mixed(M)) > 0.1
 
     def test_transposing_the_mixed_term(self):
-        block = self.found.dense(("Q", "K"), "functional")
+        block = self.found.to_dense(("Q", "K"), "functional")
         M = self.X.T @ self.layer.tau[0, 0] @ self.X
         assert self.error(("Q", "K"), "functional", block - self.mixed(M) + self.mixed(M.T)) > 0.1
 
-    @pytest.mark.parametrize("centred", [True, False])
-    def test_uncentred_second_moment(self, centred):
+    @pytest.mark.parametrize("centered", [True, False])
+    def test_uncentered_second_moment(self, centered):
         A, X, W = self.layer.A[0, 0], self.X, self.instance.weights
         M2 = torch.einsum("ij,ja,jb->iab", A, X, X)
-        if centred:
+        if centered:
             M2 = M2 - torch.einsum("ia,ib->iab", A @ X, A @ X)
         EK = W["V"].T @ M2 @ W["K"]
         C = self.layer.scale**2 * self.layer.B * EK.mT @ EK
         error = self.error(("Q", "Q"), "outer", torch.einsum("ia,ib,ice->acbe", X, X, C))
-        assert error < 1e-12 if centred else error > 0.1
+        assert error < 1e-12 if centered else error > 0.1
 
 
 def test_rotation_is_the_rotate_half_of_llama():
@@ -196,7 +196,7 @@ def test_rotation_is_the_rotate_half_of_llama():
 
 @pytest.mark.parametrize(("stretch", "shift"), [(1.0, 0.0), (3.0, 0.0), (6.0, 0.0), (1.0, 1e3)])
 def test_local_matrices_keep_their_digits_query_by_query(stretch, shift):
-    """Per-query relative error against 80-bit arithmetic, where uncentred sums lose all digits."""
+    """Per-query relative error against 80-bit arithmetic, where uncentered sums lose all digits."""
     source = generator(7)
     X = stretch * torch.randn(9, 4, generator=source, dtype=torch.float64)
     W_Q, W_K, W_V = (torch.randn(4, 3, generator=source, dtype=torch.float64) for _ in range(3))

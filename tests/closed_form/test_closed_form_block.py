@@ -42,9 +42,9 @@ def test_everything_against_autograd(name):
     close(found.value, value)
     close(torch.cat([found.gradient()[n].reshape(-1) for n in names]), grad)
 
-    close(found.hessian().dense(names), H)
-    close(found.ggn().dense(names), G)
-    sources = {source: term.dense(names) for source, term in found.sources().items()}
+    close(found.hessian().to_dense(names), H)
+    close(found.ggn().to_dense(names), G)
+    sources = {source: term.to_dense(names) for source, term in found.sources().items()}
     assert float((sum(sources.values()) - (H - G)).abs().max()) <= TOL * float(H.abs().max())
 
     V = torch.randn(len(grad), 3, generator=generator(8), dtype=torch.float64)
@@ -69,7 +69,7 @@ def test_sources_are_named_and_the_blocks_are_addressed_by_pairs():
     H = found.hessian()
     assert len(H) == len(params) ** 2
     assert H["L0.W_Q", "L1.b_1"].shape == (16, 2)
-    assert torch.equal(H["L0.W_Q", "L1.b_1"], H.dense(["L1.b_1", "L0.W_Q"])[:2, 2:].T)
+    assert torch.equal(H["L0.W_Q", "L1.b_1"], H.to_dense(["L1.b_1", "L0.W_Q"])[:2, 2:].T)
     close(H["U", "E"], H["E", "U"].T)
 
 

@@ -32,7 +32,7 @@ def head(kind="softmax", *, output=True, curved=True, n=3, L=2, S=5, d=3, c=2, o
 def dense_parts(outer, rest, name):
     """H_o, H_f and H: what is curved behind the head belongs to H_f."""
     size = outer.layer.weights[name].numel()
-    found = [outer.dense((name, name), "outer"), rest.dense((name, name), "total")]
+    found = [outer.to_dense((name, name), "outer"), rest.to_dense((name, name), "total")]
     H_o, H_f = (block.reshape(size, size) for block in found)
     return dict(zip(PARTS, (H_o, H_f, H_o + H_f), strict=True))
 

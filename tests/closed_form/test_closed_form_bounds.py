@@ -85,7 +85,7 @@ def attend(X, W_Q, W_K, W_V, mask=None):
 
 
 def dense_blocks(X, W_Q, W_K, W_V, G, B, mask=None, part="hessian"):
-    """The blocks QQ, QK, QV, KK, KV, VV from sums over queries, centred query by query."""
+    """The blocks QQ, QK, QV, KK, KV, VV from sums over queries, centered query by query."""
     if X.ndim == 3:
         curvature = B if isinstance(B, torch.Tensor) else [B] * len(X)
         each = [

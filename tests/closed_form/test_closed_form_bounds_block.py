@@ -101,7 +101,7 @@ def test_printed_estimate_of_the_ffn_mixed_derivative_fails_without_second_layer
 
 
 def test_printed_norm_estimates_need_the_standard_deviation():
-    """With the least norm of a centred row, as the lemma says, the estimate of the Jacobian fails."""
+    """With the least norm of a centered row, as the lemma says, the estimate of the Jacobian fails."""
     source = generator(61)
     X = normal(source, 1, 12)
     truth = float(1 / X.std(1, correction=0).min())

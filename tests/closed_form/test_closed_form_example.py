@@ -13,7 +13,7 @@ def example():
     from curvescope.closed_form.network.from_model import attention_curvature
 
     model = cs.load("tiny-gpt")
-    batch = cs.text("sample", model, tokens=16, seq_len=8)
+    batch = cs.text_data("sample", model, tokens=16, seq_len=8)
     head = attention_curvature(model, batch, layer=0, head=0)
     split = block_split(head, "QKV")
     axes = split.plot()

@@ -115,12 +115,12 @@ def test_all_blocks(name, biases):
         for given, dense in curvatures.items():
             J, outer, functional = oracle(x, params, name, g, dense)
             close(torch.cat(list(ffn.ffn_jacobian(at).values()), dim=1), J)
-            close(ffn.ffn_blocks(at, g, given, part="outer").dense(), outer)
-            close(ffn.ffn_blocks(at, g, given, part="functional").dense(), functional)
+            close(ffn.ffn_blocks(at, g, given, part="outer").to_dense(), outer)
+            close(ffn.ffn_blocks(at, g, given, part="functional").to_dense(), functional)
             total = ffn.ffn_blocks(at, g, given)
-            close(total.dense(), outer + functional)
+            close(total.to_dense(), outer + functional)
             without = ffn.ffn_blocks(at, g, given, with_input=False)
-            close(without.dense(), (outer + functional)[x.numel() :, x.numel() :])
+            close(without.to_dense(), (outer + functional)[x.numel() :, x.numel() :])
             for a, b in without:
                 torch.testing.assert_close(without[a, b], total[a, b], rtol=1e-12, atol=1e-12)
 
@@ -134,7 +134,7 @@ def test_kronecker_sums_and_what_follows_without_blocks(name, biases, part):
         expected = ffn.ffn_blocks(at, g, given, part=part, with_input=False)
         scale = float(expected.matrix.abs().max())
         found = ffn_statistics.ffn_parameter_blocks(at, g, given, part=part)
-        close(found.dense(), expected.dense())
+        close(found.to_dense(), expected.to_dense())
         diagonal = ffn_statistics.ffn_diagonal(at, g, given, part=part)
         trace = ffn_statistics.ffn_trace(at, g, given, part=part)
         norms = ffn_statistics.ffn_frobenius(at, g, given, part=part)
@@ -177,7 +177,7 @@ def test_w2_block_has_no_functional_part_and_is_not_zero():
 
 
 def test_relu_curvature_between_w1_and_w2_is_bilinear_only():
-    """For ReLU the functional part is not zero: (W_1, W_2) is δ_pq Σ x_ia 1_{h>0} g_io."""
+    """For ReLU the functional Hessian is not zero: (W_1, W_2) is δ_pq Σ x_ia 1_{h>0} g_io."""
     x, params, g, B, _ = layer("relu")
     at = ffn.ffn_point(x, params, activation=activation("relu"))
     found = ffn.ffn_blocks(at, g, B, part="functional")

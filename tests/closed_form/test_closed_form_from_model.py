@@ -82,7 +82,7 @@ def matrix(found, names, part="total"):
     """All blocks of the closed form, one matrix in the order of the names."""
     rows = []
     for a in names:
-        row = [found.dense((a, b), part).flatten(2).flatten(0, 1) for b in names]
+        row = [found.to_dense((a, b), part).flatten(2).flatten(0, 1) for b in names]
         rows.append(torch.cat(row, dim=1))
     return torch.cat(rows)
 
@@ -107,7 +107,7 @@ def test_layers_against_operators(name, layer):
     found = attention_curvature(model, batches[0], layer, loss=loss)
     names, weights = ordered(found, model, layer, None)
     H = matrix(found, weights)
-    close(H, cs.Hessian(problem, *names).dense())
+    close(H, cs.Hessian(problem, *names).to_dense())
     close(H, H.T)
 
 
@@ -118,7 +118,7 @@ def test_outer_parts_of_layers_against_operators(name, layer):
     found = attention_curvature(model, batches[0], layer, loss=loss)
     names, weights = ordered(found, model, layer, None)
     outward = attention_curvature(model, batches, layer, loss=loss, curvature="ggn")
-    close(matrix(outward, weights, "outer"), cs.GGN(problem, *names).dense())
+    close(matrix(outward, weights, "outer"), cs.GGN(problem, *names).to_dense())
     assert torch.equal(matrix(outward, weights, "functional"), matrix(found, weights, "functional"))
 
 
@@ -129,7 +129,7 @@ def test_functional_parts_of_layers_against_operators(name, layer):
     bent = attention_curvature(model, batches, layer, loss=loss, curvature="functional")
     names, weights = ordered(bent, model, layer, None)
     scale = float(matrix(attention_curvature(model, batches, layer, loss=loss), weights).abs().max())
-    close(matrix(bent, weights), cs.Functional(problem, *names).dense(), scale)
+    close(matrix(bent, weights), cs.FunctionalHessian(problem, *names).to_dense(), scale)
 
 
 @pytest.mark.parametrize("name", one_in(HEADS, 6, shift=4))
@@ -140,9 +140,9 @@ def test_single_heads_against_operators(name):
     names, weights = ordered(found, model, layer, head)
     assert "O" in weights
     assert "b_O" not in weights
-    close(matrix(found, weights), cs.Hessian(problem, *names).dense())
+    close(matrix(found, weights), cs.Hessian(problem, *names).to_dense())
     outward = attention_curvature(model, batches, layer, loss=loss, head=head, curvature="ggn")
-    close(matrix(outward, weights, "outer"), cs.GGN(problem, *names).dense())
+    close(matrix(outward, weights, "outer"), cs.GGN(problem, *names).to_dense())
 
 
 @pytest.mark.parametrize("head", [0, 1])
@@ -152,7 +152,7 @@ def test_merged_scores_head_by_head(head):
     found = attention_curvature(model, batches, 1, head=head)
     names, weights = ordered(found, model, 1, head)
     assert set(weights) == {"QK", "V", "b_V", "O"}
-    close(matrix(found, weights), cs.Hessian(cs.Problem(model, batches), *names).dense())
+    close(matrix(found, weights), cs.Hessian(cs.Problem(model, batches), *names).to_dense())
 
 
 def test_without_anything_behind_it_a_layer_has_the_loss_as_its_rest():
@@ -183,11 +183,11 @@ def test_batches_are_put_together_and_cut_as_one_likes():
     model = zoo()
     batches = data(model.module.cfg, lengths=(3, 3))
     cut = cs.Batches([part[i : i + 1] for part in batches for i in range(3)])
-    whole, parts = (attention_curvature(model, b, 0).dense(("Q", "K")) for b in (batches, cut))
+    whole, parts = (attention_curvature(model, b, 0).to_dense(("Q", "K")) for b in (batches, cut))
     close(whole, parts)
     stacks = [stack_curvature(model, b) for b in (batches, cut)]
-    close(stacks[0].hessian().dense(), stacks[1].hessian().dense())
-    assert float(stacks[0].value) == pytest.approx(cs.Problem(model, batches).value(), rel=1e-12)
+    close(stacks[0].hessian().to_dense(), stacks[1].hessian().to_dense())
+    assert float(stacks[0].value) == pytest.approx(cs.Problem(model, batches).loss_value(), rel=1e-12)
 
 
 def test_the_model_is_left_as_it_was():
@@ -248,10 +248,10 @@ def test_stacks_against_operators(name):
     model, batches, loss, problem = make(name)
     found = stack_curvature(model, batches, loss)
     names = list(model.blocks)
-    H, ggn = cs.Hessian(problem, *names).dense(), cs.GGN(problem, *names).dense()
-    close(found.hessian().dense(names), H)
-    close(found.ggn().dense(names), ggn)
-    close(sum(term.dense(names) for term in found.sources().values()), H - ggn, float(H.abs().max()))
+    H, ggn = cs.Hessian(problem, *names).to_dense(), cs.GGN(problem, *names).to_dense()
+    close(found.hessian().to_dense(names), H)
+    close(found.ggn().to_dense(names), ggn)
+    close(sum(term.to_dense(names) for term in found.sources().values()), H - ggn, float(H.abs().max()))
     v = torch.randn(len(H), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     close(found.operator(names) @ v, H @ v)
     assert any(".attention.core" in source for source in found.sources())
@@ -264,8 +264,8 @@ def test_stacks_take_every_loss(loss):
     batches = cs.Batches([cs.Batch(b.inputs, b.targets) for b in batches])
     loss = oracles.as_package_loss(loss)
     names = list(model.blocks)
-    H = cs.Hessian(cs.Problem(model, batches, loss), *names).dense()
-    close(stack_curvature(model, batches, loss).hessian().dense(names), H)
+    H = cs.Hessian(cs.Problem(model, batches, loss), *names).to_dense()
+    close(stack_curvature(model, batches, loss).hessian().to_dense(names), H)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_what_a_stack_does_not_have_is_said(settings, word):
 def test_a_map_holds_norms_of_features_or_entries(tmp_path):
     model, batches, loss, problem = make("pre")
     found = attention_curvature(model, batches, 0, loss=loss, head=1)
-    H = cs.Hessian(problem, *(f"L0.h1.W_{role}" for role in "QKVO")).dense()
+    H = cs.Hessian(problem, *(f"L0.h1.W_{role}" for role in "QKVO")).to_dense()
     entries = block_split(found, "QKVO", resolution="entries")
     assert entries.sizes == [8, 8, 8, 8]
     close(torch.from_numpy(entries.total), H.abs())
@@ -348,8 +348,8 @@ def test_a_loss_that_couples_sequences_is_refused():
         attention_curvature(model, batches, 0, loss=coupled)
     one = cs.Batches([cs.Batch(b.inputs[:1], b.targets[:1]) for b in batches])
     found = attention_curvature(model, one, 0, loss=coupled)
-    H = cs.Hessian(cs.Problem(model, one, coupled), "L0.W_Q").dense()
-    close(found.dense(("Q", "Q")).reshape(H.shape), H)
+    H = cs.Hessian(cs.Problem(model, one, coupled), "L0.W_Q").to_dense()
+    close(found.to_dense(("Q", "Q")).reshape(H.shape), H)
 
 
 def test_configurations_are_translated_field_by_field():

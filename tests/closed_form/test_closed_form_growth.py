@@ -47,7 +47,7 @@ def test_data(scale):
 def test_data_with_tokens_of_mean_zero():
     X, *W, G = make(1)
     X = X - X.mean(0)
-    check(growth.DATA_CENTRED, slopes(lambda s: attention.curvature(s * X, *W, G, 0.1), 1e-2), 0.02)
+    check(growth.DATA_CENTERED, slopes(lambda s: attention.curvature(s * X, *W, G, 0.1), 1e-2), 0.02)
 
 
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 30.0])
@@ -66,7 +66,7 @@ def test_data_behind_a_norm():
             torch.nn.functional.layer_norm(scale * X, X.shape[1:], eps=0.0), *W, G, 0.1
         )
 
-    check(growth.DATA_NORMALISED, slopes(at, 5.0), 1e-9)
+    check(growth.DATA_NORMALIZED, slopes(at, 5.0), 1e-9)
 
 
 @pytest.mark.parametrize(("name", "index"), [("WEIGHTS_Q", 0), ("WEIGHTS_K", 1)])

@@ -55,7 +55,7 @@ def test_concentrated_attention_keeps_its_digits():
         axes = tuple(range(1, got.dim()))
         size = np.abs(want).max(axes)
         assert (np.abs(got.numpy() - want).max(axes) < 1e-12 * size).all()
-        assert (size < 1e-6).any()  # nearly one-hot: an uncentred sum would have few digits left
+        assert (size < 1e-6).any()  # nearly one-hot: an uncentered sum would have few digits left
 
 
 def test_a_query_that_sees_nothing_has_no_moments():

@@ -195,8 +195,8 @@ def test_jacobian_without_the_variance_term_is_wrong():
     X = stacked(L, d)
     J = jacobian(layernorm, X).reshape(L * d, L * d)
     at = norms.norm_point(X)
-    centring = torch.eye(d, dtype=X.dtype) - 1 / d
-    stub = torch.block_diag(*[centring / s for s in at.sigma])
+    centering = torch.eye(d, dtype=X.dtype) - 1 / d
+    stub = torch.block_diag(*[centering / s for s in at.sigma])
     assert float(torch.linalg.matrix_norm(stub - J, 2) / torch.linalg.matrix_norm(J, 2)) > 0.5
     assert int(torch.linalg.matrix_rank(stub)) == L * (d - 1)
     assert int(torch.linalg.matrix_rank(block_theorems.layernorm_jacobian_theorem2(X))) == L * (d - 2)

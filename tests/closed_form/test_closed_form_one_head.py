@@ -7,12 +7,12 @@ import curvescope as cs
 from curvescope.closed_form.network.one_head import inner, layers
 from curvescope.closed_form.network.one_head.layers import Task, forward
 from curvescope.core.seeds import generator
-from curvescope.data.tasks import task
+from curvescope.data.tasks import task_data
 from curvescope.papers.ormaniec2025.growth_sweeps import SCORED, embed
 from draws import normal
 from selection import a_half
 
-OPERATORS = {"outer": cs.GGN, "functional": cs.Functional, "total": cs.Hessian}
+OPERATORS = {"outer": cs.GGN, "functional": cs.FunctionalHessian, "total": cs.Hessian}
 WIDTH, SEQUENCES = 4, 2
 CASES = [("softmax", 1), ("softmax", 2), ("softmax", 3), ("linear", 1), ("linear", 3)]
 
@@ -29,10 +29,10 @@ class Network:
         )  # fmt: skip
         model = cs.load(cs.Transformer(config).double())
         targets = "onehot_current" if linear else "next"
-        data = task("addition", num_sequences=SEQUENCES, targets=targets)
+        data = task_data("addition", num_sequences=SEQUENCES, targets=targets)
         self.problem = cs.Problem(model, data, "mse_mean" if linear else "cross_entropy")
         self.factor = 12 * 6 * SEQUENCES if linear else 1
-        self.weights = {name: p.detach() for name, p in model.parameters.items()}
+        self.weights = {name: p.detach() for name, p in model.named_parameters()}
         tokens = next(iter(data)).inputs
         self.task, self.x = (
             Task(tokens, "mse" if linear else "ce", SCORED, 12),
@@ -72,7 +72,7 @@ def check_last(network, found):
     for weight in "QKVO":
         block, name = found.block(weight), f"L{network.depth - 1}.W_{weight}"
         for part, norm in block.norms()._asdict().items():
-            assert_close(norm, network.factor * network.operator(part, name).dense().norm())
+            assert_close(norm, network.factor * network.operator(part, name).to_dense().norm())
             assert_close(block.product(V, part), network.products(part, name, V))
 
 

@@ -6,7 +6,7 @@ import torch
 from curvescope.closed_form.attention.core import core_point, core_push, core_vjp
 from curvescope.closed_form.objectives import class_targets, cross_entropy_objective
 from curvescope.closed_form.softmax import (
-    centred,
+    centered,
     masked_softmax,
     softmax_along,
     softmax_covariance,
@@ -23,9 +23,9 @@ def test_jacobian_along_directions_and_as_a_matrix():
     torch.testing.assert_close(softmax_along(p, u), moved)
     J = torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
     torch.testing.assert_close(softmax_covariance(p, U), U @ J @ U.T)
-    torch.testing.assert_close(centred(p[:, :, None], U), U - (p @ U.T)[..., None])
+    torch.testing.assert_close(centered(p[:, :, None], U), U - (p @ U.T)[..., None])
     with pytest.raises(ShapeError, match="over 5 entries"):
-        centred(p, U.T)
+        centered(p, U.T)
 
 
 def test_hidden_entries_have_probability_zero():
@@ -46,7 +46,7 @@ def test_nearly_one_hot_probabilities_keep_their_digits(shift):
     p = torch.tensor([1 - w, w], dtype=torch.float64)
     u = torch.tensor([shift, shift + step], dtype=torch.float64)
     want = torch.tensor([-w * step, (1 - w) * step], dtype=torch.float64)
-    torch.testing.assert_close(centred(p, u), want, rtol=1e-14, atol=0)
+    torch.testing.assert_close(centered(p, u), want, rtol=1e-14, atol=0)
     plain = u - (p * u).sum()
     assert abs(float(plain[0] / want[0]) - 1) > 1e-4
 

@@ -39,7 +39,7 @@ def norm(M):
 
 
 def test_the_mixed_term_has_one_possible_bracket():
-    """[R … S] ⊗ I_{d_K}, not R … (S ⊗ I_{d_K}): the latter does not fit its left neighbour."""
+    """[R … S] ⊗ I_{d_K}, not R … (S ⊗ I_{d_K}): the latter does not fit its left neighbor."""
     at = head(0)
     lifted, S, eye = kron(at.Z1, torch.eye(3).double()), at.S(3), torch.eye(2).double()
     assert (lifted @ S).shape == (36, 3)
@@ -109,7 +109,7 @@ def test_exponents_of_the_data_bound_the_blocks_at_every_scale(part):
             assert bound[place] <= at_one[place] * largest * (1 + 1e-9)
             if len(exponents) == 1:
                 assert bound[place] == pytest.approx(at_one[place] * largest, rel=1e-9)
-            block = truth.dense((one, two), part).flatten(0, 1).flatten(1)
+            block = truth.to_dense((one, two), part).flatten(0, 1).flatten(1)
             assert norm(block) <= bound[place] * (1 + 1e-9)
 
 

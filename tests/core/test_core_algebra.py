@@ -143,7 +143,7 @@ def test_symmetric_by_structure(name: str):
     assert A.symmetric
     assert A.psd is psd
     assert A.T is A
-    torch.testing.assert_close(A.dense(), A.dense().T)
+    torch.testing.assert_close(A.to_dense(), A.to_dense().T)
 
 
 def test_long_sums_and_products_are_made_quickly():
@@ -154,7 +154,7 @@ def test_long_sums_and_products_are_made_quickly():
         total, product = total + B, product @ B
     assert (total + total.T).symmetric
     assert (product @ product.T).psd
-    torch.testing.assert_close(total.T.dense(), total.dense().T)
+    torch.testing.assert_close(total.T.to_dense(), total.to_dense().T)
 
 
 def test_what_is_not_known_to_be_symmetric_is_not_said_to_be():
@@ -178,15 +178,15 @@ def test_what_is_not_known_to_be_symmetric_is_not_said_to_be():
 )
 def test_submatrices_are_those_of_the_matrix(index):
     where = torch.arange(6).numpy()[index].copy()
-    torch.testing.assert_close(OP.submatrix(index).dense(), H[where][:, where])
-    torch.testing.assert_close(OP.submatrix(index, [1]).dense(), H[where][:, [1]])
-    torch.testing.assert_close(MJ.submatrix([2, 0], index).dense(), J[[2, 0]][:, where])
+    torch.testing.assert_close(OP.submatrix(index).to_dense(), H[where][:, where])
+    torch.testing.assert_close(OP.submatrix(index, [1]).to_dense(), H[where][:, [1]])
+    torch.testing.assert_close(MJ.submatrix([2, 0], index).to_dense(), J[[2, 0]][:, where])
 
 
 def test_brackets_choose_rows_and_columns():
-    torch.testing.assert_close(OP[0:3].dense(), H[0:3])
-    torch.testing.assert_close(OP[[2, 0], 1:4].dense(), H[[2, 0], 1:4])
-    torch.testing.assert_close(MJ[:, [1]].dense(), J[:, [1]])
+    torch.testing.assert_close(OP[0:3].to_dense(), H[0:3])
+    torch.testing.assert_close(OP[[2, 0], 1:4].to_dense(), H[[2, 0], 1:4])
+    torch.testing.assert_close(MJ[:, [1]].to_dense(), J[:, [1]])
     assert OP[1:3, 1:3].symmetric
     with pytest.raises(TypeError, match="not iterable"):
         list(OP)
@@ -194,16 +194,16 @@ def test_brackets_choose_rows_and_columns():
 
 def test_a_mask_or_a_single_number_chooses_entries():
     mask = torch.tensor([True, False, True, False, False, True])
-    torch.testing.assert_close(OP.submatrix(mask).dense(), H[mask][:, mask])
-    torch.testing.assert_close(OP.submatrix(2).dense(), H[2:3, 2:3])
+    torch.testing.assert_close(OP.submatrix(mask).to_dense(), H[mask][:, mask])
+    torch.testing.assert_close(OP.submatrix(2).to_dense(), H[2:3, 2:3])
     assert OP.submatrix([]).shape == (0, 0)
 
 
 def test_tiny_and_huge_multiples_are_exact_powers():
     for c in (2.0**-100, 2.0**100):
-        torch.testing.assert_close((OP / c).dense() * c, H, rtol=0, atol=0)
+        torch.testing.assert_close((OP / c).to_dense() * c, H, rtol=0, atol=0)
     small = Matrix(torch.full((2, 2), 1e-30)) * 1e-10
-    torch.testing.assert_close(small.dense(), torch.full((2, 2), 1e-30) * 1e-10)
+    torch.testing.assert_close(small.to_dense(), torch.full((2, 2), 1e-30) * 1e-10)
 
 
 def test_functions_of_a_diagonal_follow_it():

@@ -148,7 +148,7 @@ def test_gather_scatter_split_and_join_are_inverse(blocks: list[Block], seed: in
     space = space_of(blocks)
     v = torch.randn(space.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     tree = space.scatter(v)
-    assert set(tree) == {b.parameter for b in blocks} == set(space.parameters)
+    assert set(tree) == {b.parameter for b in blocks} == set(space.parameter_names)
     assert all(tensor.shape == SHAPES[name] for name, tensor in tree.items())
     assert torch.equal(space.gather(tree), v)
     assert sum(float((t**2).sum()) for t in tree.values()) == pytest.approx(float(v @ v))
@@ -176,7 +176,7 @@ def test_columns_are_vectors_side_by_side(blocks: list[Block], k: int, seed: int
         total.add(name, x)
     assert torch.equal(total.whole(), 2 * V)
     assert not space.total(k).whole().any()
-    assert list(space.scatter_columns(V[:, :1])) == list(space.parameters)
+    assert list(space.scatter_columns(V[:, :1])) == list(space.parameter_names)
 
 
 def test_columns_of_a_single_number():
@@ -200,7 +200,7 @@ def test_a_missing_parameter_counts_as_zero():
 def test_slices_follow_the_order():
     space = space_of([POOL[4], POOL[5], POOL[2]])
     assert space.slices == {"b0": slice(0, 3), "c0": slice(3, 11), "a1": slice(11, 23)}
-    assert (len(space), space.size, space.parameters) == (3, 23, ("a", "b", "c"))
+    assert (len(space), space.size, space.parameter_names) == (3, 23, ("a", "b", "c"))
     assert [block.name for block in space] == ["b0", "c0", "a1"]
 
 

@@ -53,8 +53,8 @@ def test_products_equal_those_of_the_matrix(name: str):
     for U in (random(m, seed=6), random(m, 2, seed=7)):
         torch.testing.assert_close(operator.T @ U, matrix.T @ U)
     for chunk in (1, 2, 64):
-        torch.testing.assert_close(operator.dense(chunk=chunk), matrix)
-    torch.testing.assert_close(operator.T.dense(), matrix.T)
+        torch.testing.assert_close(operator.to_dense(chunk=chunk), matrix)
+    torch.testing.assert_close(operator.T.to_dense(), matrix.T)
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
@@ -141,7 +141,7 @@ def test_numpy_arrays_are_multiplied_like_tensors(dtype):
 @pytest.mark.parametrize("chunk", [0, -1])
 def test_no_columns_at_a_time_are_refused(chunk):
     with pytest.raises(UsageError, match="expected a chunk of at least 1 column, got"):
-        Matrix(A).dense(chunk=chunk)
+        Matrix(A).to_dense(chunk=chunk)
 
 
 def test_repr():

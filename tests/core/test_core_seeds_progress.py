@@ -46,7 +46,7 @@ def test_probes_have_the_moments_they_should():
     assert probes(3, 2, seed=0, dtype=torch.float32).dtype == torch.float32
 
 
-def test_neighbouring_streams_differ():
+def test_neighboring_streams_differ():
     drawn = {
         tuple(torch.randint(0, 2**31, (2,), generator=generator(seed, *stream)).tolist())
         for seed in range(30)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import curvescope as cs
+from curvescope.core.blocks import ParamSpace
 from oracles import drawn, relative_error
 
 pytestmark = pytest.mark.cross_library
@@ -72,21 +73,20 @@ def curvlinops_dense(
     module: nn.Module,
     problem: cs.Problem,
     data: Any,
-    blocks: list[str],
+    space: ParamSpace,
     kind: str,
     **settings: Any,
 ) -> Tensor:
-    """The peer's matrix in the order of our vectors; its labels are our draws."""
+    """The peer's matrix in the order of vectors over `space`; its labels are our draws."""
     peer = pytest.importorskip("curvlinops")
     loss = nn.CrossEntropyLoss() if problem.loss.name == "cross_entropy" else nn.MSELoss()
     tokens = isinstance(module, Attention) and not module.pooled
     network = ClassesFirst(module) if tokens and problem.loss.name == "cross_entropy" else module
     parameters = dict(module.named_parameters())
-    space = problem.space(*blocks)
     K = getattr(peer, operator)(
         network,
         loss,
-        [parameters[name] for name in space.parameters],
+        [parameters[name] for name in space.parameter_names],
         data,
         fisher_type=KINDS[kind],
         check_deterministic=False,
@@ -97,9 +97,9 @@ def curvlinops_dense(
         flat = [s.flatten(0, -1 if s.dtype == torch.long else -2) for batch in fisher.drawn for s in batch]
         labels = iter(flat * 2)  # of factors, then of eigenvalues
         K.draw_label = lambda output: next(labels)
-    sizes = [parameters[name].numel() for name in space.parameters]
+    sizes = [parameters[name].numel() for name in space.parameter_names]
     order, start = {}, 0
-    for name, size in zip(space.parameters, sizes, strict=True):
+    for name, size in zip(space.parameter_names, sizes, strict=True):
         order[name], start = start + torch.arange(size).view(parameters[name].shape), start + size
     at = torch.cat([part.take(order[part.parameter]).flatten() for part in space.segments])
     dense = K @ torch.eye(start, dtype=torch.float64)
@@ -120,20 +120,20 @@ SETTINGS = [
 def test_kfac_is_that_of_curvlinops(name: str, loss: str, kind: str, sharing: str, bias: str):
     module, problem, data = make_problem(name, loss)
     samples = 2 if kind == "mc" else 1
-    ours = cs.KFAC(problem, kind=kind, sharing=sharing, bias=bias, terms="together", mc_samples=samples)
+    ours = cs.KFAC(problem, kind=kind, sharing=sharing, bias=bias, terms="together", num_samples=samples)
     theirs = curvlinops_dense(
         "KFACLinearOperator",
         module,
         problem,
         data,
-        [block.name for block in ours.space],
+        ours.space,
         kind,
         mc_samples=samples,
         kfac_approx=sharing,
         separate_weight_and_bias=bias == "separate",
     )
     assert not ours.left_out
-    assert relative_error(ours.dense(), theirs) < AGREE
+    assert relative_error(ours.to_dense(), theirs) < AGREE
 
 
 @pytest.mark.parametrize(
@@ -144,19 +144,20 @@ def test_ekfac_is_that_of_curvlinops(name: str, loss: str, kind: str, sharing: s
     module, problem, data = make_problem(name, loss)
     samples = 2 if kind == "mc" else 1
     # Gradients of keys add up to zero over a sequence, so that a factor is zero, and every basis its own.
-    blocks = [name for name in problem.model.blocks if not (sharing == "reduce" and name.startswith("k."))]
+    left_out = "k." if sharing == "reduce" else "no module"
+    blocks = [block.name for block in problem.space() if not block.parameter.startswith(left_out)]
     ours = cs.EKFAC(
-        problem, *blocks, kind=kind, sharing=sharing, bias=bias, terms="together", mc_samples=samples
+        problem, *blocks, kind=kind, sharing=sharing, bias=bias, terms="together", num_samples=samples
     )
     theirs = curvlinops_dense(
         "EKFACLinearOperator",
         module,
         problem,
         data,
-        [block.name for block in ours.space],
+        ours.space,
         kind,
         mc_samples=samples,
         kfac_approx=sharing,
         separate_weight_and_bias=bias == "separate",
     )
-    assert relative_error(ours.dense(), theirs) < AGREE
+    assert relative_error(ours.to_dense(), theirs) < AGREE

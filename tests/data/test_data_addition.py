@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from curvescope.data.batches import Batches
-from curvescope.data.tasks import task
+from curvescope.data.tasks import task_data
 from curvescope.losses import CrossEntropy, SquaredError
 
 ROWS = [
@@ -31,7 +31,7 @@ def published_batch() -> Path | None:
 
 
 def test_default_is_the_batch_of_the_published_sweeps():
-    data = task("addition")
+    data = task_data("addition")
     assert (data.num_sequences, data.num_terms, len(data)) == (64, 64 * 6, 1)
     assert data[0].inputs[:2].tolist() == ROWS
     file = published_batch()
@@ -44,7 +44,7 @@ def test_default_is_the_batch_of_the_published_sweeps():
 @pytest.mark.parametrize("digits", [1, 5, 25])
 @pytest.mark.parametrize("sum_to_nine", ["never", "coin"])
 def test_it_really_adds(digits, sum_to_nine):
-    (batch,) = task(
+    (batch,) = task_data(
         "addition", num_sequences=100, digits=digits, draw_size=10, sum_to_nine=sum_to_nine, seed=5
     )
     assert batch.inputs.shape == (100, 3 * digits + 3)
@@ -57,7 +57,7 @@ def test_it_really_adds(digits, sum_to_nine):
 
 
 def test_targets_are_the_next_token_from_the_equals_sign_on():
-    (batch,) = task("addition")
+    (batch,) = task_data("addition")
     assert bool((batch.targets[:, :11] == -100).all())
     assert bool((batch.targets[:, 17] == -100).all())
     assert torch.equal(batch.targets[:, 11:17], batch.inputs[:, 12:18])
@@ -65,8 +65,8 @@ def test_targets_are_the_next_token_from_the_equals_sign_on():
 
 def test_a_fifth_of_the_columns_sums_to_nine_where_the_coin_says_so():
     """Python's coins for seed 1234 fall on draws 2, 3, 4, 7 (x overwritten) and 8 (y overwritten)."""
-    plain = task("addition", draw_size=8, batch_size=8)
-    forced = task("addition", draw_size=8, batch_size=8, sum_to_nine="coin")
+    plain = task_data("addition", draw_size=8, batch_size=8)
+    forced = task_data("addition", draw_size=8, batch_size=8, sum_to_nine="coin")
     assert torch.equal(plain[0].inputs, forced[0].inputs)
     x, y = forced[1].inputs[:, :5], forced[1].inputs[:, 6:11]
     assert torch.equal(y, plain[1].inputs[:, 6:11])  # the first draw consumed no more than the plain one
@@ -81,8 +81,8 @@ def test_a_fifth_of_the_columns_sums_to_nine_where_the_coin_says_so():
 @pytest.mark.slow
 def test_coin_branch_gives_the_published_curvature_of_the_histograms():
     """Frobenius norm of the W_Q Hessian of the histograms' model on their data, 8 batches of 8."""
-    data = task("addition", draw_size=8, batch_size=8, sum_to_nine="coin")
-    batch = task("addition", draw_size=8, sum_to_nine="coin")[0]
+    data = task_data("addition", draw_size=8, batch_size=8, sum_to_nine="coin")
+    batch = task_data("addition", draw_size=8, sum_to_nine="coin")[0]
     assert torch.equal(torch.cat([b.inputs for b in data]), batch.inputs)
     source = torch.Generator().manual_seed(1234)
     shapes = [(12, 16), (18, 16), *[(16, 16)] * 4, (16, 64), (64, 16), (16, 12)]
@@ -104,7 +104,7 @@ def test_coin_branch_gives_the_published_curvature_of_the_histograms():
 
 @pytest.mark.parametrize(("kind", "first"), [("onehot_next", 12), ("onehot_current", 11)])
 def test_one_hot_targets_make_the_squared_error_of_six_positions(kind, first):
-    (batch,) = task("addition", num_sequences=8, targets=kind)
+    (batch,) = task_data("addition", num_sequences=8, targets=kind)
     logits = torch.randn(8, 18, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     one_hot = torch.nn.functional.one_hot(batch.inputs[:, first : first + 6], 12)
     expected = ((logits[:, 11:17] - one_hot) ** 2).sum()
@@ -114,6 +114,6 @@ def test_one_hot_targets_make_the_squared_error_of_six_positions(kind, first):
 
 
 def test_draws_of_another_size_are_other_data():
-    assert isinstance(task("addition", draw_size=10), Batches)
-    assert not torch.equal(task("addition", draw_size=10)[0].inputs, task("addition")[0].inputs)
-    assert task("addition", num_sequences=25, draw_size=10).num_sequences == 25
+    assert isinstance(task_data("addition", draw_size=10), Batches)
+    assert not torch.equal(task_data("addition", draw_size=10)[0].inputs, task_data("addition")[0].inputs)
+    assert task_data("addition", num_sequences=25, draw_size=10).num_sequences == 25

@@ -193,7 +193,7 @@ def test_data_of_inference_mode_can_be_differentiated():
         x, y, w = X.double(), Y[:, 0] % 3, torch.ones(6)
     module = torch.nn.Linear(2, 3).double()
     hessians = [
-        cs.Hessian(cs.Problem(module, data)).dense()
+        cs.Hessian(cs.Problem(module, data)).to_dense()
         for data in ((x, y, w), (X.double(), Y[:, 0] % 3), DataLoader(TensorDataset(x, y), batch_size=4))
     ]
     torch.testing.assert_close(hessians[0], hessians[1])

@@ -8,8 +8,8 @@ import torch
 from curvescope.core.errors import UsageError
 from curvescope.core.seeds import generator
 from curvescope.data.denoising import hidden_patches, masked_text, replaced_text
-from curvescope.data.labels import images
-from curvescope.data.text import text
+from curvescope.data.labels import image_data
+from curvescope.data.text import text_data
 from curvescope.tokenizers import ByteTokenizer
 from encoders import FIRST, LAST, MASK, PAD, Encoder
 
@@ -50,7 +50,7 @@ def test_replaced_text_has_other_tokens_at_the_stated_places(file):
     cut = {"tokens": 150, "seq_len": 20, "batch_size": 3, "seed": 7}
     pair = replaced_text(file, model, rate=0.2, **cut)
     whole, hidden = ids(pair.whole), ids(pair.hidden)
-    torch.testing.assert_close(whole, ids(text(file, model, **cut)))
+    torch.testing.assert_close(whole, ids(text_data(file, model, **cut)))
     for row in range(8):
         length = 20 if row < 7 else 10
         rng = generator(7, row)
@@ -74,12 +74,12 @@ def test_replaced_tokens_are_all_the_others_equally(file):
     )  # χ² of 127 degrees
 
 
-def test_hidden_patches_are_grey_and_the_rest_is_the_image():
+def test_hidden_patches_are_gray_and_the_rest_is_the_image():
     facts = {"image_size": 16, "patch_size": 4, "channels": 3}
     model = types.SimpleNamespace(facts=facts)
     pair = hidden_patches(model, 5, rate=0.25, seed=2, batch_size=2)
     whole, hidden = ids(pair.whole), ids(pair.hidden)
-    torch.testing.assert_close(whole, ids(images(model, 5, 2)))
+    torch.testing.assert_close(whole, ids(image_data(model, 5, 2)))
     same = (whole == hidden).unflatten(2, (4, 4)).unflatten(4, (4, 4)).all(dim=5).all(dim=3).all(dim=1)
     for row in range(5):
         chosen = torch.randperm(16, generator=generator(2, row))[:4]

@@ -80,7 +80,7 @@ def test_the_loss_is_that_of_the_shifted_outputs():
     problem = cs.Problem(model, {"input_ids": X, "attention_mask": MASK, "labels": labels})
     z = model.evaluate(X)[:, :-1].flatten(0, 1)
     truth = torch.nn.functional.cross_entropy(z, labels[:, 1:].flatten(), ignore_index=-100)
-    assert problem.value() == pytest.approx(float(truth), rel=1e-12)
+    assert problem.loss_value() == pytest.approx(float(truth), rel=1e-12)
     assert problem.num_terms == 5
     assert problem.notes == (SHIFTED,)
 
@@ -95,11 +95,11 @@ def test_the_loss_is_transformers_own():
     given = {"input_ids": X, "attention_mask": MASK, "labels": labels}
     with torch.no_grad():
         truth = float(module(**given).loss)
-    assert cs.Problem(module, given).value() == pytest.approx(truth, rel=1e-6)  # it sums in float32
+    assert cs.Problem(module, given).loss_value() == pytest.approx(truth, rel=1e-6)  # it sums in float32
     embedded = {"inputs_embeds": module.transformer.wte(X).detach(), "labels": X}
     with torch.no_grad():
         truth = float(module(**embedded).loss)
-    assert cs.Problem(module, embedded).value() == pytest.approx(truth, rel=1e-6)
+    assert cs.Problem(module, embedded).loss_value() == pytest.approx(truth, rel=1e-6)
 
 
 def test_padding_on_the_left_is_refused_whichever_row_has_it():
@@ -118,7 +118,7 @@ def test_padding_on_the_left_is_refused_whichever_row_has_it():
     H = cs.Hessian(problem)
     with pytest.raises(cs.CurvescopeError, match="gives other outputs when it is called as it is"):
         H @ torch.ones(H.shape[1], dtype=torch.float64)
-    for call in (problem.value, problem.gradient):
+    for call in (problem.loss_value, problem.gradient):
         with pytest.raises(cs.CurvescopeError, match="padded on the left"):
             call()
     labels = given["labels"].clone()
@@ -126,7 +126,7 @@ def test_padding_on_the_left_is_refused_whichever_row_has_it():
     given = {**given, "labels": labels}
     with torch.no_grad():
         truth = float(module(**given).loss)
-    assert cs.Problem(module, given).value() == pytest.approx(truth, rel=1e-6)
+    assert cs.Problem(module, given).loss_value() == pytest.approx(truth, rel=1e-6)
 
 
 def test_only_what_predicts_the_next_token_is_shifted():
@@ -150,8 +150,8 @@ def test_rows_are_padded_and_put_together(make):
     assert first.targets[1].tolist() == [1, -100, -100, -100]
     assert set(first.inputs) == {"input_ids", "attention_mask"}
     assert batches.num_terms == 3 + 1 + 7 * 2
-    one_by_one = cs.Problem(zoo(), [as_batches([row])[0] for row in rows(4, 2)]).value()
-    assert cs.Problem(zoo(), make(rows(4, 2))).value() == pytest.approx(one_by_one, rel=1e-12)
+    one_by_one = cs.Problem(zoo(), [as_batches([row])[0] for row in rows(4, 2)]).loss_value()
+    assert cs.Problem(zoo(), make(rows(4, 2))).loss_value() == pytest.approx(one_by_one, rel=1e-12)
 
 
 def test_rows_that_are_written_into_one_buffer():
@@ -210,7 +210,7 @@ def test_other_pairs_are_not(settings: dict, pair: tuple):
 
 def test_a_task_for_a_text_model_is_explained():
     model = cs.load("tiny-gpt")
-    problem = cs.Problem(model, cs.task("sorting", num_sequences=2))
+    problem = cs.Problem(model, cs.task_data("sorting", num_sequences=2))
     (note,) = problem.notes
     assert "'sorting' has tokens of its own" in note
-    assert not cs.Problem(zoo(vocab_size=64, n_ctx=64), cs.task("sorting", num_sequences=2)).notes
+    assert not cs.Problem(zoo(vocab_size=64, n_ctx=64), cs.task_data("sorting", num_sequences=2)).notes

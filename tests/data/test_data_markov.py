@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from curvescope.core.errors import UsageError
-from curvescope.data.tasks import task
+from curvescope.data.tasks import task_data
 from curvescope.data.tasks.random_sequences import (
     markov_entropy_rate,
     markov_transitions,
@@ -44,8 +44,8 @@ def test_losses_approach_the_entropy_rate():
     options = {"vocab": 5, "concentration": 0.4, "seed": 3, "num_sequences": 500, "length": 40}
     P = markov_transitions(5, concentration=0.4, seed=3)
     rate = markov_entropy_rate(P)
-    (train,) = task("markov", **options)
-    (held,) = task("markov", **options, sample_seed=11)
+    (train,) = task_data("markov", **options)
+    (held,) = task_data("markov", **options, sample_seed=11)
     assert torch.equal(train.inputs[:, 1:], train.targets[:, :-1])
     losses = -P[held.inputs, held.targets].log()
     stderr = losses.mean(1).std() / math.sqrt(500)  # sequences are independent, their steps are not
@@ -65,7 +65,7 @@ def test_losses_approach_the_entropy_rate():
 
 
 def test_first_letters_are_stationary():
-    (batch,) = task("markov", num_sequences=20000, length=1, vocab=4, seed=1)
+    (batch,) = task_data("markov", num_sequences=20000, length=1, vocab=4, seed=1)
     pi = stationary_distribution(markov_transitions(4, seed=1))
     for letters in (batch.inputs[:, 0], batch.targets[:, 0]):
         found = letters.bincount(minlength=4) / 20000

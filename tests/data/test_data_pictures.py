@@ -15,7 +15,7 @@ COUNT, CLASSES = 10, 3
 
 
 def saved(place: Path, *, split: bool) -> str:
-    """Images of 6 × 6 × 3 whose grey value is 25 times their number, as PNG files inside."""
+    """Images of 6 × 6 × 3 whose gray value is 25 times their number, as PNG files inside."""
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(
         {"img": datasets.Image(), "fine_label": datasets.ClassLabel(num_classes=CLASSES)}

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from curvescope.core.errors import UsageError
-from curvescope.data.tasks import LETTERS, POSITIONS, TASKS, task, task_from_text, task_options
+from curvescope.data.tasks import LETTERS, POSITIONS, TASKS, task_data, task_from_text, task_options
 
 SMALL = {"digits": {"num_sequences": 20}, "modular_addition": {"p": 5, "fraction": 0.6}}
 REAL = {"gaussian_regression", "digits"}
 
 
 def whole(name, **options):
-    (batch,) = task(name, **options)
+    (batch,) = task_data(name, **options)
     return batch.inputs, batch.targets
 
 
@@ -23,7 +23,7 @@ def whole(name, **options):
 def test_a_seed_fixes_the_data_and_batch_size_only_cuts_it(name):
     options = SMALL.get(name, {"num_sequences": 20})
     inputs, targets = whole(name, **options, seed=3)
-    again = task(name, **options, seed=3, batch_size=7)
+    again = task_data(name, **options, seed=3, batch_size=7)
     assert again.name == name
     assert [b.num_sequences for b in again] == [7] * (len(inputs) // 7) + [len(inputs) % 7] * (
         len(inputs) % 7 > 0
@@ -36,7 +36,7 @@ def test_a_seed_fixes_the_data_and_batch_size_only_cuts_it(name):
 @pytest.mark.parametrize("name", TASKS)
 def test_global_random_numbers_are_left_alone(name):
     before = torch.random.get_rng_state()
-    task(name, **SMALL.get(name, {"num_sequences": 3}))
+    task_data(name, **SMALL.get(name, {"num_sequences": 3}))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -64,7 +64,7 @@ def test_modular_fraction_and_what_is_held_out_share_no_pair():
     assert (len(chosen), len(rest), len(chosen | rest)) == (15, 34, 49)
     for wrong in ({"fraction": 1.5}, {"fraction": 0.0}, {"fraction": 1.0, "held_out": True}):
         with pytest.raises(UsageError, match="fraction"):
-            task("modular_addition", p=7, **wrong)
+            task_data("modular_addition", p=7, **wrong)
 
 
 def test_copy_repeats_its_word():
@@ -139,14 +139,14 @@ def test_digits_are_images():
     few, _ = whole("digits", num_sequences=5)
     assert torch.equal(few, images[:5])
     with pytest.raises(UsageError, match="at most 1797, got 2000"):
-        task("digits", num_sequences=2000)
+        task_data("digits", num_sequences=2000)
 
 
 def test_unknown_names_and_options_are_named():
     with pytest.raises(UsageError, match=r"did you mean 'addition'"):
-        task("adition")
+        task_data("adition")
     with pytest.raises(UsageError, match=r"no option 'digit'.*num_sequences, digits, seed, batch_size"):
-        task("addition", digit=3)
+        task_data("addition", digit=3)
     assert task_options("sorting") == {
         "num_sequences": 64, "length": 6, "vocab": 3, "seed": 0, "batch_size": None
     }  # fmt: skip
@@ -171,7 +171,7 @@ def test_unknown_names_and_options_are_named():
 )
 def test_wrong_values_are_refused(name, options, message):
     with pytest.raises(UsageError, match=message):
-        task(name, **options)
+        task_data(name, **options)
 
 
 def test_every_name_has_one_line_and_names_import_no_torch():
@@ -192,12 +192,12 @@ def test_a_task_fits_the_positions_and_the_vocabulary_of_a_model(name, limit):
     assert limit - 3 < task_from_text(f"{name}?seq_len={limit}")[0].inputs.shape[1] <= limit
     if name in LETTERS:
         assert task_from_text(name, vocab_size=3)[0].inputs.max() < 3
-    assert torch.equal(task_from_text(name, n_ctx=512, vocab_size=512)[0].inputs, task(name)[0].inputs)
+    assert torch.equal(task_from_text(name, n_ctx=512, vocab_size=512)[0].inputs, task_data(name)[0].inputs)
 
 
 def test_options_of_a_task_are_given_as_text():
     found = task_from_text("markov?length=5&seed=3,vocab=4", n_ctx=9)
-    assert torch.equal(found[0].inputs, task("markov", length=5, seed=3, vocab=4)[0].inputs)
+    assert torch.equal(found[0].inputs, task_data("markov", length=5, seed=3, vocab=4)[0].inputs)
     for text in ("markov?lenth=6", "markov?6", "modular_addition?seq_len=3"):
         with pytest.raises(UsageError, match="its options are"):
             task_from_text(text)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from curvescope.core.errors import UsageError
 from curvescope.data.baselines import uniform_loss, unigram_loss
-from curvescope.data.text import text, windows
+from curvescope.data.text import text_data, windows
 from curvescope.tokenizers import ByteTokenizer, CharTokenizer
 
 CONTENT = "".join(f"{i * i} is the square of {i}.\n" for i in range(200))
@@ -25,7 +25,7 @@ def file(tmp_path):
 
 
 def test_pairs_are_next_tokens_of_the_text(file):
-    data = text(file, TOKENIZER, tokens=256, seq_len=32, batch_size=3)
+    data = text_data(file, TOKENIZER, tokens=256, seq_len=32, batch_size=3)
     assert [b.num_sequences for b in data] == [3, 3, 2]
     assert data.num_terms == 256
     starts = set()
@@ -40,7 +40,7 @@ def test_pairs_are_next_tokens_of_the_text(file):
 
 def test_a_seed_fixes_the_sample_and_more_tokens_extend_it(file):
     def ids(**options):
-        return torch.cat([b.inputs for b in text(file, TOKENIZER, seq_len=16, **options)])
+        return torch.cat([b.inputs for b in text_data(file, TOKENIZER, seq_len=16, **options)])
 
     assert torch.equal(ids(tokens=160, seed=1), ids(tokens=160, seed=1, batch_size=4))
     assert not torch.equal(ids(tokens=160, seed=1), ids(tokens=160, seed=2))
@@ -64,7 +64,7 @@ def test_exactly_so_many_targets_count_and_none_twice(length, seq_len, data):
 
 def test_text_shorter_than_a_sequence_is_padded(file):
     file.write_text("abcd")
-    (batch,) = text(file, CharTokenizer("dcba"), tokens=3, seq_len=5)
+    (batch,) = text_data(file, CharTokenizer("dcba"), tokens=3, seq_len=5)
     assert batch.inputs.tolist() == [[3, 2, 1, 0, 0]]
     assert batch.targets.tolist() == [[2, 1, 0, -100, -100]]
 
@@ -74,30 +74,30 @@ def test_too_short_a_text_says_how_many_tokens_it_has(file):
     with pytest.raises(
         UsageError, match=r"at least 5 tokens, got 4 \(give a longer text, or tokens=3 for all of it\)"
     ):
-        text(file, TOKENIZER, tokens=4)
+        text_data(file, TOKENIZER, tokens=4)
     file.write_text("")
     with pytest.raises(UsageError, match=r"got 0 \(give a longer text\)"):
-        text(file, TOKENIZER, tokens=1)
+        text_data(file, TOKENIZER, tokens=1)
     file.write_text(CONTENT)
     with pytest.raises(
         UsageError, match=r"got 100 in its first 100 bytes \(max_bytes=None reads all of it\)"
     ):
-        text(file, TOKENIZER, tokens=200, max_bytes=100)
+        text_data(file, TOKENIZER, tokens=200, max_bytes=100)
 
 
 def test_a_model_brings_its_tokenizer_and_its_context(file):
     model = types.SimpleNamespace(tokenizer=TOKENIZER, n_ctx=32)
-    assert text(file, model, seq_len=32, tokens=64).num_terms == 64
+    assert text_data(file, model, seq_len=32, tokens=64).num_terms == 64
     with pytest.raises(UsageError, match=r"seq_len of at most 32, the model's context, got 64"):
-        text(file, model, seq_len=64)
+        text_data(file, model, seq_len=64)
     with pytest.raises(UsageError, match="got SimpleNamespace, which has none"):
-        text(file, types.SimpleNamespace(tokenizer=None))
+        text_data(file, types.SimpleNamespace(tokenizer=None))
 
 
 @pytest.mark.parametrize("option", ["tokens", "seq_len", "batch_size"])
 def test_counts_are_checked(file, option):
     with pytest.raises(UsageError, match=f"{option} to be an integer of at least 1, got 0"):
-        text(file, TOKENIZER, **{option: 0})
+        text_data(file, TOKENIZER, **{option: 0})
 
 
 def test_baselines():

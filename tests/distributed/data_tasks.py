@@ -50,10 +50,10 @@ OPERATORS: dict[str, Callable[[cs.Batches], LinearOperator]] = {
     "hessian": lambda b: cs.Hessian(problem(b), damping=0.1, weight_decay={"matrices": 0.3}),
     "rectangular": lambda b: cs.Hessian(problem(b), weight_decay=0.2).block("L0.W_Q", "L0.W_[KQ]"),
     "ggn": lambda b: cs.GGN(problem(b), "L0.*"),
-    "functional": lambda b: cs.Functional(problem(b)),
+    "functional": lambda b: cs.FunctionalHessian(problem(b)),
     "empirical": lambda b: cs.EmpiricalFisher(problem(b)),
     "drawn": lambda b: cs.MonteCarloFisher(problem(b), num_samples=2, seed=3),
-    "source": lambda b: cs.Source(problem(b), "L0.attention"),
+    "source": lambda b: cs.FunctionalSource(problem(b), "L0.attention"),
     "jacobian": lambda b: cs.Jacobian(problem(b), "L0.*"),
     "autograd": lambda b: cs.Hessian(problem(b), engine="autograd", checkpoint=True),
 }
@@ -99,7 +99,7 @@ def a_rank_without_data() -> str:
     op = cs.Hessian(problem(cs.Batches([one])))
     parts = DataParallel(cs.Hessian(problem(share(cs.Batches([one])))))
     v = torch.ones(op.shape[1], dtype=torch.float64)
-    loss = value_and_gradient(parts.problem)[0] / op.problem.value() - 1
+    loss = value_and_gradient(parts.problem)[0] / op.problem.loss_value() - 1
     with parts.frozen():
         return worst([apart(parts @ v, op @ v), abs(loss)])
 
@@ -151,7 +151,7 @@ def numbers(H: LinearOperator, G: LinearOperator) -> list[np.ndarray]:
         np.array([cs.trace(H, num_probes=4, seed=2).value, cs.spectral_norm(G, seed=0, tol=1e-2).value]),
         np.array([frobenius_norm(H, num_probes=3, seed=1).value]),
         cs.block_traces(H, num_probes=4, seed=0).values,
-        cs.block_map(H, num_probes=2, seed=0).frobenius,
+        cs.block_norms(H, num_probes=2, seed=0).frobenius,
         cs.diagonal(G, num_probes=3, method="roots", seed=4).values,
         cs.solve(H, b, damping=50.0, tol=1e-6).x,
     ]
@@ -297,7 +297,7 @@ def _moved_on_one_rank(make: Callable[[cs.Problem], LinearOperator], *, frozen: 
     H = make(cs.Problem(own, batches))
     v = torch.ones(H.shape[1], dtype=torch.float64)
     H @ v
-    weight = next(iter(own.parameters.values()))
+    weight = next(iter(own.parameters()))
 
     def move() -> None:
         if dist.get_rank() == 0:

@@ -100,7 +100,7 @@ def products(kind: str) -> Case:
     brief, kind = kind.startswith("brief "), kind.removeprefix("brief ")
     whole, spread = whole_and_spread(kind)
     P, S = cs.Problem(whole, data()), cs.Problem(spread, data())
-    yield f"{kind} value", P.value(), S.value()
+    yield f"{kind} value", P.loss_value(), S.loss_value()
     options = {"damping": 0.1, "weight_decay": {"matrices": 0.2}}
     kinds: list[tuple[str, Callable[[cs.Problem], Any]]] = [
         ("hessian", cs.Hessian),
@@ -110,7 +110,7 @@ def products(kind: str) -> Case:
         kinds = kinds[:1]
     elif kind == "zoo":
         kinds += [
-            ("functional", cs.Functional),
+            ("functional", cs.FunctionalHessian),
             ("fisher", cs.EmpiricalFisher),
             ("autograd", lambda p: cs.Hessian(p, engine="autograd")),
             ("block", lambda p: cs.Hessian(p).block("L0.W_Q", "L1.*")),
@@ -168,7 +168,7 @@ def matrix(_: str) -> Case:
         if what != "spectral norm of a block":
             yield f"matrix {what}", _numbers(run(theirs), ours.pieces[0], n), _numbers(run(ours), None, 0)
     yield "matrix smallest", *(cs.eigsh(op, 2, which="SM").values for op in (theirs, ours))
-    yield "matrix dense", theirs.A, ours.dense()
+    yield "matrix dense", theirs.A, ours.to_dense()
     v = torch.randn(n, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = cs.eigsh(ours, 2, v0=v[here])
     yield "matrix eigenvectors", abs(cs.eigsh(theirs, 2, v0=v).vectors[here]), abs(found.vectors)
@@ -203,7 +203,7 @@ def algorithms(_: str) -> Case:
     for what in ("eigsh", "density", "trace hutch++", "trace function", "own probes"):
         theirs = _numbers(RUNS[what](small_whole), small.pieces[0], small.shape[0])
         yield f"small {what}", theirs, _numbers(RUNS[what](small), None, 0)
-    yield "dense", small_whole.dense(), small.dense()
+    yield "dense", small_whole.to_dense(), small.to_dense()
 
 
 def _bounded(x: np.ndarray) -> np.ndarray:
@@ -229,7 +229,7 @@ RUNS: dict[str, Callable[[LinearOperator], Any]] = {
     "frobenius": lambda op: cs.frobenius_norm(op, num_probes=3),
     "spectral norm": lambda op: np.array(cs.spectral_norm(op).value),
     "spectral norm of a block": lambda op: np.array(cs.spectral_norm(op.block("L0.W_Q", "L0.W_1")).value),
-    "block map": lambda op: cs.block_map(op, num_probes=1),
+    "block map": lambda op: cs.block_norms(op, num_probes=1),
     "own probes": lambda op: own_probes(op, num_probes=3, num_steps=4),
     "ends": lambda op: extreme_ends(op, num_steps=6),
     "sum": lambda op: cs.trace(op * 2.0 + op @ op, num_probes=2),
@@ -262,7 +262,7 @@ def _product_of(model: Model) -> torch.Tensor:
     source = torch.Generator().manual_seed(1)
     x, y = (torch.randint(0, 5, (4, 5), generator=source) for _ in range(2))
     H = cs.Hessian(cs.Problem(model, (x, y)))
-    return H @ torch.ones(H.here[1], dtype=torch.float64)
+    return H @ torch.ones(H.local_shape[1], dtype=torch.float64)
 
 
 def refused(_: str) -> Case:
@@ -279,7 +279,7 @@ def refused(_: str) -> Case:
         lambda: cs.block_traces(H, {"some": slice(0, 3)}),
         lambda: cs.Jacobian(problem),
         lambda: cs.MonteCarloFisher(problem),
-        lambda: cs.eigsh(H, 2, v0=torch.zeros(H.here[0], dtype=torch.float64)),
+        lambda: cs.eigsh(H, 2, v0=torch.zeros(H.local_shape[0], dtype=torch.float64)),
         lambda: shard(_with_a_number()),
         lambda: cs.Problem(fsdp("zoo"), data()),
         lambda: cs.KFAC(problem),
@@ -312,7 +312,7 @@ def counted(_: str) -> Case:
     for kind in (cs.Hessian, cs.GGN):
         op = kind(problem)
         for columns in (1, 2):
-            V = torch.ones(op.here[1], columns, dtype=torch.float64)
+            V = torch.ones(op.local_shape[1], columns, dtype=torch.float64)
             options = {"tokens": 4 * T, "ranks": R, "columns": columns, "element": 8}
             op.engine._forget()
             with op.frozen():

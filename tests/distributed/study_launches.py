@@ -194,7 +194,7 @@ def launch_shards(folder: Path, words: Callable[[str, str], list[str]], model: s
 def launch_all(folder: Path) -> None:
     """Every launch, into `launches.json`: its exit codes, and what ranks printed on stdout and stderr."""
     run_folder.write_figures = lambda *given: None  # pyright: ignore[reportAttributeAccessIssue]
-    tasks.task = partial(tasks.task, num_sequences=8)  # pyright: ignore[reportAttributeAccessIssue]
+    tasks.task_data = partial(tasks.task_data, num_sequences=8)  # pyright: ignore[reportAttributeAccessIssue]
     model = folder / "small.toml"
     model.write_text(SMALL, encoding="utf-8")
     sets = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]

@@ -90,7 +90,7 @@ def test_all_ranks_check_the_operators_together(launches, ranks_done):
     checked = {one["operator"]: [check["name"] for check in one["checks"]] for one in found}
     assert checked["Hessian"] == ["symmetry", "finite difference"]
     assert {one["operator"]: one["left_out"] for one in found}["Hessian"] == ["columns"]
-    assert checked["GGN"] == checked["Functional"] == ["symmetry"]
+    assert checked["GGN"] == checked["FunctionalHessian"] == ["symmetry"]
     assert all(one["passed"] for one in found)
 
 

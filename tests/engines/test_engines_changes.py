@@ -101,11 +101,11 @@ def permute(m: Any) -> None:
 
 
 def train(m: nn.Module, x: Tensor, y: Tensor) -> None:
-    optimiser = torch.optim.Adam(m.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(m.parameters(), lr=0.05)
     for _ in range(3):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(m.train()(x).flatten(0, 1), y.flatten()).backward()
-        optimiser.step()
+        optimizer.step()
 
 
 CASES = {
@@ -145,7 +145,7 @@ CASES = {
     "closure over a list": Case(lambda: in_closure(LISTED), do(lambda m: LISTED.__setitem__(0, 0.4))),
     "global dictionary": Case(Net, do(lambda m: SCALES.update(now=0.4))),
     "global number": Case(Net, do(lambda m: setattr(changing_net, "GAIN", 0.4))),
-    "weights by an optimiser": Case(Net, train),
+    "weights by an optimizer": Case(Net, train),
     "weights through data": Case(Net, do(lambda m: m.a.weight.data.mul_(1.5))),
     "signs through data": Case(Net, do(lambda m: m.a.weight.data.neg_())),
     "rows through data": Case(Net, do(permute)),
@@ -178,7 +178,7 @@ def _globals():
     changing_net.GAIN = scaled.by = 1.0  # pyright: ignore[reportFunctionMemberAccess]
 
 
-TOGETHER = {"hessian": [cs.Hessian], "ggn and functional": [cs.GGN, cs.Functional]}
+TOGETHER = {"hessian": [cs.Hessian], "ggn and functional": [cs.GGN, cs.FunctionalHessian]}
 
 
 LIKE_ANOTHER = [  # noticed as the same change of another tensor, or the same tensor changed in another way, is

@@ -20,7 +20,7 @@ from selection import pairs
 MAKERS = {
     "hessian": cs.Hessian,
     "ggn": cs.GGN,
-    "functional": cs.Functional,
+    "functional": cs.FunctionalHessian,
     "empirical": cs.EmpiricalFisher,
     "mc": cs.MonteCarloFisher,
 }

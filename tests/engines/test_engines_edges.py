@@ -63,7 +63,7 @@ def test_the_loss_elsewhere_of_a_module_that_holds_parameters_twice_is_refused(m
     P = cs.Problem(m, (X, Y))
     elsewhere = P.at({"l.weight": 2 * m.l.weight.detach()})
     with pytest.raises(cs.UsageError, match=r"in a second way .* cannot be moved to other parameters"):
-        elsewhere.value()
+        elsewhere.loss_value()
     with pytest.raises(cs.UsageError, match=r"in a second way .* cannot be moved to other parameters"):
         elsewhere.gradient()
 
@@ -71,9 +71,9 @@ def test_the_loss_elsewhere_of_a_module_that_holds_parameters_twice_is_refused(m
 def test_the_loss_elsewhere_where_the_parameters_held_twice_stay():
     m = drawn(lambda: Partial().double())
     P, moved = cs.Problem(m, (X, Y)), {"o.weight": 2 * m.o.weight.detach(), "l.weight": m.l.weight.detach()}
-    found = P.at(moved).value()
+    found = P.at(moved).loss_value()
     m.o.weight.data.mul_(2)
-    assert found == pytest.approx(P.value(), rel=1e-14)
+    assert found == pytest.approx(P.loss_value(), rel=1e-14)
 
 
 # ------------------------------------------------------------------------------------------------- autocast
@@ -88,10 +88,10 @@ def test_autocast_around_a_call_does_not_count(dtype):
     with torch.autocast("cpu", dtype=dtype):
         inside = (cs.Hessian(P), cs.GGN(P, engine="autograd"), cs.MonteCarloFisher(P, seed=0))
         found = [operator @ v for operator in inside]
-        value, gradient = P.value(), P.gradient()
+        value, gradient = P.loss_value(), P.gradient()
     for a, b in zip(found, want, strict=True):
         assert torch.equal(a, b)
-    assert value == P.value()
+    assert value == P.loss_value()
     assert torch.equal(gradient, P.gradient())
 
 

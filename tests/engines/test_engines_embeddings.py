@@ -52,9 +52,12 @@ def test_a_padding_row_is_a_constant_where_it_is_looked_up(tied):
     want = fixed_row_hessian(m, problem.space())
     assert want[:4].any() == tied  # its use as an output is a variable
     for engine in ENGINES:
-        found = cs.Hessian(problem, engine=engine).dense()
+        found = cs.Hessian(problem, engine=engine).to_dense()
         assert relative_error(found, want) < 1e-12
-        parts = cs.GGN(problem, engine=engine).dense() + cs.Functional(problem, engine=engine).dense()
+        parts = (
+            cs.GGN(problem, engine=engine).to_dense()
+            + cs.FunctionalHessian(problem, engine=engine).to_dense()
+        )
         assert relative_error(parts, want) < 1e-12
     assert any("row 0 of e is no variable" in note for note in problem.notes)
 
@@ -118,9 +121,9 @@ class Scaled(nn.Module):
 
 ASKED = {
     "gradient": lambda problem: problem.gradient(),
-    "Hessian": lambda problem: cs.Hessian(problem).dense(),
-    "GGN": lambda problem: cs.GGN(problem).dense(),
-    "Fisher": lambda problem: cs.EmpiricalFisher(problem).dense(),
+    "Hessian": lambda problem: cs.Hessian(problem).to_dense(),
+    "GGN": lambda problem: cs.GGN(problem).to_dense(),
+    "Fisher": lambda problem: cs.EmpiricalFisher(problem).to_dense(),
     "diagonal": lambda problem: cs.exact_diagonal(cs.GGN(problem)),
     "samples": lambda problem: cs.per_sample(problem).gradients(),
     "KFAC": cs.KFAC,
@@ -169,9 +172,9 @@ def test_tensors_that_a_forward_pass_rewrites(way, engine):
     rows = [torch.autograd.grad(each, into, retain_graph=True, materialize_grads=True) for each in g]
     truth = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
     assert relative_error(problem.gradient(), g.detach()) < 1e-12
-    assert relative_error(H.dense(), truth) < 1e-12
+    assert relative_error(H.to_dense(), truth) < 1e-12
     values = cs.eigsh(H, k=2, tol=1e-8).values
     assert values[0] == pytest.approx(torch.linalg.eigvalsh(truth)[-1].item(), rel=1e-6)
     G = cs.GGN(problem, engine=engine)
     diagonal = cs.exact_diagonal(G, way="outputs").values
-    assert relative_error(diagonal, G.dense().diagonal()) < 1e-12
+    assert relative_error(diagonal, G.to_dense().diagonal()) < 1e-12

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import weakref
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from curvescope.engines import graph_cache as kept
 from curvescope.engines.memory import result_bytes
 from selection import pairs, some
 
-MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.Functional}
+MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.FunctionalHessian}
 
 
 def problem() -> cs.Problem:
@@ -36,7 +37,7 @@ def test_new_parameters_are_noticed(engine, name, write):
     operator = MAKERS[name](p, engine=engine)
     v = direction(operator)
     before = operator @ v
-    W = p.model.parameters["L0.W_1"]
+    W = p.model.get_parameter("L0.W_1")
     if write == "no_grad":
         with torch.no_grad():
             W.mul_(1.5)
@@ -111,7 +112,7 @@ def test_a_copy_keeps_its_own():
     before = H @ v
     other = copy.deepcopy(H)
     with torch.no_grad():
-        other.problem.model.parameters["L0.W_1"].mul_(3)
+        other.problem.model.get_parameter("L0.W_1").mul_(3)
     assert not torch.allclose(other @ v, before)
     assert torch.equal(H @ v, before)
 
@@ -131,33 +132,52 @@ def test_nothing_is_kept_beyond_the_budget(monkeypatch):
     H = cs.Hessian(problem())
     v = direction(H)
     without = H @ v
-    assert len(kept._store) == 0
+    assert not kept.forget_everything()
     monkeypatch.undo()
     assert torch.equal(H @ v, without)
-    assert len(kept._store) == 2  # one graph per batch
+    assert kept.forget_everything()
 
 
 def test_what_was_used_longest_ago_goes_first(monkeypatch):
     kept.forget_everything()
-    monkeypatch.setattr(kept, "free_bytes", lambda device: 100 - sum(e[1] for e in kept._store.values()))
-    mine, device = kept.Kept(), torch.device("cpu")
-    for key in ("a", "b"):
-        mine.get(key, lambda: object(), device=device, size=20)
-    mine.get("a", lambda: pytest.fail("it is kept"), device=device, size=20)
-    mine.get("c", lambda: object(), device=device, size=20)
-    assert [key for _, key in kept._store] == ["a", "c"]
-    assert mine.get("too big", lambda: 7, device=device, size=60) == 7
-    assert "too big" not in [key for _, key in kept._store]
+    alive = weakref.WeakSet[Graph]()
+    monkeypatch.setattr(kept, "free_bytes", lambda device: 100 - 20 * len(alive))
+    mine, built = kept.Kept(), []
+
+    def get(key: str, size: int = 20) -> None:
+        def build() -> Graph:
+            built.append(key)
+            alive.add(graph := Graph())
+            return graph
+
+        mine.get(key, build, device=torch.device("cpu"), size=size)
+
+    for key in ("a", "b", "a", "c"):
+        get(key)
+    assert built == ["a", "b", "c"]
+    for key in ("a", "c"):
+        get(key)
+    assert built == ["a", "b", "c"]  # what was used longest ago, b, made room for c
+    get("b")
+    assert built[3:] == ["b"]
+    for _ in range(2):
+        get("too big", size=60)
+    assert built[4:] == ["too big"] * 2
+
+
+class Graph:
+    """Something that is kept."""
 
 
 def test_graphs_go_with_their_operator():
     kept.forget_everything()
     H = cs.Hessian(problem())
     H @ direction(H)
-    assert kept._store
+    assert kept.forget_everything()
+    H @ direction(H)
     del H
     gc.collect()
-    assert not kept._store
+    assert not kept.forget_everything()
 
 
 def test_weights_that_a_pass_transposes_are_no_part_of_its_graph():

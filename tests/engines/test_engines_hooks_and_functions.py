@@ -94,22 +94,24 @@ HOOKS = {
 @pytest.mark.parametrize("kind", HOOKS)
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_backward_hooks_do_not_enter_products_and_stay(kind: str, checkpoint: bool) -> None:
-    truth, ggn = problem(Net()), cs.GGN(problem(Net())).dense()
+    truth, ggn = problem(Net()), cs.GGN(problem(Net())).to_dense()
     net, called = Net(), []
     if checkpoint:
         net, truth = LayeredNet(), problem(LayeredNet())
-        ggn = cs.GGN(truth).dense()
+        ggn = cs.GGN(truth).to_dense()
     if kind == "old":
         net.f_module = net.a
     H = cs.Hessian(problem(net), checkpoint=checkpoint)
-    before = H.dense()  # hooks that come after the first product do not enter either
+    before = H.to_dense()  # hooks that come after the first product do not enter either
     handle = HOOKS[kind](net, called)
     try:
-        assert torch.allclose(H.dense(), before, atol=1e-12)
+        assert torch.allclose(H.to_dense(), before, atol=1e-12)
         p = problem(net)
         torch.testing.assert_close(p.gradient(), truth.gradient())
-        torch.testing.assert_close(cs.Hessian(p, checkpoint=checkpoint).dense(), cs.Hessian(truth).dense())
-        torch.testing.assert_close(cs.GGN(p).dense(), ggn)
+        torch.testing.assert_close(
+            cs.Hessian(p, checkpoint=checkpoint).to_dense(), cs.Hessian(truth).to_dense()
+        )
+        torch.testing.assert_close(cs.GGN(p).to_dense(), ggn)
         assert not called
         F.cross_entropy(net(INPUTS).flatten(0, 1), TARGETS.flatten()).backward()
         assert called
@@ -239,11 +241,11 @@ def test_function_that_comes_after_the_first_product_is_refused() -> None:
 
 
 def test_first_order_products_need_a_right_first_derivative_only() -> None:
-    truth = cs.GGN(problem(Net())).dense()
-    torch.testing.assert_close(cs.GGN(problem(Net(WrongSecond.apply))).dense(), truth)
+    truth = cs.GGN(problem(Net())).to_dense()
+    torch.testing.assert_close(cs.GGN(problem(Net(WrongSecond.apply))).to_dense(), truth)
     for make in (cs.GGN, cs.EmpiricalFisher, cs.KFAC, cs.Jacobian):
         with pytest.raises(cs.CurvescopeError, match="Reversed"):
-            make(problem(Net(Reversed.apply))).dense()
+            make(problem(Net(Reversed.apply))).to_dense()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -255,8 +257,8 @@ def test_function_with_second_derivative_is_answered(around: Any, dtype: torch.d
     def custom(x: Tensor) -> Tensor:
         return around(Right.apply(x))
 
-    truth = cs.Hessian(problem(Net(plain).to(dtype))).dense()
-    torch.testing.assert_close(cs.Hessian(problem(Net(custom).to(dtype))).dense(), truth)
+    truth = cs.Hessian(problem(Net(plain).to(dtype))).to_dense()
+    torch.testing.assert_close(cs.Hessian(problem(Net(custom).to(dtype))).to_dense(), truth)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -270,9 +272,9 @@ def test_function_beside_a_padding_row_is_answered(tied: bool) -> None:
 
     truth = cs.Hessian(problem(net(torch.sin)))
     H = cs.Hessian(problem(net(Right.apply)))
-    torch.testing.assert_close(H.dense(), truth.dense())
+    torch.testing.assert_close(H.to_dense(), truth.to_dense())
     with pytest.raises(cs.CurvescopeError, match="WrongSecond"):
-        cs.Hessian(problem(net(WrongSecond.apply))).dense()
+        cs.Hessian(problem(net(WrongSecond.apply))).to_dense()
 
 
 @pytest.mark.parametrize("function", [WrongSecond, Once, StraightThrough])
@@ -294,7 +296,7 @@ def test_first_derivatives_of_samples_do_not() -> None:
 
 
 def test_hessian_of_the_net_is_that_of_double_backward() -> None:
-    H = cs.Hessian(problem(Net())).dense()  # over blocks by role, in another order
+    H = cs.Hessian(problem(Net())).to_dense()  # over blocks by role, in another order
     torch.testing.assert_close(torch.linalg.eigvalsh(H), torch.linalg.eigvalsh(double_backward()))
 
 
@@ -321,7 +323,7 @@ def _function(net: Net) -> nn.Module:
 def test_compiled_module_is_measured_and_not_compiled_again(compiled: Any) -> None:
     from torch._dynamo.utils import counters
 
-    truth = cs.Hessian(problem(Net())).dense()
+    truth = cs.Hessian(problem(Net())).to_dense()
     torch._dynamo.reset()
     net = compiled(Net())
 
@@ -332,8 +334,8 @@ def test_compiled_module_is_measured_and_not_compiled_again(compiled: Any) -> No
     step()
     graphs = step()
     p = problem(net)
-    torch.testing.assert_close(cs.Hessian(p).dense(), truth)
-    cs.GGN(p).dense()
+    torch.testing.assert_close(cs.Hessian(p).to_dense(), truth)
+    cs.GGN(p).to_dense()
     cs.KFAC(p)
     p.gradient()
     assert step() == graphs > 0

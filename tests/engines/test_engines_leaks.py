@@ -71,7 +71,7 @@ def left_over(product: Product, p: cs.Problem, count: int) -> int:
 def repeat(product: Product, p: cs.Problem, count: int) -> None:
     for _ in range(count):
         with torch.no_grad():
-            for parameter in p.model.parameters.values():
+            for parameter in p.model.parameters():
                 parameter.mul_(0.999)
         product()
 

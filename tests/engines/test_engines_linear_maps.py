@@ -46,7 +46,7 @@ def problems():
     yield "normed", cs.Problem(Normed().double(), (x, y))
 
 
-@pytest.mark.parametrize("operator", [cs.Hessian, cs.GGN, cs.Functional])
+@pytest.mark.parametrize("operator", [cs.Hessian, cs.GGN, cs.FunctionalHessian])
 @pytest.mark.parametrize(("name", "problem"), list(problems()), ids=lambda x: x if isinstance(x, str) else "")
 def test_products_are_those_of_autograd(name, problem, operator):
     ours, theirs = operator(problem, engine="fast"), operator(problem, engine="autograd")

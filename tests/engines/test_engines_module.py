@@ -84,7 +84,7 @@ def test_a_jacobian_takes_turns_too():
 def test_operators_interleaved():
     net = small_net()
     P, Q = cs.Problem(net, data()), cs.Problem(net, data(9))
-    operators = [cs.Hessian(P), cs.GGN(Q), cs.Functional(P), cs.Hessian(Q).block("0.weight")]
+    operators = [cs.Hessian(P), cs.GGN(Q), cs.FunctionalHessian(P), cs.Hessian(Q).block("0.weight")]
     vectors = [torch.randn(A.shape[1], dtype=torch.float64) for A in operators]
     first = [A @ v for A, v in zip(operators, vectors, strict=True)]
     for _ in range(4):
@@ -198,7 +198,7 @@ def test_a_problem_at_other_parameters():
     H @ v
     own = {name: p.detach().clone() for name, p in net.named_parameters()}
     moved = {name: p + 0.1 for name, p in own.items()}
-    there, value, gradient = cs.Hessian(P.at(moved)) @ v, P.at(moved).value(), P.at(moved).gradient()
+    there, value, gradient = cs.Hessian(P.at(moved)) @ v, P.at(moved).loss_value(), P.at(moved).gradient()
     vector = P.space().gather(moved)
     assert relative(cs.Hessian(P.at(vector)) @ v, there) < 1e-13
     assert all(torch.equal(p, own[name]) for name, p in net.named_parameters())
@@ -206,7 +206,7 @@ def test_a_problem_at_other_parameters():
         for name, p in net.named_parameters():
             p.copy_(moved[name])
     assert relative(H @ v, there) < 1e-12
-    assert P.value() == pytest.approx(value, rel=1e-13)
+    assert P.loss_value() == pytest.approx(value, rel=1e-13)
     assert relative(P.gradient(), gradient) < 1e-12
     with pytest.raises(cs.CurvescopeError, match="no such parameter"):
         P.at({"nobody": v})
@@ -282,16 +282,16 @@ def test_a_transformers_module_with_fused_attention_is_followed():
     H = cs.Hessian(P)
     v = torch.randn(H.shape[0])
     H @ v
-    optimiser = torch.optim.SGD(m.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(m.parameters(), lr=1.0)
     for _ in range(10):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = F.cross_entropy(m(x).logits.flatten(0, 1), y.flatten())
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert P.model.module is m
     assert m.config._attn_implementation == "sdpa"
     value = F.cross_entropy(m.eval()(x).logits.flatten(0, 1), y.flatten()).item()
-    assert P.value() == pytest.approx(value, rel=1e-5)
+    assert P.loss_value() == pytest.approx(value, rel=1e-5)
     assert relative(H @ v, cs.Hessian(P, engine="autograd") @ v) < 1e-4
 
 

@@ -128,7 +128,7 @@ def in_a_row(A: cs.LinearOperator, v: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("name", ["Hessian", "GGN", "Functional"])
+@pytest.mark.parametrize("name", ["Hessian", "GGN", "FunctionalHessian"])
 def test_a_mask_that_the_model_puts_on_its_layers(name, kind):
     """Another pass puts another one there; layers that are computed again would see that."""
     low, wide = nets("mask", kind)

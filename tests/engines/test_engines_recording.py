@@ -20,7 +20,7 @@ from curvescope.engines.replay.recording import Recording, Writer
 from curvescope.models.running.held import DispatchMode
 from selection import pairs, some
 
-MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.Functional}
+MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.FunctionalHessian}
 
 
 def draw(*shape, seed=0):
@@ -123,7 +123,7 @@ def test_parameters_that_change_are_noticed():
     v = draw(H.shape[1])
     for _ in range(4):
         before = H @ v
-    p.model.parameters["L0.W_1"].data.mul_(1.5)
+    p.model.get_parameter("L0.W_1").data.mul_(1.5)
     after = H @ v
     assert (after - before).norm() > 1e-6 * before.norm()
     torch.testing.assert_close(after, cs.Hessian(p, engine="autograd") @ v, rtol=1e-9, atol=1e-12)

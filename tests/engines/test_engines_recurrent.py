@@ -24,11 +24,11 @@ def test_their_lists_of_parameters_are_put_back(kind: type[nn.RNNBase]):
     x, y = torch.ones(3, 4, 2).double(), torch.ones(3, 3).double()
     problem = cs.Problem(module, (x, y), nn.MSELoss())
     H, own = cs.Hessian(problem), list(module.cell.parameters())
-    for work in (lambda: H @ torch.ones(H.shape[0]).double(), problem.gradient, problem.value):
+    for work in (lambda: H @ torch.ones(H.shape[0]).double(), problem.gradient, problem.loss_value):
         work()
         assert all(mine is his for mine, his in zip(module.cell._flat_weights, own, strict=True))
     moved = problem.at(torch.zeros(H.shape[0]).double())
-    assert moved.value() == 1
+    assert moved.loss_value() == 1
     assert all(mine is his for mine, his in zip(module.cell._flat_weights, own, strict=True))
 
 
@@ -42,4 +42,4 @@ def test_samples_and_diagonals_of_recurrent_layers(kind: type[nn.RNNBase]):
     torch.testing.assert_close(cs.per_sample(problem).gradients().mean(0), problem.gradient())
     G = cs.GGN(problem)
     found = torch.as_tensor(cs.exact_diagonal(G, way="outputs").values)
-    torch.testing.assert_close(found, G.dense().diagonal())
+    torch.testing.assert_close(found, G.to_dense().diagonal())

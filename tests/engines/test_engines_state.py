@@ -15,7 +15,7 @@ import oracles
 from oracles import relative_error
 from selection import pairs
 
-OPERATORS = [cs.Hessian, cs.GGN, cs.Functional, cs.EmpiricalFisher, cs.MonteCarloFisher, cs.Jacobian]
+OPERATORS = [cs.Hessian, cs.GGN, cs.FunctionalHessian, cs.EmpiricalFisher, cs.MonteCarloFisher, cs.Jacobian]
 
 
 class Noisy(nn.Module):
@@ -85,7 +85,7 @@ def test_products_leave_the_module_alone(operator: type, mode: str):
     A @ torch.ones(A.shape[1], 2, dtype=torch.float64)
     A.T @ torch.ones(A.shape[0], dtype=torch.float64)
     problem.gradient()
-    problem.value()
+    problem.loss_value()
     assert_same(before, snapshot(module))
 
 
@@ -129,7 +129,7 @@ def test_dropout_in_train_mode_warns_and_gives_the_operator_of_eval_mode():
     module.eval()
     assert relative_error(found, cs.Hessian(cs.Problem(module, make_data())) @ v) == 0.0
     value = nn.functional.cross_entropy(module(make_data()[0]), make_data()[1]).detach()
-    assert problem.value() == pytest.approx(float(value), rel=1e-14)
+    assert problem.loss_value() == pytest.approx(float(value), rel=1e-14)
 
 
 @pytest.mark.parametrize("module", [make_noisy(0.0).train(), make_noisy().eval(), oracles.PlainNet().train()])
@@ -210,7 +210,7 @@ def test_unused_parameters_have_zero_gradient_and_curvature(frozen: bool):
     problem = cs.Problem(module, make_data())
     assert not (cs.Hessian(problem, "idle.*") @ torch.ones(6, dtype=torch.float64)).any()
     assert not (cs.GGN(problem, "idle.*") @ torch.ones(6, dtype=torch.float64)).any()
-    assert not cs.Jacobian(problem, "idle.*").dense().any()
+    assert not cs.Jacobian(problem, "idle.*").to_dense().any()
     assert not problem.gradient("idle.*").any()
 
 

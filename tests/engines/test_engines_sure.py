@@ -1,4 +1,4 @@
-"""A model that has learnt its data by heart: what is left of its curvature is right in float32 too."""
+"""A model that has learned its data by heart: what is left of its curvature is right in float32 too."""
 
 import copy
 
@@ -11,7 +11,7 @@ from dense import relative_error
 OPERATORS = {
     "hessian": cs.Hessian,
     "ggn": cs.GGN,
-    "functional": cs.Functional,
+    "functional": cs.FunctionalHessian,
     "fisher": cs.EmpiricalFisher,
 }
 
@@ -39,8 +39,8 @@ def test_products_in_float32_are_those_in_float64(name, engine, sure):
     operator = OPERATORS[name]
     single = cs.Problem(module, (x, y), loss="cross_entropy")
     double = cs.Problem(copy.deepcopy(module).double(), (x, y), loss="cross_entropy")
-    assert double.value() < 1e-4
-    assert single.value() == pytest.approx(double.value(), rel=1e-4)
+    assert double.loss_value() < 1e-4
+    assert single.loss_value() == pytest.approx(double.loss_value(), rel=1e-4)
     v = torch.randn(operator(single).shape[0], generator=torch.Generator().manual_seed(1))
     found = operator(single, engine=engine) @ v
     limit = 2e-4 if name == "fisher" else 2e-5  # of squared slopes

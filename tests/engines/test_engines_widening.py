@@ -56,11 +56,11 @@ def near(a, b):
 def test_products_are_those_of_the_wide_model(build, kind):
     half, wide = (cs.Problem(m, tokens()) for m in pair(build, kind))
     assert half.dtype == torch.float32
-    assert half.model.parameters[next(iter(half.model.parameters))].dtype == kind
-    assert half.value() == pytest.approx(wide.value(), rel=1e-6)
+    assert half.model.get_parameter(next(iter(dict(half.model.named_parameters())))).dtype == kind
+    assert half.loss_value() == pytest.approx(wide.loss_value(), rel=1e-6)
     near(half.gradient(), wide.gradient())
     V = torch.randn(wide.space().size, 2, generator=torch.Generator().manual_seed(1))
-    for operator in (cs.Hessian, cs.GGN, cs.Functional):
+    for operator in (cs.Hessian, cs.GGN, cs.FunctionalHessian):
         near(operator(half) @ V, operator(wide) @ V)
         near(operator(half, engine="autograd") @ V, operator(wide, engine="autograd") @ V)
 
@@ -209,10 +209,12 @@ def test_buffers_keep_their_precision():
 
 def test_a_problem_is_moved_to_weights_in_half_precision():
     half, wide = (cs.Problem(m, tokens()) for m in pair(gpt2))
-    own = half.at({name: wide.parameters[name] * 2 for name in wide.parameters}).at(half.model.parameters)
+    own = half.at({name: wide.get_parameter(name) * 2 for name in dict(wide.named_parameters())}).at(
+        dict(half.model.named_parameters())
+    )
     assert own.point == {}
     near(own.gradient(), wide.gradient())
-    other = {name: (p * 1.5).detach() for name, p in half.model.parameters.items()}
+    other = {name: (p * 1.5).detach() for name, p in half.model.named_parameters()}
     moved, truth = half.at(other), wide.at({name: p.float() for name, p in other.items()})
     v = torch.randn(wide.space().size, generator=torch.Generator().manual_seed(1))
     for _ in range(2):

@@ -48,14 +48,14 @@ def problem(**more: Any) -> cs.Problem:
         {"norm_affine": False},
     ],
 )
-@pytest.mark.parametrize("centred", [True, False])
-def test_parts_add_up_to_the_logits_of_the_zoo(settings: dict[str, Any], centred: bool):
+@pytest.mark.parametrize("centered", [True, False])
+def test_parts_add_up_to_the_logits_of_the_zoo(settings: dict[str, Any], centered: bool):
     model = cs.load(zoo(**settings))
     x, y = ids(), ids().flip(0)
     y[0, 1] = -100
-    found = g.logit_attribution(model, x, y, centred=centred)
+    found = g.logit_attribution(model, x, y, centered=centered)
     z = model.evaluate(x)
-    z = z - z.mean(-1, keepdim=True) if centred else z
+    z = z - z.mean(-1, keepdim=True) if centered else z
     truth = [float(z[n, t, y[n, t]]) for n, t in zip(found.sequence, found.position, strict=True)]
     assert len(truth) == 11
     np.testing.assert_allclose(found.values.sum(0), truth, atol=1e-10)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.geometry import Rotary, circuits, normalise
+from curvescope.geometry import Rotary, circuits, normalize
 
 D, H, T = 12, 3, 6
 
@@ -54,7 +54,7 @@ def causal(length: int = T) -> torch.Tensor:
 def test_a_folded_head_is_plain_attention(kind, bias, d, h):
     w, g, x = weights(d, h, bias=bias), norm_weights(kind, d), draw(T, d, seed=20)
     head = circuits(**w, **g, norm=kind)
-    n = normalise(x, kind=kind, eps=1e-5)
+    n = normalize(x, kind=kind, eps=1e-5)
     want = plain_attention(x, w, g, kind)
     torch.testing.assert_close(head.output(n, seen=causal()), want, rtol=0, atol=1e-12)
     raw = circuits(**w, **g, norm=kind, folded=False)
@@ -68,20 +68,20 @@ def test_scores_from_the_factors():
     """s_ij = n_i W_QK n_j + k0 · n_j + what softmax cancels; the augmented form has both in one."""
     w, g = weights(), norm_weights("layernorm")
     head = circuits(**w, **g)
-    n = normalise(draw(T, D, seed=20))
-    part = n @ head.qk.dense() @ n.T + n @ head.key_bias
+    n = normalize(draw(T, D, seed=20))
+    part = n @ head.qk.to_dense() @ n.T + n @ head.key_bias
     rest = head.scores(n) - part
     torch.testing.assert_close(rest, rest[:, :1].expand(T, T), rtol=0, atol=1e-12)
     torch.testing.assert_close(rest[:, 0] - rest[0, 0], (n - n[0]) @ head.query_bias, rtol=0, atol=1e-12)
     ones = torch.cat([n, torch.ones(T, 1, dtype=torch.float64)], dim=1)
-    torch.testing.assert_close(ones @ head.augmented_qk.dense() @ n.T, part, rtol=0, atol=1e-12)
+    torch.testing.assert_close(ones @ head.augmented_qk.to_dense() @ n.T, part, rtol=0, atol=1e-12)
     torch.testing.assert_close(head.key_direction(n) @ n.T, part, rtol=0, atol=1e-12)
     assert head.scores(n[:2], n[3:]).shape == (2, 3)
 
 
 def test_b_K_does_not_matter_and_b_Q_does():
     w, g, x = weights(), norm_weights("layernorm"), draw(T, D, seed=20)
-    n = normalise(x, eps=1e-5)
+    n = normalize(x, eps=1e-5)
     want = plain_attention(x, w, g, "layernorm")
     without_k = circuits(**{**w, "b_K": None}, **g).output(n, seen=causal())
     other_k = circuits(**{**w, "b_K": 10 * draw(H, seed=30)}, **g).output(n, seen=causal())
@@ -91,18 +91,18 @@ def test_b_K_does_not_matter_and_b_Q_does():
     assert float((without_q - want).abs().max()) > 0.1
 
 
-def test_the_output_side_is_centred_and_nothing_else_is_lost():
+def test_the_output_side_is_centered_and_nothing_else_is_lost():
     w, g = weights(), norm_weights("layernorm")
-    head, n = circuits(**w, **g), normalise(draw(T, D, seed=20))
-    written = n @ head.vo.dense() + head.value_bias
+    head, n = circuits(**w, **g), normalize(draw(T, D, seed=20))
+    written = n @ head.vo.to_dense() + head.value_bias
     values = head.values(n)
-    centred = values - values.mean(1, keepdim=True)
-    torch.testing.assert_close(written - written.mean(1, keepdim=True), centred, rtol=0, atol=1e-12)
+    centered = values - values.mean(1, keepdim=True)
+    torch.testing.assert_close(written - written.mean(1, keepdim=True), centered, rtol=0, atol=1e-12)
     P = torch.eye(D, dtype=torch.float64) - 1 / D
     dense = P @ torch.diag(g["gamma"]) @ w["W_V"] @ w["W_O"] @ P
-    torch.testing.assert_close(head.vo.dense(), dense, rtol=0, atol=1e-12)
+    torch.testing.assert_close(head.vo.to_dense(), dense, rtol=0, atol=1e-12)
     rms = circuits(**w, gamma=g["gamma"], norm="rmsnorm")
-    torch.testing.assert_close(rms.vo.dense(), torch.diag(g["gamma"]) @ w["W_V"] @ w["W_O"])
+    torch.testing.assert_close(rms.vo.to_dense(), torch.diag(g["gamma"]) @ w["W_V"] @ w["W_O"])
 
 
 def test_singular_values_are_those_of_the_dense_folded_matrix():
@@ -160,26 +160,26 @@ def test_rotary_offsets_are_the_scores(pairs):
     from dataclasses import replace
 
     head = replace(circuits(**w, **g, norm="rmsnorm"), rotary=turn)
-    n = normalise(draw(T, D, seed=20), kind="rmsnorm")
+    n = normalize(draw(T, D, seed=20), kind="rmsnorm")
     scores = head.scores(n)
     for i, j in ((0, 0), (3, 1), (5, 0), (1, 4)):
         form = head.qk_at(i - j)
         query = turn.matrix(i - j, 5)
         rest = (n[i] @ head.W_Q + head.b_Q) @ query @ head.b_K * head.scale
-        content = n[i] @ form.dense() @ n[j] + head.scale * head.b_Q @ query @ head.W_K.T @ n[j]
+        content = n[i] @ form.to_dense() @ n[j] + head.scale * head.b_Q @ query @ head.W_K.T @ n[j]
         torch.testing.assert_close(content + rest, scores[i, j], rtol=0, atol=1e-12)
         torch.testing.assert_close(head.key_direction(n[i], offset=i - j) @ n[j], content, rtol=0, atol=1e-12)
-    torch.testing.assert_close(head.qk_at(0).dense(), head.qk.dense())
+    torch.testing.assert_close(head.qk_at(0).to_dense(), head.qk.to_dense())
     torch.testing.assert_close(head.key_bias, head.scale * head.b_Q @ turn.matrix(0, 5) @ head.W_K.T)
     with pytest.raises(AssertionError):
-        torch.testing.assert_close(head.qk_at(2).dense(), head.qk.dense())
+        torch.testing.assert_close(head.qk_at(2).to_dense(), head.qk.to_dense())
 
 
 def test_the_share_of_a_constant_query():
     w, g = weights(), norm_weights("layernorm")
     head = circuits(**w, **g)
-    n = normalise(draw(20000, D, seed=40))
-    content = (n @ head.qk.dense()).square().sum(1).mean()  # variance over keys is proportional to |·|²
+    n = normalize(draw(20000, D, seed=40))
+    content = (n @ head.qk.to_dense()).square().sum(1).mean()  # variance over keys is proportional to |·|²
     constant = head.key_bias.square().sum()
     assert head.bias_share() == pytest.approx(float(constant / (constant + content)), rel=0.03)
     assert head.bias_share(torch.zeros(H, dtype=torch.float64)) == 0
@@ -187,7 +187,7 @@ def test_the_share_of_a_constant_query():
 
 def test_arrays_are_taken_and_wrong_shapes_are_refused():
     w = {name: W.numpy() for name, W in weights().items()}
-    torch.testing.assert_close(circuits(**w).qk.dense(), circuits(**weights()).qk.dense())
+    torch.testing.assert_close(circuits(**w).qk.to_dense(), circuits(**weights()).qk.to_dense())
     assert isinstance(np.asarray(circuits(**w).qk.singular_values), np.ndarray)
     with pytest.raises(CurvescopeError, match="act from the right"):
         circuits(w["W_Q"].T, w["W_K"].T, w["W_V"].T, w["W_O"])

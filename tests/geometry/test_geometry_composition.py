@@ -31,8 +31,8 @@ def test_scores_are_dense_norms(kind):
     found = composition(first, second, kind, num_samples=5)
     for i, a in enumerate(first):
         for j, b in enumerate(second):
-            M = a.vo.dense()
-            N = {"Q": b.qk.dense(), "K": b.qk.dense().T, "V": b.vo.dense()}[kind]
+            M = a.vo.to_dense()
+            N = {"Q": b.qk.to_dense(), "K": b.qk.to_dense().T, "V": b.vo.to_dense()}[kind]
             want = (M @ N).norm() / M.norm() / N.norm()
             assert found.scores[i, j] == pytest.approx(float(want), abs=1e-12)
     assert found.layers == [0, 1]
@@ -82,13 +82,13 @@ def test_copying_scores():
     assert copying_score(Factored(A[:, :2] @ turn, A[:, :2])) == pytest.approx(0, abs=1e-12)
     assert copying_score(Factored(0 * A, A)) == 0
     M = Factored(draw(12, 4, seed=2), draw(12, 4, seed=3))
-    values = torch.linalg.eigvals(M.dense())
+    values = torch.linalg.eigvals(M.to_dense())
     assert copying_score(M) == pytest.approx(float(values.real.sum() / values.abs().sum()))
 
 
 def test_eigenvalues_through_the_vocabulary():
     M, E, U = Factored(draw(6, 2), draw(6, 2, seed=1)), draw(15, 6, seed=2), draw(15, 6, seed=3)
-    dense = torch.linalg.eigvals(E @ M.dense() @ U.T)
+    dense = torch.linalg.eigvals(E @ M.to_dense() @ U.T)
     dense = dense[dense.abs().argsort(descending=True)][:2]
     found = through_vocabulary(M, E, U).eigenvalues
     torch.testing.assert_close(found.abs().sort().values, dense.abs().sort().values)

@@ -111,7 +111,7 @@ def test_references_are_what_they_say():
     scaled = U * p["ln_f.g"]
     want = scaled - scaled.mean(1, keepdim=True)
     torch.testing.assert_close(reference(model, "logit").rows(every), want)
-    torch.testing.assert_close(reference(model, "logit", centred=True).rows(every), want - want.mean(0))
+    torch.testing.assert_close(reference(model, "logit", centered=True).rows(every), want - want.mean(0))
     inner = reference(model, "normed", norm="ln_f", which="output").rows(every)
     torch.testing.assert_close(inner, ln(U, (6,), p["ln_f.g"], p["ln_f.b"], eps=1e-5))
     with pytest.raises(CurvescopeError, match="role of a norm"):
@@ -261,7 +261,7 @@ def test_sides_are_ordered_by_their_tokens():
     assert (right[:, 0].mean(-1) >= right[:, 1].mean(-1) - 1e-12).all()
     dense = heads(model, 0)[0].vo
     column = dense.right[:, 0] * int(found.vo.sign[0])
-    rows = reference(model, "logit", centred=True).rows(slice(None))
+    rows = reference(model, "logit", centered=True).rows(slice(None))
     assert found.vo.right.ids[0, 0].tolist() == dense_order((rows @ column)[None], 3)[0].tolist()
 
 

@@ -39,8 +39,8 @@ def array(model: cs.Model, name: str) -> np.ndarray:
 
 
 def numpy_layernorm(E: np.ndarray, eps: float = 1e-5) -> np.ndarray:
-    centred = E - E.mean(1, keepdims=True)
-    return centred / np.sqrt(centred.var(1, keepdims=True) + eps)
+    centered = E - E.mean(1, keepdims=True)
+    return centered / np.sqrt(centered.var(1, keepdims=True) + eps)
 
 
 @pytest.mark.parametrize("options", [{"norm": Norm("layernorm", eps=1e-5), "all_rows": True}, {}])

@@ -18,12 +18,12 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize(("d", "e", "h"), [(30, 30, 5), (7, 12, 3), (4, 4, 6), (5, 5, 1)])
 def test_singular_triples_are_those_of_the_dense_matrix(d, e, h):
     M = Factored(draw(d, h), draw(e, h, seed=1))
-    U, s, Vh = torch.linalg.svd(M.dense())
+    U, s, Vh = torch.linalg.svd(M.to_dense())
     r = min(d, e, h)
     assert M.rank == r
     torch.testing.assert_close(M.singular_values, s[:r], rtol=0, atol=1e-12)
     torch.testing.assert_close(
-        M.left @ torch.diag(M.singular_values) @ M.right.T, M.dense(), rtol=0, atol=1e-12
+        M.left @ torch.diag(M.singular_values) @ M.right.T, M.to_dense(), rtol=0, atol=1e-12
     )
     torch.testing.assert_close(M.left.T @ M.left, torch.eye(r, dtype=torch.float64), rtol=0, atol=1e-13)
     overlap = (U[:, :r] * M.left).sum(0) * (Vh[:r].T * M.right).sum(0)
@@ -68,7 +68,7 @@ def test_energy_coverage_and_effective_rank():
     Q = torch.linalg.qr(draw(9, 3))[0]
     M = Factored(Q * s, torch.linalg.qr(draw(9, 3, seed=1))[0])
     assert M.frobenius == pytest.approx(21**0.5)
-    assert M.frobenius == pytest.approx(float(M.dense().norm()))
+    assert M.frobenius == pytest.approx(float(M.to_dense().norm()))
     np.testing.assert_allclose(M.energy_share, [16 / 21, 4 / 21, 1 / 21])
     p = np.array([16, 4, 1]) / 21
     assert M.effective_rank == pytest.approx(np.exp(-(p * np.log(p)).sum()))
@@ -84,9 +84,9 @@ def test_energy_coverage_and_effective_rank():
 def test_products_and_transposes(h, k):
     M, N = Factored(draw(12, h), draw(10, h, seed=1)), Factored(draw(10, k, seed=2), draw(8, k, seed=3))
     product = M @ N
-    torch.testing.assert_close(product.dense(), M.dense() @ N.dense())
+    torch.testing.assert_close(product.to_dense(), M.to_dense() @ N.to_dense())
     assert product.A.shape[1] == 3
-    torch.testing.assert_close(M.T.dense(), M.dense().T)
+    torch.testing.assert_close(M.T.to_dense(), M.to_dense().T)
     with pytest.raises(CurvescopeError, match="rows on the right"):
         _ = M @ M
 

@@ -119,9 +119,9 @@ def test_heads_that_are_not_folded_are_the_raw_matrices():
     for c in heads(model, 1, folded=False):
         own = slice(c.head * h, (c.head + 1) * h)
         dense = raw["L1.W_Q"][:, own] @ raw["L1.W_K"][:, own].T / h**0.5
-        torch.testing.assert_close(c.qk.dense(), dense.detach(), rtol=0, atol=1e-14)
+        torch.testing.assert_close(c.qk.to_dense(), dense.detach(), rtol=0, atol=1e-14)
         dense = raw["L1.W_V"][:, own] @ raw["L1.W_O"][own]
-        torch.testing.assert_close(c.vo.dense(), dense.detach(), rtol=0, atol=1e-14)
+        torch.testing.assert_close(c.vo.to_dense(), dense.detach(), rtol=0, atol=1e-14)
 
 
 def test_the_layers_sum_is_attention_on_one_token():
@@ -232,7 +232,7 @@ def test_nanogpt(tmp_path):
     assert max(found.pattern_error, found.output_error) < 1e-12
     W = weights["transformer.h.0.attn.c_attn.weight"].double()
     dense = W[4:8].T @ W[d + 4 : d + 8] / 2  # head 1, by nanoGPT's own layout
-    torch.testing.assert_close(heads(model, 0, folded=False)[1].qk.dense(), dense)
+    torch.testing.assert_close(heads(model, 0, folded=False)[1].qk.to_dense(), dense)
 
 
 # ------------------------------------------------------------------------------------------- real GPT-2

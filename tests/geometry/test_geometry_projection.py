@@ -21,11 +21,11 @@ def distances(x: np.ndarray) -> np.ndarray:
 
 def test_pca_is_that_of_the_covariance():
     found = project(POINTS, dim=3)
-    centred = POINTS - POINTS.mean(0)
-    values, vectors = np.linalg.eigh(centred.T @ centred)
+    centered = POINTS - POINTS.mean(0)
+    values, vectors = np.linalg.eigh(centered.T @ centered)
     values, vectors = values[::-1], vectors[:, ::-1]
     np.testing.assert_allclose(found.explained, values[:3] / values.sum())
-    truth = centred @ vectors[:, :3]
+    truth = centered @ vectors[:, :3]
     for j in range(3):
         sign = np.sign(vectors[np.abs(vectors[:, j]).argmax(), j])  # the largest loading is positive
         np.testing.assert_allclose(found.coordinates[:, j], sign * truth[:, j], atol=1e-10)
@@ -127,10 +127,10 @@ def test_groups_are_put_apart_into_a_picture_of_others(monkeypatch):
 @pytest.mark.slow
 def test_umap_repeats_itself_with_its_seed():
     pytest.importorskip("umap")
-    one, two = (project(POINTS, method="umap", seed=3, neighbours=8) for _ in range(2))
+    one, two = (project(POINTS, method="umap", seed=3, neighbors=8) for _ in range(2))
     np.testing.assert_array_equal(one.coordinates, two.coordinates)
     assert one.coordinates.shape == (40, 3)
     assert one.explained is None
-    other = project(POINTS, method="umap", seed=4, neighbours=8)
+    other = project(POINTS, method="umap", seed=4, neighbors=8)
     assert not np.allclose(one.coordinates, other.coordinates)
     assert "seed 3" in one.words

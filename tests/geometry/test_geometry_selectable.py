@@ -9,7 +9,7 @@ import torch
 import curvescope as cs
 from cases import transformer
 from curvescope.core.errors import CurvescopeError
-from curvescope.geometry import hull_vertices, normalise, selectable_keys
+from curvescope.geometry import hull_vertices, normalize, selectable_keys
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -37,7 +37,7 @@ def test_known_hulls():
     assert not hull_vertices(torch.zeros(3, 2)).vertex.any()
     line = torch.tensor([[0.0, 0], [1, 1], [2, 2]], dtype=torch.float64)
     assert hull_vertices(line).vertex.tolist() == [True, False, True]
-    assert hull_vertices(normalise(draw(50, 4))).vertex.all()  # points of a sphere
+    assert hull_vertices(normalize(draw(50, 4))).vertex.all()  # points of a sphere
     with pytest.raises(CurvescopeError, match="two points"):
         hull_vertices(draw(1, 3))
 

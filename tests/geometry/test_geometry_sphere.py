@@ -14,7 +14,7 @@ from curvescope.geometry import (
     attainable,
     ellipsoid,
     fold,
-    normalise,
+    normalize,
     project,
     radius,
     support,
@@ -37,7 +37,7 @@ def dense_projector(kind: str, d: int = D) -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_sphere_has_radius_root_d(kind):
     x = 3 * draw(20, D) + 1
-    n, P = normalise(x, kind=kind), dense_projector(kind)
+    n, P = normalize(x, kind=kind), dense_projector(kind)
     want = math.sqrt(D) * (x @ P) / (x @ P).norm(dim=1, keepdim=True)
     torch.testing.assert_close(n, want, rtol=0, atol=1e-12)
     torch.testing.assert_close(n.norm(dim=1), torch.full((20,), math.sqrt(D)).double(), rtol=0, atol=1e-12)
@@ -52,7 +52,7 @@ def test_radius_with_epsilon(kind):
     size = (x @ dense_projector(kind)).norm(dim=1)
     want = math.sqrt(D) * size / (size**2 + D * eps).sqrt()
     torch.testing.assert_close(radius(x, kind=kind, eps=eps), want)
-    torch.testing.assert_close(normalise(x, kind=kind, eps=eps).norm(dim=1), want)
+    torch.testing.assert_close(normalize(x, kind=kind, eps=eps).norm(dim=1), want)
 
 
 def test_the_layernorm_of_torch():
@@ -93,7 +93,7 @@ def test_the_ellipsoid(kind):
     g, b = draw(D, seed=1), draw(D, seed=2)
     y = Norm(kind, g, b, 0.0)(draw(50, D))
     found = ellipsoid(g, b, kind=kind, name="ln_f")
-    away = y.numpy() - found.centre
+    away = y.numpy() - found.center
     assert found.name == "ln_f"
     np.testing.assert_allclose(((away / g.numpy()) ** 2).sum(1), D, rtol=1e-12)
     inside = away @ found.axes / found.semi_axes

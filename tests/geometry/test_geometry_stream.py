@@ -50,7 +50,7 @@ def test_gemmas_gain_is_one_more_than_its_parameter():
     model = model_of("gemma2")
     read = readout(model, stream(model, inputs()))
     assert read.norm.gamma is not None
-    torch.testing.assert_close(read.norm.gamma, 1 + model.parameters["model.norm.weight"].detach())
+    torch.testing.assert_close(read.norm.gamma, 1 + model.get_parameter("model.norm.weight").detach())
     assert any("own end" in note for note in read.notes)  # its logits are capped
 
 
@@ -65,9 +65,9 @@ def test_cosine_to_a_token_gives_its_logit(name):
     cosine = read.unit(x) @ read.token(tokens).T
     assert read.norm.gamma is not None
     u = read.U.T * read.norm.gamma
-    size = (u - u.mean(-1, keepdim=True) if read.centre else u).norm(dim=-1)
+    size = (u - u.mean(-1, keepdim=True) if read.center else u).norm(dim=-1)
     block = model.blocks.get("ln_f.b")
-    shift = 0 if block is None else read.U.T @ block.take(model.parameters[block.parameter])
+    shift = 0 if block is None else read.U.T @ block.take(model.get_parameter(block.parameter))
     logits = math.sqrt(x.shape[-1]) * cosine * size + shift + (0 if read.bias is None else read.bias)
     with torch.no_grad():
         torch.testing.assert_close(logits, read.logits(x), atol=1e-8, rtol=0)

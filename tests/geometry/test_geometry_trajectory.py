@@ -82,7 +82,7 @@ def test_lens_numbers_by_brute_force():
 
 def test_shares_of_a_step_sum_to_one():
     x = torch.randn(5, 7, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    found = paths.shares(x, centre=True)
+    found = paths.shares(x, center=True)
     c = x - x.mean(-1, keepdim=True)
     for block in range(3):
         a, m = c[:, 2 * block + 1] - c[:, 2 * block], c[:, 2 * block + 2] - c[:, 2 * block + 1]
@@ -191,11 +191,11 @@ def test_equal_targets_leave_nothing_beyond_the_baseline():
 
 def test_a_model_that_was_trained_goes_to_the_next_token():
     model = cs.load("tiny-gpt")
-    found = trajectories(model, cs.text("sample", model, tokens=512, seq_len=64))
+    found = trajectories(model, cs.text_data("sample", model, tokens=512, seq_len=64))
     c = found.curves["angle_target"]
     assert c.change < -5 * c.change_stderr
     fresh = cs.load("tiny-gpt", revision="initial")
-    c = trajectories(fresh, cs.text("sample", fresh, tokens=512, seq_len=64)).curves["angle_target"]
+    c = trajectories(fresh, cs.text_data("sample", fresh, tokens=512, seq_len=64)).curves["angle_target"]
     assert abs(c.change) < 5 * c.change_stderr + 0.2
 
 

@@ -193,7 +193,7 @@ def planted() -> cs.Model:
             values |= {f"L{i}.W_Q": Q, f"L{i}.W_K": one, f"L{i}.W_V": shift, f"L{i}.W_O": one}
             values |= {f"L{i}.b_Q": one[2], f"L{i}.b_K": one[4]}
         for name, value in values.items():
-            model.parameters[name].copy_(value)
+            model.get_parameter(name).copy_(value)
     return zoo_model(model.module, name="planted", tokenizer=CharTokenizer(ALPHABET))  # pyright: ignore
 
 

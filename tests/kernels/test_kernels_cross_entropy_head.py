@@ -36,7 +36,7 @@ def plain(h, W, b, targets, weights=None, *, label_smoothing=0.0, part="hessian"
     if part == "hessian":
         return loss.sum(z, targets, weights)
     D0 = loss.gradient(z.detach(), targets, weights)
-    return (D0 * z).sum()  # the same first two derivatives as the functional part
+    return (D0 * z).sum()  # the same first two derivatives as the functional Hessian
 
 
 CASES = {
@@ -99,7 +99,7 @@ def test_some_inputs_only(kept, part):
         for g, i in zip(first, kept, strict=True):
             if g.requires_grad:
                 found += torch.autograd.grad(g, some, v[i], retain_graph=True, materialize_grads=True)
-            else:  # the plain functional part has no graph where it is zero
+            else:  # the plain functional Hessian has no graph where it is zero
                 found += [torch.zeros_like(x) for x in some]
         results.append(found)
     agree(*results, 1e-13)

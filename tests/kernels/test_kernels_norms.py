@@ -19,8 +19,8 @@ SHAPES = ((2, 5, D), (D,), (D,))
 
 
 def plain_layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    centred = x - x.mean(-1, keepdim=True)
-    y = centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt()
+    centered = x - x.mean(-1, keepdim=True)
+    y = centered / (centered.square().mean(-1, keepdim=True) + EPS).sqrt()
     y = y if weight is None else y * weight
     return y if bias is None else y + bias
 

@@ -172,7 +172,7 @@ def test_the_ggn_of_a_loss_that_is_not_convex_is_not_called_positive():
     G = cs.GGN(
         cs.Problem(oracles.shaken(oracles.drawn(lambda: torch.nn.Linear(2, 1))), (x, x[:, :1]), concave)
     )
-    assert float(torch.linalg.eigvalsh(G.dense())[0]) < -0.1
+    assert float(torch.linalg.eigvalsh(G.to_dense())[0]) < -0.1
     assert not G.psd
 
 
@@ -284,7 +284,7 @@ REFUSED = {
     "tree for numbers": (lambda: SquaredError().total_weight({"a": Z}, None), "one tensor, got a dict"),
     "tree in the sum": (lambda: SquaredError().sum(Z, (Z,), None), "one tensor, got a tuple"),
     "smoothing": (lambda: CrossEntropy("a"), r"label_smoothing in \[0, 1\), got a"),
-    "normalisation": (lambda: SquaredError("sum"), "expected 'theory' or 'mean', got 'sum'"),
+    "normalization": (lambda: SquaredError("sum"), "expected 'theory' or 'mean', got 'sum'"),
     "complex classes": (
         lambda: CrossEntropy().sum(Z, torch.zeros(2, dtype=torch.complex64), None),
         "expected integer targets",

@@ -119,7 +119,7 @@ def test_an_empirical_fisher_is_that_of_the_terms(name: str):
             found = torch.autograd.grad(term / weight, list(leaves.values()), retain_graph=True)
             g = space.gather(dict(zip(leaves, found, strict=True)))
             total += weight * torch.outer(g, g)
-    assert relative_error(cs.EmpiricalFisher(p).dense(), total / n.sum()) < 1e-10
+    assert relative_error(cs.EmpiricalFisher(p).to_dense(), total / n.sum()) < 1e-10
 
 
 @pytest.mark.filterwarnings("ignore:reduction")
@@ -144,11 +144,13 @@ def test_class_weights_are_weights_of_terms():
     ours = cs.Problem(module, (X, y), nn.CrossEntropyLoss(weight=v))
     plain = cs.Problem(module, (X, y, v[y]), "cross_entropy")
     for operator in (cs.Hessian, cs.GGN, cs.EmpiricalFisher):
-        assert relative_error(operator(ours).dense(), operator(plain).dense()) < 1e-12
+        assert relative_error(operator(ours).to_dense(), operator(plain).to_dense()) < 1e-12
     for kind in ("ggn", "empirical"):
-        assert relative_error(cs.KFAC(ours, kind=kind).dense(), cs.KFAC(plain, kind=kind).dense()) < 1e-10
+        assert (
+            relative_error(cs.KFAC(ours, kind=kind).to_dense(), cs.KFAC(plain, kind=kind).to_dense()) < 1e-10
+        )
     bare = [cs.Problem(module, (X, y), loss) for loss in ("cross_entropy", nn.CrossEntropyLoss())]
-    mc = [cs.KFAC(p, kind="mc", mc_samples=3).dense() for p in bare]
+    mc = [cs.KFAC(p, kind="mc", num_samples=3).to_dense() for p in bare]
     assert relative_error(mc[1], mc[0]) < 1e-10
 
 
@@ -156,7 +158,9 @@ def test_factors_of_entries_are_those_of_the_squared_error():
     module = net()
     ours, plain = cs.Problem(module, (X, REALS), nn.MSELoss()), cs.Problem(module, (X, REALS), "mse_mean")
     for kind in ("ggn", "empirical", "mc"):
-        assert relative_error(cs.KFAC(ours, kind=kind).dense(), cs.KFAC(plain, kind=kind).dense()) < 1e-10
+        assert (
+            relative_error(cs.KFAC(ours, kind=kind).to_dense(), cs.KFAC(plain, kind=kind).to_dense()) < 1e-10
+        )
 
 
 LIKELIHOODS = ["classes", "soft", "soft coins", "mse", "nll drawn", "bce drawn", "poisson"]
@@ -201,7 +205,7 @@ def test_what_is_no_likelihood_says_so():
         cs.KFAC(smooth)
     both = cs.Problem(net(), (X, y), nn.CrossEntropyLoss(weight=V.double(), label_smoothing=0.1))
     with pytest.raises(cs.UsageError, match="class weights and label_smoothing"):
-        cs.EmpiricalFisher(both).dense()
+        cs.EmpiricalFisher(both).to_dense()
     with pytest.raises(cs.UsageError, match="exponentials do not sum to 1"):
         cs.MonteCarloFisher(cs.Problem(net(), (X, y), nn.NLLLoss()))
 
@@ -212,13 +216,13 @@ def test_weights_of_the_data_go_with_those_of_the_loss():
     v = V.double()
     p = cs.Problem(module, (X, y, w), nn.CrossEntropyLoss(weight=v))
     terms = F.cross_entropy(module(X).detach(), y, weight=v, reduction="none")
-    assert p.value() == pytest.approx(float((w * terms).sum() / (w * v[y]).sum()), rel=1e-12)
+    assert p.loss_value() == pytest.approx(float((w * terms).sum() / (w * v[y]).sum()), rel=1e-12)
     huber = cs.Problem(module, (X, REALS, w), nn.HuberLoss())
     terms = F.huber_loss(module(X).detach(), REALS, reduction="none")
-    assert huber.value() == pytest.approx(float((w[:, None] * terms).sum() / (C * w.sum())), rel=1e-12)
+    assert huber.loss_value() == pytest.approx(float((w[:, None] * terms).sum() / (C * w.sum())), rel=1e-12)
     for own in (p, huber):
         u = torch.ones(own.space().size, dtype=torch.float64)
-        parts = cs.GGN(own) @ u + cs.Functional(own) @ u
+        parts = cs.GGN(own) @ u + cs.FunctionalHessian(own) @ u
         assert relative_error(parts, cs.Hessian(own) @ u) < 1e-10
 
 
@@ -234,7 +238,7 @@ def test_functions_and_partials_are_their_modules():
     ]  # fmt: skip
     for function, loss, y in pairs:
         theirs = float(loss(module(X), y).detach())
-        assert cs.Problem(module, (X, y), function).value() == pytest.approx(theirs, rel=1e-12)
+        assert cs.Problem(module, (X, y), function).loss_value() == pytest.approx(theirs, rel=1e-12)
 
 
 def test_a_setting_of_the_loss_that_changes_is_seen():
@@ -243,7 +247,7 @@ def test_a_setting_of_the_loss_that_changes_is_seen():
     H, v = cs.Hessian(p), torch.ones(p.space().size, dtype=torch.float64)
     before = H @ v
     loss.label_smoothing = 0.5
-    assert p.value() == pytest.approx(float(loss(module(X), CLASSES).detach()), rel=1e-12)
+    assert p.loss_value() == pytest.approx(float(loss(module(X), CLASSES).detach()), rel=1e-12)
     after = cs.Hessian(cs.Problem(module, (X, CLASSES), nn.CrossEntropyLoss(label_smoothing=0.5))) @ v
     assert relative_error(H @ v, after) < 1e-12 < relative_error(before, after)
 
@@ -318,7 +322,7 @@ def test_odd_losses_are_refused_in_one_sentence(name: str):
     module, x = (net(wide=True), WIDE) if name == "last axis" else (net(), X)
     module = PROBABILITIES() if name == "weight of sequences" else module
     with pytest.raises(cs.UsageError, match=message) as caught:
-        cs.Problem(module, (x, y), loss).value()
+        cs.Problem(module, (x, y), loss).loss_value()
     assert_one_sentence(caught.value)
 
 

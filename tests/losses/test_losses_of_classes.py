@@ -85,7 +85,7 @@ def problem(form: str, options: dict[str, Any], y: Tensor, *, weights: Tensor | 
 def matrices(
     module: nn.Module, x: Tensor, y: Tensor, options: dict[str, Any]
 ) -> tuple[float, Tensor, Tensor]:
-    """Value, Hessian and Gauss-Newton matrix by double backward through torch's own cross-entropy."""
+    """Value, Hessian and GGN by double backward through torch's own cross-entropy."""
     leaves = list(module.parameters())
 
     def flat(s: Tensor, into: list[Tensor]) -> Tensor:
@@ -108,10 +108,10 @@ def matrices(
 
 def in_order(p: cs.Problem, truth: Tensor) -> Tensor:
     """A matrix over all parameters, one after the other, in the order of the problem's vectors."""
-    sizes = [q.numel() for q in p.parameters.values()]
+    sizes = [q.numel() for q in p.parameters()]
     columns = [
         p.space().gather(
-            {n: t.view(q.shape) for (n, q), t in zip(p.parameters.items(), row.split(sizes), strict=True)}
+            {n: t.view(q.shape) for (n, q), t in zip(p.named_parameters(), row.split(sizes), strict=True)}
         )
         for row in torch.eye(sum(sizes), dtype=torch.float64)
     ]
@@ -127,11 +127,11 @@ def test_every_form_meets_double_backward(form: str, name: str):
     theirs = y.movedim(-1, 1) if y.is_floating_point() else y
     module = shaken(drawn(lambda: Net(1)))
     value, H, G = matrices(module, X, theirs, options)
-    assert p.value() == pytest.approx(value, rel=1e-12)
+    assert p.loss_value() == pytest.approx(value, rel=1e-12)
     for engine in ("fast", "autograd"):
-        assert relative_error(cs.Hessian(p, engine=engine).dense(), in_order(p, H)) < 1e-10
-        assert relative_error(cs.GGN(p, engine=engine).dense(), in_order(p, G)) < 1e-10
-        assert relative_error(cs.Functional(p, engine=engine).dense(), in_order(p, H - G)) < 1e-10
+        assert relative_error(cs.Hessian(p, engine=engine).to_dense(), in_order(p, H)) < 1e-10
+        assert relative_error(cs.GGN(p, engine=engine).to_dense(), in_order(p, G)) < 1e-10
+        assert relative_error(cs.FunctionalHessian(p, engine=engine).to_dense(), in_order(p, H - G)) < 1e-10
 
 
 @pytest.mark.parametrize("name", ["plain", "weight", "ignore_index", "probabilities", "sum"])
@@ -143,8 +143,8 @@ def test_one_position_without_an_axis_of_its_own(name: str):
     for loss in (cs.CrossEntropy(**options), nn.CrossEntropyLoss(**options)):
         p = cs.Problem(module, (X, y), loss)
         for engine in ("fast", "autograd"):
-            assert relative_error(cs.Hessian(p, engine=engine).dense(), in_order(p, H)) < 1e-10
-            assert relative_error(cs.GGN(p, engine=engine).dense(), in_order(p, G)) < 1e-10
+            assert relative_error(cs.Hessian(p, engine=engine).to_dense(), in_order(p, H)) < 1e-10
+            assert relative_error(cs.GGN(p, engine=engine).to_dense(), in_order(p, G)) < 1e-10
 
 
 @pytest.mark.parametrize("weights", [None, W], ids=["bare", "weighted"])
@@ -161,13 +161,13 @@ def test_fishers_factors_and_single_terms_are_the_same(name: str, weights: Tenso
     if not options.keys() & {"weight", "label_smoothing"}:
         pairs += [(cs.MonteCarloFisher, {"num_samples": 2}), (cs.KFAC, {"kind": "mc", "terms": "separate"})]
     for make, settings in pairs:
-        assert relative_error(make(theirs, **settings).dense(), make(ours, **settings).dense()) < 1e-10
+        assert relative_error(make(theirs, **settings).to_dense(), make(ours, **settings).to_dense()) < 1e-10
     for operator in (cs.GGN, cs.EmpiricalFisher):
         diagonals = [cs.exact_diagonal(operator(p)) for p in (ours, theirs)]
         np.testing.assert_allclose(
             *(np.asarray(getattr(d, "values", d)) for d in diagonals), rtol=1e-9, atol=1e-14
         )
-        dense = operator(ours).dense().diagonal().numpy()
+        dense = operator(ours).to_dense().diagonal().numpy()
         np.testing.assert_allclose(
             np.asarray(getattr(diagonals[0], "values", diagonals[0])), dense, rtol=1e-9, atol=1e-14
         )
@@ -184,7 +184,7 @@ def test_samples_add_up_to_the_problem(name: str):
         np.testing.assert_allclose(losses[1], losses[0], rtol=1e-12)
         np.testing.assert_allclose(samples[1].shares, samples[0].shares, rtol=1e-12)
         for p, s, own in zip(forms, samples, losses, strict=True):
-            assert float(s.shares @ own) == pytest.approx(p.value(), rel=1e-12)
+            assert float(s.shares @ own) == pytest.approx(p.loss_value(), rel=1e-12)
             mean = torch.as_tensor(s.shares) @ s.gradients()
             assert relative_error(mean, p.gradient()) < 1e-10
 
@@ -192,7 +192,7 @@ def test_samples_add_up_to_the_problem(name: str):
 def test_both_weights_and_smoothing_have_no_empirical_fisher():
     p = problem("ours", {"weight": V, "label_smoothing": 0.2}, Y)
     with pytest.raises(cs.UsageError, match="class weights and label_smoothing"):
-        cs.EmpiricalFisher(p).dense()
+        cs.EmpiricalFisher(p).to_dense()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -226,7 +226,7 @@ def test_a_head_is_never_formed_in_full(form: str):
             sizes.extend(t.untyped_storage().nbytes() for t in made if isinstance(t, Tensor))
             return found
 
-    for operator in (cs.Hessian, cs.GGN, cs.Functional):
+    for operator in (cs.Hessian, cs.GGN, cs.FunctionalHessian):
         with Watch():
             operator(p) @ torch.ones(p.space().size)
     assert max(sizes) < 20 * vocabulary * 4
@@ -236,7 +236,7 @@ def test_real_numbers_are_no_class_probabilities():
     """A regression without a loss is refused, not taken for a classification."""
     p = cs.Problem(drawn(lambda: Net(-1)), (X, X.sum(-1, keepdim=True).expand(-1, -1, C)))
     with pytest.raises(cs.UsageError, match="mse_mean"):
-        p.value()
+        p.loss_value()
 
 
 def test_squared_errors_of_torch_are_mse_mean():
@@ -245,8 +245,8 @@ def test_squared_errors_of_torch_are_mse_mean():
     problems = [cs.Problem(module, (X, y, W), loss) for loss in ("mse_mean", nn.MSELoss(), F.mse_loss)]
     for p in problems[1:]:
         for make in (cs.Hessian, cs.GGN, cs.EmpiricalFisher, cs.MonteCarloFisher, cs.KFAC):
-            assert relative_error(make(p).dense(), make(problems[0]).dense()) < 1e-12
+            assert relative_error(make(p).to_dense(), make(problems[0]).to_dense()) < 1e-12
         found, want = (cs.per_sample(q, each="term").losses() for q in (p, problems[0]))
         np.testing.assert_allclose(found, want, rtol=1e-12)
-    total = cs.Problem(module, (X, y), nn.MSELoss(reduction="sum")).value()
+    total = cs.Problem(module, (X, y), nn.MSELoss(reduction="sum")).loss_value()
     assert total == pytest.approx(float(F.mse_loss(module(X), y, reduction="sum").detach()), rel=1e-12)

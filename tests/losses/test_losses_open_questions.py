@@ -1,6 +1,6 @@
 """Losses that the theory leaves open: smoothed labels, distillation, contrastive and preference pairs.
 
-Each is a `CustomLoss`, or built in; H, GGN and functional part meet dense truths, and H = GGN + Σ sources.
+Each is a `CustomLoss`, or built in; H, GGN and functional Hessian meet dense truths, and H = H_o + Σ sources.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ def test_operators_and_sources_of_a_loss(name: str, point: tuple[Tensor, Tensor]
     middle = jacfwd(grad(lambda z: value(z.view(shape)) / count))(outputs_at(theta).flatten())
     G = J.T @ middle @ J
     U = torch.randn(len(theta), 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    outer, parts = cs.GGN(problem) @ U, cs.Sources(problem).products(U)
+    outer, parts = cs.GGN(problem) @ U, cs.FunctionalSources(problem).products(U)
     assert "L0.attention" in parts
     assert relative_error(cs.Hessian(problem) @ U, H @ U) < 1e-10
     assert relative_error(outer, G @ U) < 1e-10
-    assert relative_error(cs.Functional(problem) @ U, (H - G) @ U) < 1e-10
+    assert relative_error(cs.FunctionalHessian(problem) @ U, (H - G) @ U) < 1e-10
     assert relative_error(outer + torch.stack(list(parts.values())).sum(0), H @ U) < 1e-10
 
 

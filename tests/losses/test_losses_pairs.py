@@ -70,9 +70,9 @@ def problem(batch_size: int | None) -> cs.Problem:
 def in_order(model: cs.Model, truth: Tensor) -> Tensor:
     """A dense matrix over raw parameters in the order of the model's blocks."""
     starts, start = {}, 0
-    for name, p in model.parameters.items():
+    for name, p in model.named_parameters():
         starts[name], start = start, start + p.numel()
-    shapes = {name: tuple(p.shape) for name, p in model.parameters.items()}
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     order = [starts[b.parameter] + b.positions(shapes[b.parameter]).flatten() for b in model.blocks.values()]
     order = torch.cat(order)
     return truth[order][:, order]
@@ -83,15 +83,15 @@ def test_operators_of_a_loss_over_pairs(batch_size: int | None):
     given = problem(batch_size)
     theta = torch.cat([p.detach().flatten() for p in MODULE.parameters()])
     assert given.num_terms == 5
-    assert given.value() == pytest.approx(float(value_at(theta)), rel=1e-13)
+    assert given.loss_value() == pytest.approx(float(value_at(theta)), rel=1e-13)
     H = in_order(given.model, jacfwd(grad(value_at))(theta))
     J = jacrev(outputs_at)(theta)
     at = outputs_at(theta)
     middle = jacfwd(grad(lambda z: weighted(z.view(PAIRS, 2, T, V), TARGETS, WEIGHTS) / WEIGHTS.sum()))(at)
     G = in_order(given.model, J.T @ middle @ J)
-    assert relative_error(cs.Hessian(given, engine="autograd").dense(), H) < 1e-10
-    assert relative_error(cs.GGN(given, engine="autograd").dense(), G) < 1e-10
-    assert relative_error(cs.Functional(given, engine="autograd").dense(), H - G) < 1e-10
+    assert relative_error(cs.Hessian(given, engine="autograd").to_dense(), H) < 1e-10
+    assert relative_error(cs.GGN(given, engine="autograd").to_dense(), G) < 1e-10
+    assert relative_error(cs.FunctionalHessian(given, engine="autograd").to_dense(), H - G) < 1e-10
     rows = jacrev(lambda t: preferences(outputs_at(t).view(PAIRS, 2, T, V), TARGETS))(theta)
     E = in_order(given.model, rows.T @ (WEIGHTS[:, None] * rows) / WEIGHTS.sum())
-    assert relative_error(cs.EmpiricalFisher(given, engine="autograd").dense(), E) < 1e-10
+    assert relative_error(cs.EmpiricalFisher(given, engine="autograd").to_dense(), E) < 1e-10

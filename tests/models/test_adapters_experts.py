@@ -21,7 +21,7 @@ from selection import most, some
 
 every = pytest.mark.parametrize("name", mixtures.MIXTURES)
 first = pytest.mark.parametrize("name", some(list(mixtures.MIXTURES), 1))
-PARTS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.Functional}
+PARTS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.FunctionalHessian}
 EXACT = 1e-12
 
 
@@ -53,7 +53,7 @@ def tried(name: str) -> tuple[Any, Truth]:
 def check(problem: cs.Problem, truth: Truth, exact: float = EXACT) -> None:
     """Value, gradient, and products with the three matrices."""
     at, V = truth.order(problem.space()), probe(problem)
-    assert problem.value() == pytest.approx(truth.value, rel=exact)
+    assert problem.loss_value() == pytest.approx(truth.value, rel=exact)
     assert relative(problem.gradient(), truth.gradient[at]) < exact
     for part, operator in PARTS.items():
         assert relative(operator(problem) @ V, getattr(truth, part)[at][:, at] @ V) < exact, part
@@ -62,7 +62,7 @@ def check(problem: cs.Problem, truth: Truth, exact: float = EXACT) -> None:
 def check_alike(problem: cs.Problem, other: cs.Problem) -> None:
     """Value, gradient and products of one model, loaded twice and cut differently."""
     V = probe(problem)
-    assert problem.value() == pytest.approx(other.value(), rel=EXACT)
+    assert problem.loss_value() == pytest.approx(other.loss_value(), rel=EXACT)
     assert relative(problem.gradient(), other.gradient()) < EXACT
     for part, operator in PARTS.items():
         assert relative(operator(problem) @ V, operator(other) @ V) < EXACT, part
@@ -88,7 +88,7 @@ def test_batching_and_changed_parameters(name: str):
     with torch.no_grad():
         module.model.layers[0].mlp.experts.down_proj.mul_(1.5)
         module.model.layers[0].mlp.gate.weight[0] += 0.2
-    assert problem.value() != pytest.approx(truth.value, rel=1e-6)
+    assert problem.loss_value() != pytest.approx(truth.value, rel=1e-6)
     check_alike(problem, problem_of(copy.deepcopy(module)))
 
 
@@ -96,7 +96,7 @@ def test_batching_and_changed_parameters(name: str):
 def test_the_product_is_a_difference_of_gradients(name: str):
     problem = problem_of(tried(name)[0])
     v, step = probe(problem)[:, 0], 1e-5
-    theta = problem.space().gather(problem.parameters)
+    theta = problem.space().gather(dict(problem.named_parameters()))
     plus, minus = (problem.at(theta + sign * step * v).gradient() for sign in (1, -1))
     assert relative((plus - minus) / (2 * step), cs.Hessian(problem) @ v) < 1e-5
 
@@ -106,8 +106,8 @@ def test_blocks_cover_every_parameter_once_and_are_the_matrices_of_the_formula(n
     module = tried(name)[0]
     model = cs.load(module)
     check_cover(model.blocks, module)
-    assert not set(model.blocks) & set(model.parameters)
-    W = {n: b.take(model.parameters[b.parameter]).detach() for n, b in model.blocks.items()}
+    assert not set(model.blocks) & set(dict(model.named_parameters()))
+    W = {n: b.take(model.get_parameter(b.parameter)).detach() for n, b in model.blocks.items()}
     X = torch.randn(5, 4, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 
     def gated(front: str) -> torch.Tensor:
@@ -141,9 +141,9 @@ def test_experts_are_chosen_by_globs():
 @pytest.mark.parametrize("name", some(["qwen2_moe", "mixtral"], 1))
 def test_sources_add_up(name: str):
     problem = problem_of(tried(name)[0])
-    sources, v = cs.Sources(problem), probe(problem)[:, :1]
+    sources, v = cs.FunctionalSources(problem), probe(problem)[:, :1]
     assert list(sources) == ["L0.attention", "L0.ffn", "L0.ln1", "L0.ln2", "ln_f", "rest"]
-    assert relative(sum(sources.products(v).values()), cs.Functional(problem) @ v) < 1e-10  # pyright: ignore
+    assert relative(sum(sources.products(v).values()), cs.FunctionalHessian(problem) @ v) < 1e-10  # pyright: ignore
 
 
 @first
@@ -187,7 +187,7 @@ def test_frozen_routing_is_the_hessian_at_constant_weights(name: str):
     problem = problem_of(module, routing="frozen")
     assert problem.model.facts["routing"] == "frozen"
     assert "held constant too" in problem.model.notes[-1]
-    assert problem.value() == pytest.approx(truth.value, rel=EXACT)
+    assert problem.loss_value() == pytest.approx(truth.value, rel=EXACT)
     x, y = mixtures.tokens()
     plain = held(module)
 

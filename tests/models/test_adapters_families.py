@@ -34,7 +34,7 @@ def casts(name: str) -> bool:
 def block(model: cs.Model, name: str) -> torch.Tensor:
     """The values of a block, inputs × outputs; zero where the family has none."""
     found = {**model.blocks, **model.heads}.get(name)
-    return torch.zeros(()) if found is None else found.take(model.parameters[found.parameter]).detach()
+    return torch.zeros(()) if found is None else found.take(model.get_parameter(found.parameter)).detach()
 
 
 def test_every_declared_family_is_in_the_battery():
@@ -53,7 +53,9 @@ def test_blocks_cover_every_parameter_once(name: str):
 @every
 def test_every_parameter_has_a_role(name: str):
     model = cases.loaded(name)
-    assert not set(model.blocks) & set(model.parameters), "a parameter kept its own name: the table lacks it"
+    assert not set(model.blocks) & set(dict(model.named_parameters())), (
+        "a parameter kept its own name: the table lacks it"
+    )
     roles = {"W_Q", "W_K", "W_V", "W_O", "W_2", "ln1.g", "ln2.g"}
     gated = model.facts.get("gated", False)
     roles |= {"W_g", "W_u"} if gated else {"W_1", "b_1", "b_2"}
@@ -117,7 +119,7 @@ def test_products_are_differences_of_gradients(name: str):
         moved = replace(model, module=copy.deepcopy(model.module))
         with torch.no_grad():
             for key, shift in space.scatter(v).items():
-                moved.parameters[key].add_(shift, alpha=sign * step)
+                moved.get_parameter(key).add_(shift, alpha=sign * step)
         gradients.append(cs.Problem(moved, (x, y)).gradient())
     difference = (gradients[0] - gradients[1]) / (2 * step)
     assert float((cs.Hessian(problem) @ v - difference).norm() / difference.norm()) < 1e-5
@@ -161,7 +163,7 @@ def test_heads_are_slices_of_the_whole(name: str):
             own = slice(j * k, (j + 1) * k)
             assert torch.equal(block(model, head), whole[own] if role == "W_O" else whole[..., own])
     for role, (parameter, cut) in case.raw.items():
-        assert torch.equal(block(model, role), cut(model.parameters[parameter]))
+        assert torch.equal(block(model, role), cut(model.get_parameter(parameter)))
 
 
 @every
@@ -209,7 +211,7 @@ def test_zeroing_a_head_makes_its_pattern_flat_and_no_other(name: str, role: str
             own = changed.heads.get(f"L0.h{j}.{kind}_{role}")
             if own is not None:
                 with torch.no_grad():
-                    own.put(torch.zeros(own.shape, dtype=torch.float64), changed.parameters[own.parameter])
+                    own.put(torch.zeros(own.shape, dtype=torch.float64), changed.get_parameter(own.parameter))
         after = capture(changed, x, "L0.attn.pattern")["L0.attn.pattern"]
         for head in range(case.heads):
             mine = head == j if role == "Q" else head * case.kv_heads // case.heads == j
@@ -259,14 +261,14 @@ def test_round_trip(name: str, tmp_path):
     again = cs.load(tmp_path / "again", dtype="float64")
     assert list(again.blocks.values()) == list(model.blocks.values())
     assert again.facts == model.facts
-    for key, p in model.parameters.items():
-        assert torch.equal(again.parameters[key], p)
+    for key, p in model.named_parameters():
+        assert torch.equal(again.get_parameter(key), p)
 
 
 @recurrent
 def test_recurrent_models_say_what_does_not_apply(name: str):
     model = cases.loaded(name)
-    assert set(model.blocks) == set(model.parameters)
+    assert set(model.blocks) == set(dict(model.named_parameters()))
     assert any("no heads, no attention pattern" in note for note in model.notes)
     with pytest.raises(cs.UsageError, match="whose blocks are only parameters"):
         capture(model, cases.data(name)[0])
@@ -290,7 +292,7 @@ SOURCES = ["mamba", "gemma3_text", "vit"]
 )
 def test_sources_of_curvature_add_up(name: str):
     problem = cs.Problem(cases.loaded(name), cases.data(name))
-    S, H = cs.Sources(problem), cs.Hessian(problem)
+    S, H = cs.FunctionalSources(problem), cs.Hessian(problem)
     v = torch.randn(H.shape[1], 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = torch.stack([cs.GGN(problem) @ v, *S.products(v).values()]).sum(0)
     assert relative(found, H @ v) < EXACT

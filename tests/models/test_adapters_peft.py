@@ -46,7 +46,7 @@ def test_a_wrapped_model_is_the_model_with_lora_beside_it(name: str, kind: str |
     check_cover(model.blocks, module)
     plain = cases.loaded(name)
     assert set(plain.blocks) < set(model.blocks)
-    assert not set(model.blocks) & set(model.parameters)
+    assert not set(model.blocks) & set(dict(model.named_parameters()))
     for block in plain.blocks:
         assert model.blocks[block].shape == plain.blocks[block].shape
     assert set(plain.heads) == set(model.heads)

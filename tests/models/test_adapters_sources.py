@@ -71,7 +71,7 @@ def test_rwkv_is_the_model_as_trained_and_the_users_weights_stay(used: bool, tmp
     assert torch.equal(handed[halved], trained[halved] / (2 if used else 1))
     saved = cs.load(tmp_path / "saved", dtype="float64")
     for model, weights, outputs in ((cs.load(module), handed, own), (saved, trained, truth)):
-        assert all(torch.equal(p, weights[name]) for name, p in model.parameters.items())
+        assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
         for _ in range(2):
             assert relative(model.forward({}, x).detach(), outputs) < 1e-6
     assert all(torch.equal(p, handed[name]) for name, p in module.named_parameters())
@@ -131,7 +131,7 @@ def test_other_heads_of_the_same_body(name: str, auto: str, tmp_path):
     model = cs.load(tmp_path / "other", dtype="float64")
     assert type(model.module) is type(module)
     check_cover(model.blocks, model.module)
-    assert not set(model.blocks) & set(model.parameters)
+    assert not set(model.blocks) & set(dict(model.named_parameters()))
     x, _ = cases.data(name)
     out = module(x)
     truth = getattr(out, "logits", None)
@@ -147,7 +147,7 @@ def test_an_unknown_family_is_its_parameters_with_a_hint(tmp_path):
     config = transformers.CONFIG_MAPPING["gptj"](n_embd=8, n_layer=1, n_head=2, rotary_dim=2, vocab_size=11)
     cases.shaken(transformers.AutoModelForCausalLM.from_config(config)).save_pretrained(tmp_path / "j")
     model = cs.load(tmp_path / "j", dtype="float64")
-    assert set(model.blocks) == set(model.parameters)
+    assert set(model.blocks) == set(dict(model.named_parameters()))
     check_cover(model.blocks, model.module)
     assert any("no table of roles for model_type 'gptj'" in note for note in model.notes)
     assert model.facts["n_layers"] == sizes["num_hidden_layers"]
@@ -209,7 +209,7 @@ def test_hooked_transformer(variant: str):
     assert next(module.parameters()).dtype == torch.float32
     assert module.cfg.dtype == torch.float32
     check_cover(model.blocks, model.module)
-    assert not set(model.blocks) & set(model.parameters)
+    assert not set(model.blocks) & set(dict(model.named_parameters()))
     x, y = cases.data("lens")
     assert relative(model.forward({}, x).float(), module(x)) < 1e-4
     assert model.blocks["L0.W_Q"].shape == (8, 12)
@@ -223,7 +223,7 @@ def test_hooked_transformer(variant: str):
 
 
 def _check_hooked_layer(model: cs.Model, at: dict[str, torch.Tensor], kv: int) -> None:
-    take = lambda name: model.blocks[name].take(model.parameters[model.blocks[name].parameter])  # noqa: E731
+    take = lambda name: model.blocks[name].take(model.get_parameter(model.blocks[name].parameter))  # noqa: E731
     V = (at["L0.attn.in"] @ take("L0.W_V") + take("L0.b_V")).unflatten(-1, (kv, 3)).transpose(1, 2)
     heads = at["L0.attn.pattern"] @ V.repeat_interleave(4 // kv, dim=1)
     torch.testing.assert_close(heads.transpose(1, 2).flatten(2), at["L0.attn.heads"])
@@ -284,7 +284,7 @@ def test_a_tokenizer_beside_the_model(tmp_path):
 
 def test_text_without_a_tokenizer_is_an_error_only_when_asked_for():
     with pytest.raises(cs.UsageError, match="tokenizer"):
-        cs.text("sample", cases.loaded("gpt2"), tokens=8, seq_len=4)
+        cs.text_data("sample", cases.loaded("gpt2"), tokens=8, seq_len=4)
 
 
 def test_the_cache_is_used_without_a_network(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from curvescope.models.model import check_cover
 from dense_module import Truth, dense_truth
 from selection import some
 
-PARTS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.Functional}
+PARTS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.FunctionalHessian}
 EXACT = 1e-12
 
 
@@ -57,7 +57,7 @@ def probe(problem: cs.Problem) -> Tensor:
 def check(problem: cs.Problem, truth: Truth) -> None:
     """Value, gradient, and products with the three matrices."""
     at, V = truth.order(problem.space()), probe(problem)
-    assert problem.value() == pytest.approx(truth.value, rel=EXACT)
+    assert problem.loss_value() == pytest.approx(truth.value, rel=EXACT)
     assert relative(problem.gradient(), truth.gradient[at]) < EXACT
     for part, operator in PARTS.items():
         assert relative(operator(problem) @ V, getattr(truth, part)[at][:, at] @ V) < EXACT, part
@@ -66,7 +66,7 @@ def check(problem: cs.Problem, truth: Truth) -> None:
 def check_alike(problem: cs.Problem, other: cs.Problem) -> None:
     """Value, gradient and products of one model, loaded twice and cut differently."""
     V = probe(problem)
-    assert problem.value() == pytest.approx(other.value(), rel=EXACT)
+    assert problem.loss_value() == pytest.approx(other.loss_value(), rel=EXACT)
     assert relative(problem.gradient(), other.gradient()) < EXACT
     for part, operator in PARTS.items():
         assert relative(operator(problem) @ V, operator(other) @ V) < EXACT, part
@@ -91,14 +91,14 @@ def test_batching_and_changed_parameters(kind: str):
     with torch.no_grad():
         module.decoder.block[0].layer[1].EncDecAttention.q.weight.mul_(1.5)
         module.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight[0] += 0.3
-    assert problem.value() != pytest.approx(truth.value, rel=1e-6)
+    assert problem.loss_value() != pytest.approx(truth.value, rel=1e-6)
     check_alike(problem, problem_of(copy.deepcopy(module)))
 
 
 def test_the_product_is_a_difference_of_gradients():
     problem = problem_of(tried("gated-gelu")[0])
     v, step = probe(problem)[:, 0], 1e-5
-    theta = problem.space().gather(problem.parameters)
+    theta = problem.space().gather(dict(problem.named_parameters()))
     plus, minus = (problem.at(theta + sign * step * v).gradient() for sign in (1, -1))
     assert relative((plus - minus) / (2 * step), cs.Hessian(problem) @ v) < 1e-5
 
@@ -107,7 +107,7 @@ def test_blocks():
     module = tried("gated-gelu")[0]
     model = cs.load(module)
     check_cover(model.blocks, module)
-    assert not set(model.blocks) & set(model.parameters)
+    assert not set(model.blocks) & set(dict(model.named_parameters()))
     d, inner = 4, 4
     cross = {n: b.shape for n, b in model.blocks.items() if n.startswith("L2.cross")}
     assert cross == {f"L2.cross_W_{r}": (d, inner) if r != "O" else (inner, d) for r in "QKVO"}
@@ -121,15 +121,15 @@ def test_blocks():
     }
     Q = module.decoder.block[1].layer[1].EncDecAttention.q.weight
     assert torch.equal(
-        model.blocks["L2.cross_W_Q"].take(model.parameters[model.blocks["L2.cross_W_Q"].parameter]), Q.T
+        model.blocks["L2.cross_W_Q"].take(model.get_parameter(model.blocks["L2.cross_W_Q"].parameter)), Q.T
     )
 
 
 def test_sources_add_up():
     problem = problem_of(tried("gated-gelu")[0])
-    sources, v = cs.Sources(problem), probe(problem)[:, :1]
+    sources, v = cs.FunctionalSources(problem), probe(problem)[:, :1]
     assert {"L0.attention", "L1.cross", "L2.ffn", "L1.ln_cross", "ln_enc", "ln_f"} < set(sources)
-    assert relative(sum(sources.products(v).values()), cs.Functional(problem) @ v) < 1e-10  # pyright: ignore
+    assert relative(sum(sources.products(v).values()), cs.FunctionalHessian(problem) @ v) < 1e-10  # pyright: ignore
 
 
 def test_padding_changes_nothing():
@@ -140,7 +140,7 @@ def test_padding_changes_nothing():
         for key, tensor in batch.items()
     }
     again = cs.Problem(problem.model, longer)
-    assert again.value() == pytest.approx(problem.value(), rel=EXACT)
+    assert again.loss_value() == pytest.approx(problem.loss_value(), rel=EXACT)
     assert relative(cs.Hessian(again) @ probe(again), cs.Hessian(problem) @ probe(problem)) < EXACT
 
 
@@ -149,11 +149,11 @@ def test_what_a_decoder_reads_may_be_given():
     problem = problem_of(module)
     ids = module.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
     given = cs.Problem(module, {**batch, "decoder_input_ids": ids})
-    assert given.value() == problem.value()
+    assert given.loss_value() == problem.loss_value()
     assert not any("shifted" in note for note in given.notes)
     pairs = cs.Problem(module, (batch["input_ids"], batch["labels"]))
     unmasked = {key: tensor for key, tensor in batch.items() if key != "attention_mask"}
-    assert pairs.value() == pytest.approx(float(module(**unmasked).loss.detach()), rel=1e-6)
+    assert pairs.loss_value() == pytest.approx(float(module(**unmasked).loss.detach()), rel=1e-6)
     with pytest.raises(cs.UsageError, match=r"expected labels \(B, T\), which a decoder reads"):
         cs.Problem(module, (batch["input_ids"], torch.zeros(3, 4, 7).double()), loss="mse")
     with pytest.raises(cs.UsageError, match="makes no decoder_input_ids of labels: "):

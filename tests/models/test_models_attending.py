@@ -125,8 +125,8 @@ def test_the_zoo_gives_what_the_formula_gives(how: str, settings: dict[str, Any]
 def test_curvature_is_that_of_the_formula(how: str):
     model = zoo(n_layers=1, d_model=2, d_ff=2, n_heads=1)
     problem = cs.Problem(model, DATA)
-    module, names = model.module, list(model.parameters)
-    own = [p.detach().clone() for p in model.parameters.values()]
+    module, names = model.module, list(dict(model.named_parameters()))
+    own = [p.detach().clone() for p in model.parameters()]
     stacked = model.space().gather(dict(zip(names, own, strict=True)))
 
     def loss(flat: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def test_curvature_is_that_of_the_formula(how: str):
 
     dense = torch.autograd.functional.hessian(loss, stacked, vectorize=True)
     with attending(model, WAYS[how]):
-        torch.testing.assert_close(cs.Hessian(problem).dense(), dense)
+        torch.testing.assert_close(cs.Hessian(problem).to_dense(), dense)
         top = cs.eigsh(cs.Hessian(problem), 1, vectors=False).values[0]
     assert math.isclose(top, float(torch.linalg.eigvalsh(dense)[-1]), rel_tol=1e-8)
 

@@ -22,7 +22,7 @@ def test_blocks_cover_every_parameter_once(bench: Bench):
     check_cover(model.blocks, model.module)
     assert model.num_parameters == model.space().size == sum(p.numel() for p in bench.module.parameters())
     assert sorted(bench.order.tolist()) == list(range(model.num_parameters))
-    theta = model.space().gather(model.parameters)
+    theta = model.space().gather(dict(model.named_parameters()))
     assert torch.equal(theta, bench.dense.theta[bench.order])
 
 
@@ -33,7 +33,7 @@ def test_heads_of_a_role_cover_it_once(bench: Bench):
         layer, kind = role.split(".")
         covered = torch.cat([bench.dense.entries(model, n) for n in names(model, f"{layer}.h*.{kind}")])
         assert sorted(covered.tolist()) == sorted(bench.dense.entries(model, role).tolist())
-        theta = model.space(f"{layer}.h*.{kind}").gather(model.parameters)
+        theta = model.space(f"{layer}.h*.{kind}").gather(dict(model.named_parameters()))
         assert torch.equal(theta, bench.dense.theta[covered])
 
 
@@ -61,10 +61,10 @@ def test_a_role_is_inputs_by_outputs_and_a_parameter_is_as_it_is_stored():
     assert zoo.heads["L0.h1.b_Q"].shape == (2,)
     assert zoo.heads["L0.h1.W_O"].shape == (2, 3)
     plain = oracles.bench("plain-normed-mlp").model
-    assert plain.blocks["up.weight"].shape == plain.parameters["up.weight"].shape == (6, 3)
+    assert plain.blocks["up.weight"].shape == plain.get_parameter("up.weight").shape == (6, 3)
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
-    W = plain.inputs_first(plain.blocks["up.weight"]).take(plain.parameters["up.weight"])
-    torch.testing.assert_close(x @ W + plain.parameters["up.bias"], plain.module.up(x))
+    W = plain.inputs_first(plain.blocks["up.weight"]).take(plain.get_parameter("up.weight"))
+    torch.testing.assert_close(x @ W + plain.get_parameter("up.bias"), plain.module.up(x))
 
 
 def test_tied_parameters_are_one_block():

@@ -16,8 +16,8 @@ SMALL = {"n_layers": 1, "d_model": 4, "n_heads": 2, "n_ctx": 4, "vocab_size": 5}
 
 
 def equal_parameters(a: cs.Model, b: cs.Model) -> bool:
-    return list(a.parameters) == list(b.parameters) and all(
-        torch.equal(p, q) for p, q in zip(a.parameters.values(), b.parameters.values(), strict=True)
+    return list(dict(a.named_parameters())) == list(dict(b.named_parameters())) and all(
+        torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True)
     )
 
 
@@ -80,7 +80,7 @@ def test_a_module_is_the_same_object_and_a_cast_is_a_copy():
     assert double.module is not module
     assert double.dtype == torch.float64
     assert module.weight.dtype == torch.float32
-    torch.testing.assert_close(double.parameters["weight"].float(), module.weight)
+    torch.testing.assert_close(double.get_parameter("weight").float(), module.weight)
 
 
 def test_casting_a_model_leaves_the_model_alone():
@@ -96,7 +96,7 @@ def test_parameters_of_several_dtypes_are_refused_with_a_hint_that_works():
     with pytest.raises(cs.UsageError, match=r"one dtype.*cs\.load\(module, dtype="):
         cs.load(module)
     model = cs.load(module, dtype=torch.float32)
-    assert {p.dtype for p in model.parameters.values()} == {torch.float32}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert module[1].weight.dtype == torch.float64
 
 
@@ -119,7 +119,7 @@ def test_checkpoints_in_half_precision_load_as_single(tmp_path):
     save_file({k: v.half() for k, v in load_file(tmp_path / WEIGHTS).items()}, tmp_path / WEIGHTS)
     again = cs.load(tmp_path)
     assert again.dtype == torch.float32
-    torch.testing.assert_close(again.parameters["E"], model.parameters["E"], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(again.get_parameter("E"), model.get_parameter("E"), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("damage", ["missing", "extra", "shape"])
@@ -147,7 +147,7 @@ def test_only_zoo_models_are_saved(tmp_path):
 def test_outputs_are_the_only_real_tensor_of_a_tuple():
     module, x = nn.LSTM(2, 2, batch_first=True), torch.randn(2, 3, 2)
     problem = cs.Problem(module, (x, torch.zeros(2, 3, 2)), "mse")
-    assert problem.value() == pytest.approx(float(module(x)[0].detach().square().mean()))
+    assert problem.loss_value() == pytest.approx(float(module(x)[0].detach().square().mean()))
 
 
 class LossFirst(nn.Linear):
@@ -161,6 +161,19 @@ class LossFirst(nn.Linear):
 def test_logits_behind_a_loss_are_found_by_their_shape_and_said():
     module, x, y = LossFirst(3, 4), torch.randn(5, 3), torch.arange(5) % 4
     with pytest.warns(UserWarning, match="entry 2"):
-        value = cs.Problem(module, (x, y)).value()
+        value = cs.Problem(module, (x, y)).loss_value()
     assert value == pytest.approx(float(nn.functional.cross_entropy(module(x)[2], y).detach()))
-    assert cs.Problem(module, (x, y), output=2).value() == value
+    assert cs.Problem(module, (x, y), output=2).loss_value() == value
+
+
+def test_parameters_are_iterated_as_those_of_a_module():
+    problem = cs.Problem(cs.load(nn.Linear(3, 2)), (torch.ones(4, 3), torch.tensor([0, 1, 0, 1])))
+    moved = problem.at({"bias": torch.ones(2)})
+    assert [name for name, _ in moved.named_parameters()] == ["weight", "bias"]
+    for own, theirs in zip(problem.model.parameters(), problem.model.module.parameters(), strict=True):
+        assert own is theirs
+    assert torch.equal(list(moved.parameters())[1], torch.ones(2))
+    assert torch.equal(moved.get_parameter("bias"), torch.ones(2))
+    assert moved.get_parameter("weight") is problem.model.module.weight
+    with pytest.raises(cs.UsageError, match="wieght"):
+        moved.get_parameter("wieght")

@@ -44,7 +44,7 @@ def test_its_blocks_have_roles(bias: bool):
     assert model.facts["tied"]
     assert model.facts["n_ctx"] == 6
     H = cs.Hessian(cs.Problem(model, (X, Y)))
-    first = H.block("L1.h0.W_K").dense()
+    first = H.block("L1.h0.W_K").to_dense()
     rows = module.transformer.h[1].attn.c_attn.weight
     with twice_differentiable():
         (g,) = torch.autograd.grad(module(X, Y)[1], rows, create_graph=True)
@@ -66,7 +66,7 @@ def test_the_fast_engine_runs_it_and_leaves_the_head_to_the_loss():
 def test_labels_are_shifted_and_ids_are_checked():
     module = nano()
     p = cs.Problem(module, {"input_ids": IDS, "labels": IDS})
-    assert p.value() == pytest.approx(float(module(X, Y)[1].detach()), rel=1e-12)
+    assert p.loss_value() == pytest.approx(float(module(X, Y)[1].detach()), rel=1e-12)
     assert any("shifted" in note for note in p.notes)
     assert any("every position" in note for note in p.model.notes)
     with pytest.raises(cs.UsageError, match="tokens from 0 to 6, the vocabulary of 'GPT'"):
@@ -77,10 +77,10 @@ def test_its_own_loss_ignores_what_it_ignores():
     module, y = nano(n_layer=1), Y.clone()
     y[0, 2:] = -1
     p = cs.Problem(module, [(X, y)], loss="own")
-    assert p.value() == pytest.approx(float(module(X, y)[1].detach()), rel=1e-12)
+    assert p.loss_value() == pytest.approx(float(module(X, y)[1].detach()), rel=1e-12)
     counted = [(X[:1], y[:1]), (X[1:], y[1:])]
     cut = cs.Problem(module, counted, loss="own", terms=lambda batch: (batch[1] != -1).sum())
-    assert cut.value() == pytest.approx(p.value(), rel=1e-12)
+    assert cut.loss_value() == pytest.approx(p.loss_value(), rel=1e-12)
 
 
 def test_a_compiled_module_is_the_same():

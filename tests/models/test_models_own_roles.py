@@ -202,7 +202,7 @@ def test_roles_are_found_and_are_slices_of_the_dense_hessian(name: str):
         assert torch.equal(block.take(p), p[rows].T)
         own = torch.arange(p.numel()).view(p.shape)[rows].T.flatten()
         truth = dense_hessian(module, block.parameter, x, x.roll(1, 1))[own][:, own]
-        found = H_.block(block.name).dense()
+        found = H_.block(block.name).to_dense()
         assert float((found - truth).norm()) < 1e-10 * float(truth.norm()) + 1e-14
 
 

@@ -64,11 +64,11 @@ def test_what_is_meant(said: str):
     problem = cs.Problem(m, (X, Y), params=make(m))
     assert names(problem) == want
     everything = cs.Hessian(cs.Problem(m, (X, Y)))
-    dense = everything.dense()
+    dense = everything.to_dense()
     places = [list(range(*everything.space.slices[n].indices(len(dense)))) for n in want]
     at = [i for place in places for i in place]
-    torch.testing.assert_close(cs.Hessian(problem).dense(), dense[at][:, at])
-    torch.testing.assert_close(cs.Hessian(cs.Problem(m, (X, Y)), make(m)).dense(), dense[at][:, at])
+    torch.testing.assert_close(cs.Hessian(problem).to_dense(), dense[at][:, at])
+    torch.testing.assert_close(cs.Hessian(cs.Problem(m, (X, Y)), make(m)).to_dense(), dense[at][:, at])
     torch.testing.assert_close(problem.gradient(), cs.Problem(m, (X, Y)).gradient(make(m)))
     assert cs.Jacobian(problem).shape[1] == cs.per_sample(problem).space.size == len(at)
 
@@ -111,8 +111,8 @@ def test_one_head_may_be_all_that_varies():
     problem = cs.Problem(tiny.problem.model, tiny.problem.batches, tiny.problem.loss, params="L0.h1.W_Q")
     assert names(problem) == names(problem, "*") == ["L0.h1.W_Q"]
     assert names(problem, "L0.W_K") == ["L0.W_K"]
-    truth = cs.Hessian(tiny.problem, "L0.h1.W_Q").dense()
-    torch.testing.assert_close(cs.Hessian(problem).dense(), truth)
+    truth = cs.Hessian(tiny.problem, "L0.h1.W_Q").to_dense()
+    torch.testing.assert_close(cs.Hessian(problem).to_dense(), truth)
 
 
 # ---------------------------------------------------------------------------------------------- frozen
@@ -120,12 +120,12 @@ def test_one_head_may_be_all_that_varies():
 
 def test_what_is_frozen_is_left_out_and_a_note_says_so_once():
     m = net()
-    whole = cs.Hessian(cs.Problem(m, (X, Y))).dense()
+    whole = cs.Hessian(cs.Problem(m, (X, Y))).to_dense()
     m.inner.requires_grad_(False)
     problem = cs.Problem(m, (X, Y))
     assert names(problem) == names(problem, "*") == ["out.weight", "out.bias"]
     n = problem.space().size
-    torch.testing.assert_close(cs.Hessian(problem).dense(), whole[-n:, -n:])
+    torch.testing.assert_close(cs.Hessian(problem).to_dense(), whole[-n:, -n:])
     (note,) = [note for note in problem.notes if "frozen" in note]
     assert note.startswith(
         "50 of 74 parameters are frozen (requires_grad=False) and left out: inner.0.weight"
@@ -136,9 +136,9 @@ def test_what_is_frozen_is_left_out_and_a_note_says_so_once():
     assert names(problem, "inner.2.bias") == ["inner.2.bias"]  # asked for by name
     assert names(problem, "*.bias") == ["out.bias"]
     torch.testing.assert_close(
-        problem.at(torch.zeros(n).double()).parameters["out.bias"], torch.zeros(4).double()
+        problem.at(torch.zeros(n).double()).get_parameter("out.bias"), torch.zeros(4).double()
     )
-    sources = cs.Sources(problem)
+    sources = cs.FunctionalSources(problem)
     assert all(source.shape == (n, n) for source in sources.values())
 
 

@@ -130,19 +130,19 @@ def test_other_checkpoints_and_passes_without_a_graph_are_not():
 def test_weight_norm_of_the_whole_matrix_is_right():
     net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4), dim=None), nn.Tanh()).double()
     x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 3)
-    H = cs.Hessian(cs.Problem(net, (x, torch.ones(4, 4, dtype=torch.float64)), loss="mse")).dense()
+    H = cs.Hessian(cs.Problem(net, (x, torch.ones(4, 4, dtype=torch.float64)), loss="mse")).to_dense()
     torch.testing.assert_close(H, H.T, rtol=0, atol=1e-12)
 
 
 class Distances(nn.Module):
-    """How far rows are from centres: an operation of torch's without a second derivative."""
+    """How far rows are from centers: an operation of torch's without a second derivative."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.centres = nn.Parameter(torch.eye(2, 3))
+        self.centers = nn.Parameter(torch.eye(2, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cdist(x, self.centres)
+        return torch.cdist(x, self.centers)
 
 
 @pytest.mark.parametrize("make", [lambda: nn.Sequential(nn.Linear(3, 2), nn.Hardsigmoid()), Distances])

@@ -69,7 +69,7 @@ def test_blocks_heads_and_facts():
     assert {"E", "U", "read.bias", "parts.0.scale"} <= set(model.blocks)
     assert [n for n in model.heads if n.startswith("L0.") and n.endswith("W_Q")] == ["L0.h0.W_Q", "L0.h1.W_Q"]
     assert [n for n in model.heads if n.startswith("L0.") and n.endswith("W_K")] == ["L0.h0.W_K"]
-    p = model.parameters["parts.0.fused.weight"]
+    p = model.get_parameter("parts.0.fused.weight")
     assert torch.equal(model.heads["L0.h1.W_Q"].take(p), p[2:4].T)
     assert torch.equal(model.blocks["L0.W_V"].take(p), p[6:].T)
     expected = {"n_layers": 2, "n_heads": H, "n_kv_heads": G, "d_head": K, "d_model": D}
@@ -80,7 +80,7 @@ def test_products_are_slices_of_the_dense_hessian():
     module = net()
     model = cs.load(module, roles=ROLES)
     name = "parts.1.fused.weight"
-    p = model.parameters[name]
+    p = model.get_parameter(name)
 
     def loss(values: Tensor) -> Tensor:
         z = torch.func.functional_call(module, {name: values}, (X,))
@@ -88,7 +88,7 @@ def test_products_are_slices_of_the_dense_hessian():
 
     dense = torch.autograd.functional.hessian(loss, p.detach()).view(p.numel(), -1)
     own = torch.arange(p.numel()).view(p.shape)[4:6].T.flatten()
-    found = cs.Hessian(cs.Problem(model, (X, Y))).block("L1.W_K").dense()
+    found = cs.Hessian(cs.Problem(model, (X, Y))).block("L1.W_K").to_dense()
     torch.testing.assert_close(found, dense[own][:, own], rtol=1e-10, atol=1e-14)
 
 

@@ -92,9 +92,9 @@ def test_values_and_gradients_are_of_one_function():
     module = layers.made("encoder, padded")
     x, y = layers.data(padded=True)
     problem = cs.Problem(module, (x, y))
-    assert problem.value() == pytest.approx(float(loss(module, x, y).detach()), rel=1e-12)
+    assert problem.loss_value() == pytest.approx(float(loss(module, x, y).detach()), rel=1e-12)
     with torch.no_grad():
-        assert float(loss(module, x, y)) != pytest.approx(problem.value(), rel=1e-3)
+        assert float(loss(module, x, y)) != pytest.approx(problem.loss_value(), rel=1e-3)
     torch.testing.assert_close(problem.model.evaluate(x), module(x).detach(), rtol=0, atol=1e-12)
 
 
@@ -245,4 +245,4 @@ def test_blocks_are_slices_of_the_dense_hessian(name: str):
         dense = torch.autograd.functional.hessian(restricted, p.detach())
         own = cut(torch.arange(p.numel()).view(p.shape)).flatten()
         truth = dense.view(p.numel(), p.numel())[own][:, own]
-        assert close(H.block(block).dense(), truth), block
+        assert close(H.block(block).to_dense(), truth), block

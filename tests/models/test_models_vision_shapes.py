@@ -31,7 +31,7 @@ def hessian_product(module: nn.Module, v: dict[str, Tensor]) -> dict[str, Tensor
 def test_every_parameter_has_a_role(name: str):
     model = cs.load(shapes.made(name))
     check_cover(model.blocks, model.module)
-    assert not set(model.blocks) & set(model.parameters)
+    assert not set(model.blocks) & set(dict(model.named_parameters()))
     for i in range(2):
         assert {n.removeprefix(f"L{i}.") for n in model.blocks if n.startswith(f"L{i}.")} >= LAYER
     assert {"E", "E_class", "P", "ln_f.g", "U"} <= set(model.blocks)
@@ -58,7 +58,7 @@ def test_the_order_of_packed_rows_is_found(name: str, cut: slice):
     """Keys of the second head: rows 9 to 11 of Q Q K K V V, rows 12 to 14 of Q K V Q K V."""
     model = cs.load(shapes.made(name))
     block = model.heads["L1.h1.W_K"]
-    p = model.parameters["blocks.1.attn.qkv.weight"]
+    p = model.get_parameter("blocks.1.attn.qkv.weight")
     assert torch.equal(block.take(p), p[cut].T)
 
 

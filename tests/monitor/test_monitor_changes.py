@@ -219,7 +219,7 @@ def test_blocks_with_a_gradient_of_zero_are_measured(make):
     monitor = cs.CurvatureMonitor(module, [batch], every=1, budget=1.0, raise_errors=True)
     monitor.step(0)
     problem = cs.Problem(module, [batch])
-    H = cs.Hessian(problem).dense()
+    H = cs.Hessian(problem).to_dense()
     found = monitor.blocks.set_index("block")["lambda_max"]
     for name, rows in problem.space().slices.items():
         top = float(torch.linalg.eigvalsh(H[rows, rows])[-1])

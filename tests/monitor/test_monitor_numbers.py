@@ -22,9 +22,9 @@ class Dense:
 
     def __init__(self, module, optimizer):
         problem = cs.Problem(module, PROBE)
-        self.H, self.G = cs.Hessian(problem).dense(), cs.GGN(problem).dense()
+        self.H, self.G = cs.Hessian(problem).to_dense(), cs.GGN(problem).to_dense()
         self.values, self.vectors = torch.linalg.eigh(self.H)
-        self.g, self.loss = problem.gradient(), problem.value()
+        self.g, self.loss = problem.gradient(), problem.loss_value()
         self.slices = problem.space().slices
         self.sharpness = cs.preconditioned_sharpness(cs.Hessian(problem), optimizer)
 
@@ -94,9 +94,9 @@ def test_intervals_of_eight_probes_hold(trained):
     module = tiny()
     fit(module, torch.optim.Adam(module.parameters(), lr=0.02), steps=range(trained))
     problem = cs.Problem(module, PROBE)
-    H, G = cs.Hessian(problem), cs.GGN(problem).dense()
+    H, G = cs.Hessian(problem), cs.GGN(problem).to_dense()
     subspace = follow_ends(H, None, problem.gradient()[None], top=3).subspace
-    H = H.dense()
+    H = H.to_dense()
     trace, gap = float(H.trace()), float((H - G).norm() / H.norm())
     held = []
     for seed in range(600):

@@ -144,7 +144,7 @@ class Drawn:
         elif mask == "bool, empty rows":
             seen[:, :, Lq // 2] = False
             found["seen"] = seen[:, :1]
-        elif mask in ("bool per head", "bias and mask", "everything"):
+        elif mask in ("bool per head", "bias and mask"):
             found["seen"] = seen
         elif mask == "bool, one row":
             found["seen"] = seen[:, :1, :1]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import sdpa_grid
@@ -16,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 import curvescope as cs
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
+from curvescope.kernels import backends
 from curvescope.kernels.attention import sdpa as entry
-from curvescope.kernels.attention import third_order
 from curvescope.nn.functional import RelativeBias
 
 ALL = sdpa_grid.cases(2400)
@@ -248,7 +251,7 @@ def test_third_derivatives_are_plain_and_warn_once(monkeypatch):
     monkeypatch.setattr(entry, "PATH", "plain")
     want = third("error")
     monkeypatch.setattr(entry, "PATH", "kernels")
-    monkeypatch.setattr(third_order, "_warned", set())
+    monkeypatch.setattr(backends, "_warned", set())
     with pytest.warns(UserWarning, match="third derivative"):
         found = third("warn")
     with warnings.catch_warnings(action="error"):
@@ -256,6 +259,8 @@ def test_third_derivatives_are_plain_and_warn_once(monkeypatch):
     torch.testing.assert_close(found, want)
     with pytest.raises(CurvescopeError, match="third derivative"):
         third("error")
+    monkeypatch.setattr(entry, "PATH", "auto")
+    torch.testing.assert_close(third("error"), want)
 
 
 THIRD = {
@@ -396,6 +401,7 @@ class Largest(TorchDispatchMode):
         ({"third_order": "no"}, UsageError, "'no'"),
         ({"dropout_p": 1.5}, UsageError, "1.5"),
         ({"window": 0}, UsageError, "window"),
+        ({"is_causal": True, "attn_mask": torch.zeros(5, 7)}, RuntimeError, "is_causal"),
         ({"attn_mask": torch.zeros(3, 4)}, ShapeError, r"\(3, 4\)"),
         ({"score_bias": RelativeBias(torch.zeros(1, 3))}, ShapeError, r"\(1, 3\)"),
         ({"key_lengths": torch.tensor([0.5, 1.0])}, ShapeError, "float"),
@@ -408,3 +414,10 @@ def test_calls_that_do_not_fit_say_so(change, error, match):
     named = dict(zip(("query", "key", "value"), qkv(), strict=True))
     with pytest.raises(error, match=match):
         cs.sdpa(**(named | change))
+
+
+def test_two_ranks_have_the_gradients_of_one():
+    script = Path(__file__).parent / "sdpa_ranks.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert lines == ["ddp False 4 True", "ddp True 4 True", "fsdp2 False 4 True"], done.stderr

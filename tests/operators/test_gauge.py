@@ -60,7 +60,7 @@ hessian, ggn, jacobian = cache(cs.Hessian), cache(cs.GGN), cache(cs.Jacobian)
 def value(p: cs.Problem, name: str) -> Tensor:
     """The block's own entries, biases as rows."""
     head, parameter = oracles.head_of(name)
-    found = p.model.parameters[parameter].detach()
+    found = p.model.get_parameter(parameter).detach()
     return found if head is None else oracles.slice_of_head(found, parameter, head, p.model)
 
 
@@ -74,7 +74,7 @@ def assert_gauge(p: cs.Problem, motion: dict[str, Tensor], answer: dict[str, Ten
     motion = {name: motion[name] for name in space.slices}
     v, scale = space.from_dict(motion), max(float(m.norm()) for m in motion.values())
     assert scale > 0.1
-    whole = hessian(p).block(["*"], list(motion)).dense()
+    whole = hessian(p).block(["*"], list(motion)).to_dense()
     found = everything.scatter(whole @ v)
     expected = space.scatter(space.from_dict({name: answer[name] for name in motion}))
     largest = float(whole.abs().max())
@@ -164,7 +164,7 @@ def test_gauges_can_fail():
 @pytest.mark.parametrize("name", ["pre-2layers", "post-3layers", "alibi-bidirectional", "grouped"])
 def test_the_bias_of_keys_has_no_curvature_under_softmax(name: str):
     p = problem(name)
-    columns = cs.Hessian(p).block("*", "L*.b_K").dense()
+    columns = cs.Hessian(p).block("*", "L*.b_K").to_dense()
     assert columns.shape[1] > 0
     assert float(columns.abs().max()) < 1e-13
     assert float(p.gradient("L*.b_K").abs().max()) < 1e-14
@@ -173,7 +173,7 @@ def test_the_bias_of_keys_has_no_curvature_under_softmax(name: str):
 @pytest.mark.parametrize("settings", [{"positions": "rope", "n_heads": 1}, {"attention": "linear"}])
 def test_the_bias_of_keys_has_curvature_under_rope_and_linear_attention(settings: dict):
     p = make_problem(n_layers=2, **settings)
-    assert float(cs.Hessian(p, "L*.b_K").dense().abs().max()) > 1e-5
+    assert float(cs.Hessian(p, "L*.b_K").to_dense().abs().max()) > 1e-5
 
 
 def linear_tail(attention: str, n_layers: int = 2) -> cs.Problem:
@@ -182,27 +182,27 @@ def linear_tail(attention: str, n_layers: int = 2) -> cs.Problem:
 
 
 def part(operator: type, p: cs.Problem, block: str) -> float:
-    return float(operator(p, block).dense().abs().max())
+    return float(operator(p, block).to_dense().abs().max())
 
 
 def test_functional_blocks_of_linear_attention_vanish_in_the_last_layer():
     p = linear_tail("linear")
     for role in ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O"):
-        assert part(cs.Functional, p, f"L1.{role}") < 1e-14, role
+        assert part(cs.FunctionalHessian, p, f"L1.{role}") < 1e-14, role
         assert part(cs.Hessian, p, f"L1.{role}") > 1e-4, role
-    assert part(cs.Functional, p, "L0.W_Q") > 1e-6
-    mixed = cs.Functional(p).block("L1.W_Q", "L1.W_K").dense()
+    assert part(cs.FunctionalHessian, p, "L0.W_Q") > 1e-6
+    mixed = cs.FunctionalHessian(p).block("L1.W_Q", "L1.W_K").to_dense()
     assert float(mixed.abs().max()) > 1e-4
 
 
 def test_functional_block_of_values_vanishes_under_softmax_but_not_that_of_queries():
     p = linear_tail("softmax")
     for role in ("W_V", "b_V", "W_O", "b_O"):
-        assert part(cs.Functional, p, f"L1.{role}") < 1e-14, role
-    assert part(cs.Functional, p, "L1.W_Q") > 1e-5
-    assert part(cs.Functional, p, "L1.W_K") > 1e-5
-    assert float(cs.Functional(p).block("L1.W_V", "L1.W_O").dense().abs().max()) > 1e-4
-    assert part(cs.Functional, p, "U") < 1e-14
+        assert part(cs.FunctionalHessian, p, f"L1.{role}") < 1e-14, role
+    assert part(cs.FunctionalHessian, p, "L1.W_Q") > 1e-5
+    assert part(cs.FunctionalHessian, p, "L1.W_K") > 1e-5
+    assert float(cs.FunctionalHessian(p).block("L1.W_V", "L1.W_O").to_dense().abs().max()) > 1e-4
+    assert part(cs.FunctionalHessian, p, "U") < 1e-14
 
 
 @pytest.mark.parametrize(
@@ -210,9 +210,9 @@ def test_functional_block_of_values_vanishes_under_softmax_but_not_that_of_queri
 )
 def test_one_position_leaves_queries_and_keys_without_curvature(name: str):
     p = problem(name, length=1)
-    columns = cs.Hessian(p).block("*", "L*.[Wb]_[QK]").dense()
+    columns = cs.Hessian(p).block("*", "L*.[Wb]_[QK]").to_dense()
     assert float(columns.abs().max()) < 1e-14
-    assert float(cs.Hessian(p).block("L*.W_V").dense().abs().max()) > 1e-6
+    assert float(cs.Hessian(p).block("L*.W_V").to_dense().abs().max()) > 1e-6
 
 
 def test_a_constant_on_all_logits_is_no_change():

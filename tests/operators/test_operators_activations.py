@@ -122,9 +122,9 @@ def test_every_point_of_the_zoo_is_the_dense_hessian_and_ggn(kind: str):
     for at, (x, rest) in zoo_points(module).items():
         H, G = cs.ActivationHessian(problem, at), cs.ActivationGGN(problem, at)
         torch.testing.assert_close(H.values(), x.detach().flatten())
-        assert relative_error(H.dense(), dense(rest, x)) < TIGHT, at
+        assert relative_error(H.to_dense(), dense(rest, x)) < TIGHT, at
         if kind == "pre":
-            assert relative_error(G.dense(), dense_ggn(rest, x)) < TIGHT, at
+            assert relative_error(G.to_dense(), dense_ggn(rest, x)) < TIGHT, at
             assert G.psd
 
 
@@ -148,7 +148,7 @@ def test_what_the_unembedding_reads_bends_as_the_softmax_does():
     module = zoo()
     x, y = tokens()
     p = module(x).softmax(-1).detach()
-    H = cs.ActivationHessian(problem_of(module), "final").dense()
+    H = cs.ActivationHessian(problem_of(module), "final").to_dense()
     U, d = module.U.detach(), module.U.shape[0]
     for row, (n, t) in enumerate((n, t) for n in range(B) for t in range(T)):
         A = (torch.diag(p[n, t]) - torch.outer(p[n, t], p[n, t])) * (y[n, t] != -100) / (y != -100).sum()
@@ -164,7 +164,7 @@ def test_products_do_not_depend_on_batching(sizes: tuple[int, ...]):
     for at in ("L0.mid", "L0.h0.out"):
         whole = cs.ActivationHessian(problem_of(module), at)
         parts = cs.ActivationHessian(problem_of(module, sizes), at)
-        assert relative_error(parts.dense(), whole.dense()) < TIGHT
+        assert relative_error(parts.to_dense(), whole.to_dense()) < TIGHT
         assert parts.tokens == whole.tokens
         torch.testing.assert_close(parts.gradient(), whole.gradient())
 
@@ -172,27 +172,30 @@ def test_products_do_not_depend_on_batching(sizes: tuple[int, ...]):
 def test_some_tokens_are_rows_and_columns_of_the_whole():
     problem = problem_of(zoo(), (2, 1))
     whole = cs.ActivationHessian(problem, "L0.out")
-    H, d = whole.dense(), whole.width
+    H, d = whole.to_dense(), whole.width
     wanted = [(2, 1), (0, 2), (0, 0)]
     rows = [whole.tokens.index(token) * d + i for token in sorted(wanted) for i in range(d)]
     some = cs.ActivationHessian(problem, "L0.out", tokens=wanted)
     assert some.tokens == sorted(wanted)
-    assert relative_error(some.dense(), H[rows][:, rows]) < TIGHT
+    assert relative_error(some.to_dense(), H[rows][:, rows]) < TIGHT
     assert relative_error(some.values(), whole.values()[rows]) < TIGHT
     one = cs.ActivationHessian(problem, "L0.out", tokens=(2, 1))
-    assert relative_error(one.dense(), H[rows[-d:]][:, rows[-d:]]) < TIGHT
+    assert relative_error(one.to_dense(), H[rows[-d:]][:, rows[-d:]]) < TIGHT
     sequence = cs.ActivationGGN(problem, "L0.out", tokens=1)
     here = slice(T * d, 2 * T * d)
-    assert relative_error(sequence.dense(), cs.ActivationGGN(problem, "L0.out").dense()[here, here]) < TIGHT
+    assert (
+        relative_error(sequence.to_dense(), cs.ActivationGGN(problem, "L0.out").to_dense()[here, here])
+        < TIGHT
+    )
 
 
 @pytest.mark.parametrize("chunk", some([2, None], 1))
 def test_tokens_apart_are_the_diagonal_blocks(chunk: int | None):
     problem = problem_of(zoo(1), (2, 1))
     whole = cs.ActivationHessian(problem, "L0.in", chunk=chunk)
-    H, d = whole.dense(), whole.width
+    H, d = whole.to_dense(), whole.width
     mask = torch.block_diag(*[torch.ones(d, d, dtype=torch.float64)] * len(whole.tokens))
-    assert relative_error(whole.tokens_apart().dense(), H * mask) < TIGHT
+    assert relative_error(whole.tokens_apart().to_dense(), H * mask) < TIGHT
     assert float((H * (1 - mask)).abs().max()) > 1e-4
 
 
@@ -200,15 +203,15 @@ def test_damping_is_added_to_the_whole_and_to_tokens():
     problem = problem_of(zoo(1), (2, 1))
     H, damped = cs.ActivationHessian(problem, "L0.in"), cs.ActivationHessian(problem, "L0.in", damping=0.3)
     eye = torch.eye(H.shape[0], dtype=torch.float64)
-    assert relative_error(damped.dense(), H.dense() + 0.3 * eye) < TIGHT
-    assert relative_error(damped.tokens_apart().dense(), H.tokens_apart().dense() + 0.3 * eye) < TIGHT
+    assert relative_error(damped.to_dense(), H.to_dense() + 0.3 * eye) < TIGHT
+    assert relative_error(damped.tokens_apart().to_dense(), H.tokens_apart().to_dense() + 0.3 * eye) < TIGHT
     with pytest.raises(cs.UsageError, match="finite damping of at least 0"):
         cs.ActivationHessian(problem, "L0.in", damping="much")  # pyright: ignore[reportArgumentType]
 
 
 def test_algorithms_take_it():
     H = cs.ActivationHessian(problem_of(zoo()), "L1.mid")
-    values = torch.linalg.eigvalsh(H.dense())
+    values = torch.linalg.eigvalsh(H.to_dense())
     assert cs.eigsh(H, k=1).values[0] == pytest.approx(float(values[-1]), rel=1e-8)
     found = cs.trace(H, num_probes=20)
     assert abs(found.value - float(values.sum())) < 4 * found.stderr
@@ -220,31 +223,31 @@ def test_after_the_parameters_changed_it_is_the_matrix_of_the_new_ones():
     module = zoo()
     problem = problem_of(module)
     H = cs.ActivationHessian(problem, "L0.mid")
-    before = H.dense()
+    before = H.to_dense()
     for change in (lambda p: p.mul_(1.3), lambda p: p.data.mul_(0.7)):
         with torch.no_grad():
             change(module.L1.W_1)
-        now = H.dense()
+        now = H.to_dense()
         x, rest = zoo_points(module)["L0.mid"]
         assert relative_error(now, dense(rest, x)) < TIGHT
         assert relative_error(now, before) > 1e-3
     module.L0.register_forward_hook(lambda m, a, out: 1.5 * out)
-    assert relative_error(H.dense(), now) > 1e-3
+    assert relative_error(H.to_dense(), now) > 1e-3
 
 
 def test_a_problem_at_other_parameters():
     module = zoo()
     problem = problem_of(module)
     moved = problem.at({"L1.W_1": 1.4 * module.L1.W_1.detach()})
-    found = cs.ActivationHessian(moved, "L0.out").dense()
+    found = cs.ActivationHessian(moved, "L0.out").to_dense()
     with torch.no_grad():
         module.L1.W_1.mul_(1.4)
-    assert relative_error(found, cs.ActivationHessian(problem, "L0.out").dense()) < TIGHT
+    assert relative_error(found, cs.ActivationHessian(problem, "L0.out").to_dense()) < TIGHT
 
 
 def test_many_products_are_recorded_and_replayed_alike():
     H = cs.ActivationHessian(problem_of(zoo()), "L0.in")
-    A = H.dense()
+    A = H.to_dense()
     for j in range(6):
         torch.testing.assert_close(H @ torch.eye(H.shape[0], dtype=torch.float64)[j], A[:, j])
 
@@ -255,7 +258,7 @@ def test_engines_agree_and_the_module_is_as_it_was():
     hooks = [dict(m._forward_hooks) | dict(m._forward_pre_hooks) for m in module.modules()]
     for at in ("L0.h0.out", "L1.ff.out"):
         fast, plain = (cs.ActivationHessian(problem, at, engine=e) for e in ("fast", "autograd"))
-        assert relative_error(fast.dense(), plain.dense()) < TIGHT
+        assert relative_error(fast.to_dense(), plain.to_dense()) < TIGHT
     assert [dict(m._forward_hooks) | dict(m._forward_pre_hooks) for m in module.modules()] == hooks
     assert "project" not in vars(module.L0)
 
@@ -275,10 +278,10 @@ def test_any_submodule_is_a_point():
             handle.remove()
 
     x = module.emb(ids)
-    assert relative_error(cs.ActivationHessian(problem, "emb").dense(), dense(from_embedding, x)) < TIGHT
+    assert relative_error(cs.ActivationHessian(problem, "emb").to_dense(), dense(from_embedding, x)) < TIGHT
     end = cs.ActivationHessian(problem, "head.in")
     x = end.values().view(B, T, -1)
-    assert relative_error(end.dense(), dense(lambda h: h @ module.emb.weight.detach().T, x)) < TIGHT
+    assert relative_error(end.to_dense(), dense(lambda h: h @ module.emb.weight.detach().T, x)) < TIGHT
 
 
 def test_layers_of_torch_by_name():
@@ -289,7 +292,7 @@ def test_layers_of_torch_by_name():
     module = problem.model.module.eval()
     H = cs.ActivationHessian(problem, at)
     x = H.values().view(B, T, -1)
-    assert relative_error(H.dense(), dense(lambda m: module[2](m), x)) < TIGHT
+    assert relative_error(H.to_dense(), dense(lambda m: module[2](m), x)) < TIGHT
 
 
 def test_activations_without_positions():
@@ -303,9 +306,9 @@ def test_activations_without_positions():
         return (v.view(5, 4).tanh() @ W.detach().T + module[2].bias.detach() - y[:, :2]).square().mean()
 
     truth = torch.autograd.functional.hessian(value, module[0](x).detach().flatten())
-    assert relative_error(H.dense(), truth) < TIGHT
+    assert relative_error(H.to_dense(), truth) < TIGHT
     assert H.tokens == []
-    assert relative_error(cs.ActivationHessian(problem, "0", tokens=2).dense(), truth[8:12, 8:12]) < TIGHT
+    assert relative_error(cs.ActivationHessian(problem, "0", tokens=2).to_dense(), truth[8:12, 8:12]) < TIGHT
 
 
 # --------------------------------------------------------------------------------------------- bad input

@@ -39,12 +39,12 @@ def test_square_and_rectangular_blocks(bench: Bench, name: str):
     square = A.block(first)
     assert square.symmetric
     assert square.psd == A.psd
-    assert_slice(bench, name, square.dense(), first, first)
+    assert_slice(bench, name, square.to_dense(), first, first)
     mixed = A.block(first, second)
     assert not mixed.symmetric
     assert not mixed.psd
-    assert_slice(bench, name, mixed.dense(), first, second)
-    assert_slice(bench, name, mixed.T.dense(), second, first)
+    assert_slice(bench, name, mixed.to_dense(), first, second)
+    assert_slice(bench, name, mixed.T.to_dense(), second, first)
     assert mixed.T.T is mixed
     v = torch.ones(mixed.shape[1], dtype=torch.float64)
     torch.testing.assert_close(
@@ -65,11 +65,11 @@ def test_blocks_of_single_heads(case: str, name: str):
     bench = oracles.bench(case)
     A, heads = bench.operator(name), list(bench.model.heads)
     for head in heads[::3]:  # other roles of other heads
-        assert_slice(bench, name, A.block(head).dense(), [head], [head])
+        assert_slice(bench, name, A.block(head).to_dense(), [head], [head])
     last = heads[-1]
-    assert_slice(bench, name, A.block(last, "E").dense(), [last], ["E"])
-    assert_slice(bench, name, A.block("E", heads[0]).dense(), ["E"], [heads[0]])
-    assert_slice(bench, name, A.block(["E", last], heads[:2]).dense(), ["E", last], heads[:2])
+    assert_slice(bench, name, A.block(last, "E").to_dense(), [last], ["E"])
+    assert_slice(bench, name, A.block("E", heads[0]).to_dense(), ["E"], [heads[0]])
+    assert_slice(bench, name, A.block(["E", last], heads[:2]).to_dense(), ["E", last], heads[:2])
 
 
 @pytest.mark.parametrize("case", one_in(HEADED, 4, shift=2))
@@ -80,16 +80,16 @@ def test_all_heads_of_a_role_are_that_role_in_another_order(case: str):
     heads = [name for name in bench.model.heads if name.startswith("L0.") and name.endswith(role)]
     found = H.block(f"L0.h*.{role}")
     assert names_of(found.space) == heads
-    assert_slice(bench, "hessian", found.dense(), heads, heads)
-    whole, trace = H.block(f"L0.{role}").dense(), found.dense().trace()
-    torch.testing.assert_close(torch.linalg.eigvalsh(found.dense()), torch.linalg.eigvalsh(whole))
+    assert_slice(bench, "hessian", found.to_dense(), heads, heads)
+    whole, trace = H.block(f"L0.{role}").to_dense(), found.to_dense().trace()
+    torch.testing.assert_close(torch.linalg.eigvalsh(found.to_dense()), torch.linalg.eigvalsh(whole))
     torch.testing.assert_close(trace, whole.trace())
 
 
 def test_operator_of_chosen_blocks_is_the_block(tiny: Bench):
     direct = cs.Hessian(tiny.problem, "L0.W_[QK]", "U")
     assert names_of(direct.space) == ["L0.W_Q", "L0.W_K", "U"]
-    assert torch.equal(direct.dense(), cs.Hessian(tiny.problem).block(["L0.W_[QK]", "U"]).dense())
+    assert torch.equal(direct.to_dense(), cs.Hessian(tiny.problem).block(["L0.W_[QK]", "U"]).to_dense())
 
 
 def test_order_of_patterns_does_not_matter(tiny: Bench):
@@ -103,7 +103,7 @@ def test_jacobian_of_a_block(bench: Bench):
     part = J.block(chosen)
     truth = bench.dense.jacobian[:, bench.dense.entries(bench.model, *chosen)]
     assert part.shape == truth.shape
-    assert relative_error(part.dense(), truth) < 1e-10
+    assert relative_error(part.to_dense(), truth) < 1e-10
     assert J.shape[1] == len(bench.order)
 
 
@@ -111,9 +111,9 @@ def test_monte_carlo_blocks_share_the_drawn_targets(tiny: Bench):
     F = cs.MonteCarloFisher(tiny.problem, seed=4)
     block = F.block("U", "E")
     at = {block.name: F.space.positions(block) for block in F.space}
-    truth = F.dense()[at["U"]][:, at["E"]]
+    truth = F.to_dense()[at["U"]][:, at["E"]]
     assert block.drawn is F.drawn
-    assert relative_error(block.dense(), truth) < 1e-12
+    assert relative_error(block.to_dense(), truth) < 1e-12
 
 
 def test_zero_columns(tiny: Bench):
@@ -129,7 +129,7 @@ def test_zero_columns_of_a_jacobian(tiny: Bench):
 
 def test_operator_algebra_of_curvature(tiny: Bench):
     H, v = cs.Hessian(tiny.problem), tiny.probe()
-    rest = H - cs.GGN(tiny.problem) - cs.Functional(tiny.problem)
+    rest = H - cs.GGN(tiny.problem) - cs.FunctionalHessian(tiny.problem)
     assert float((rest @ v).norm()) < 1e-12 * float((H @ v).norm())
     J = cs.Jacobian(tiny.problem)
     torch.testing.assert_close((J.T @ J) @ v, tiny.dense.jacobian[:, tiny.order].T @ (J @ v))

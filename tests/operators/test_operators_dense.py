@@ -40,7 +40,7 @@ def test_the_cases_vary_what_matters():
 @pytest.mark.parametrize("bench", a_half(oracles.NAMES, shift=0), indirect=True)
 def test_value_and_gradient(bench: Bench):
     value = bench.dense.value(bench.dense.theta)
-    assert bench.problem.value() == pytest.approx(float(value), rel=1e-12)
+    assert bench.problem.loss_value() == pytest.approx(float(value), rel=1e-12)
     assert bench.problem.num_terms == pytest.approx(bench.dense.total, rel=1e-12)
     assert relative_error(bench.problem.gradient(), bench.dense.gradient()[bench.order]) < 1e-11
 
@@ -80,8 +80,8 @@ def test_hessian_is_ggn_plus_functional(bench: Bench):
 def test_jacobian_equals_its_dense_matrix(bench: Bench):
     J = cs.Jacobian(bench.problem)
     truth = bench.dense.jacobian[:, bench.order]
-    assert relative_error(J.dense(), truth) < TIGHT
-    assert relative_error(J.T.dense(), truth.T) < TIGHT
+    assert relative_error(J.to_dense(), truth) < TIGHT
+    assert relative_error(J.T.to_dense(), truth.T) < TIGHT
     assert relative_error(J.T.T @ bench.probe(), truth @ bench.probe()) < TIGHT
 
 
@@ -97,7 +97,7 @@ def test_monte_carlo_fisher_equals_the_fisher_of_its_drawn_targets(bench: Bench)
         if not y.is_floating_point():
             assert torch.equal(drawn == -100, (y == -100).expand(2, *y.shape))
     truth = bench.dense.fisher([list(drawn) for drawn in F.drawn])[bench.order][:, bench.order]
-    assert relative_error(F.dense(), truth) < TIGHT
+    assert relative_error(F.to_dense(), truth) < TIGHT
 
 
 @pytest.mark.parametrize("bench", one_in(oracles.NAMES, 6, shift=2), indirect=True)
@@ -180,7 +180,7 @@ def test_monte_carlo_fisher_tends_to_the_ggn(name: str):
     case = oracles.bench(name)
     ggn = case.found("ggn")
     errors = [
-        float((cs.MonteCarloFisher(case.problem, num_samples=s, seed=1).dense() - ggn).norm() / ggn.norm())
+        float((cs.MonteCarloFisher(case.problem, num_samples=s, seed=1).to_dense() - ggn).norm() / ggn.norm())
         for s in (20, 500)
     ]
     assert errors[1] < 0.12

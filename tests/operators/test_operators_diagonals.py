@@ -46,7 +46,7 @@ def test_the_fisher_of_drawn_targets_has_the_diagonal_of_its_matrix(kind):
         kind
     ]
     op = cs.MonteCarloFisher(bench(name).problem, num_samples=3, seed=2)
-    assert relative_error(diagonal_of(op, way="outputs"), op.dense().diagonal()) < EXACT
+    assert relative_error(diagonal_of(op, way="outputs"), op.to_dense().diagonal()) < EXACT
 
 
 @pytest.mark.parametrize("name", ["hessian", "functional"])
@@ -54,7 +54,7 @@ def test_any_operator_has_a_diagonal_from_its_entries(name):
     op = bench("post-layernorm-relu-ignored").operator(name).block("L0.W_[QK]")
     found = cs.exact_diagonal(op)
     assert found.cost.way == "entries"
-    assert relative_error(torch.as_tensor(found.values), op.dense().diagonal()) < EXACT
+    assert relative_error(torch.as_tensor(found.values), op.to_dense().diagonal()) < EXACT
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
@@ -106,7 +106,7 @@ def test_layers_alone_give_the_diagonal_that_samples_give(rows):
     y = torch.arange(4 * rows).reshape(4, rows) % 2
     problem = cs.Problem(drawn(Twice).double(), [(x[:1], y[:1]), (x[1:], y[1:])])
     G = cs.GGN(problem, damping=0.1)
-    assert relative_error(diagonal_of(G, way="outputs"), G.dense().diagonal()) < EXACT
+    assert relative_error(diagonal_of(G, way="outputs"), G.to_dense().diagonal()) < EXACT
     layers, samples = diagonals._by_layers(G), diagonals._by_samples(G)
     assert layers is not None
     np.testing.assert_allclose(layers, samples, rtol=1e-10)
@@ -180,7 +180,7 @@ def test_losses_of_torch_have_exact_diagonals_and_random_roots(loss):
     G = cs.GGN(cs.Problem(module, (x, y), loss))
     exact = cs.exact_diagonal(G, way="outputs")
     assert exact.cost.passes == 6 * 3
-    assert relative_error(torch.as_tensor(exact.values), G.dense().diagonal()) < EXACT
+    assert relative_error(torch.as_tensor(exact.values), G.to_dense().diagonal()) < EXACT
     found = cs.diagonal(G, method="roots", num_probes=400)
     assert np.abs(found.values - exact.values).max() < 4 * np.sqrt(2 / 400) * exact.values.max()
 
@@ -234,7 +234,7 @@ def test_sequences_that_see_each_other_are_refused():
     with pytest.raises(UsageError, match="depend on the sequences beside it"):
         cs.exact_diagonal(cs.GGN(problem), way="outputs")
     op = cs.GGN(problem)
-    assert relative_error(diagonal_of(op, way="entries"), op.dense().diagonal()) < EXACT
+    assert relative_error(diagonal_of(op, way="entries"), op.to_dense().diagonal()) < EXACT
 
 
 @pytest.mark.parametrize("make", [cs.GGN, cs.EmpiricalFisher, cs.MonteCarloFisher])
@@ -244,7 +244,7 @@ def test_losses_of_torch_and_what_is_added_are_in_the_diagonal(make, loss, more)
     m = drawn(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))).double()
     x = torch.linspace(-2, 2, 15, dtype=torch.float64).reshape(5, 3)
     A = make(cs.Problem(m, (x, torch.tensor([0, 2, 1, 1, 0])), loss), **more)
-    truth = torch.as_tensor(A.dense()).diagonal()
+    truth = torch.as_tensor(A.to_dense()).diagonal()
     found = torch.as_tensor(cs.exact_diagonal(A, way="outputs").values)
     torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-14)
     if make is cs.GGN and loss == "cross_entropy" and more:
@@ -277,7 +277,7 @@ def test_experts_that_no_token_of_a_batch_goes_to(make):
     problem = cs.Problem(Routed().double(), [(x[:2], y[:2]), (x[2:], y[2:])])
     op = make(problem)
     found = cs.exact_diagonal(op, way="outputs").values
-    assert relative_error(found, op.dense().diagonal()) < 1e-12
+    assert relative_error(found, op.to_dense().diagonal()) < 1e-12
     one = cs.KFAC(problem)
     other = cs.KFAC(cs.Problem(problem.model, (x, y)))
-    assert relative_error(one.dense(), other.dense()) < 1e-12
+    assert relative_error(one.to_dense(), other.to_dense()) < 1e-12

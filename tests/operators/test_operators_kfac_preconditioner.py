@@ -47,8 +47,8 @@ def test_its_sharpness_is_that_of_the_dense_matrices():
     p = problem()
     H, K = cs.Hessian(p), cs.KFAC(p)
     found = cs.preconditioned_sharpness(H, K, damping=1e-2)
-    P = K.dense() + 1e-2 * torch.eye(H.shape[0]).double()
-    values = torch.linalg.eigvals(torch.linalg.solve(P, H.dense())).real
+    P = K.to_dense() + 1e-2 * torch.eye(H.shape[0]).double()
+    values = torch.linalg.eigvals(torch.linalg.solve(P, H.to_dense())).real
     assert found.value == pytest.approx(float(values.max()), rel=1e-7)
     assert found.max_learning_rate == pytest.approx(2 / found.value)
     assert found.optimizer == "KFAC"

@@ -54,7 +54,7 @@ def in_layer_order(K: Any, name: str) -> Tensor:
     """The dense matrix of the layer that holds a block, weights before bias."""
     layer = next(x for x in K.layers if x.name == name)
     at = torch.cat([K.space.positions(b) for b in layer.blocks])
-    return K.dense()[at][:, at]
+    return K.to_dense()[at][:, at]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_deep_linear_network_with_squared_error_is_exact():
         for make in (cs.KFAC, cs.EKFAC):
             K = make(problem, kind="ggn", bias=bias)
             for layer in K.layers:
-                G = cs.GGN(problem, *(block.name for block in layer.blocks)).dense()
+                G = cs.GGN(problem, *(block.name for block in layer.blocks)).to_dense()
                 assert relative_error(in_layer_order(K, layer.name), G) < EXACT
 
 
@@ -139,7 +139,7 @@ def test_reduced_factors_are_exact_where_outputs_are_means_over_tokens():
         near = []
         for name in ("up", "down"):
             K = cs.KFAC(problem, f"{name}.*", kind="ggn", sharing=sharing)
-            near.append(relative_error(K.dense(), cs.GGN(problem, f"{name}.*").dense()))
+            near.append(relative_error(K.to_dense(), cs.GGN(problem, f"{name}.*").to_dense()))
         assert (max(near) < EXACT) is exact
 
 
@@ -150,7 +150,7 @@ def test_one_token_is_exact_for_cross_entropy():
     for layer in K.layers:
         G = cs.GGN(problem, *(block.name for block in layer.blocks))
         at = torch.cat([G.space.positions(block) for block in layer.blocks])
-        assert relative_error(in_layer_order(K, layer.name), G.dense()[at][:, at]) < EXACT
+        assert relative_error(in_layer_order(K, layer.name), G.to_dense()[at][:, at]) < EXACT
 
 
 @pytest.mark.parametrize("name", some(CASES, few=3))
@@ -171,7 +171,7 @@ def test_nothing_depends_on_batching(name: str):
     problems = [cs.Problem(found.model, as_batches(c), found.problem.loss) for c in cuts]
     v = torch.randn(problems[0].space().size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     for make in (
-        lambda p: cs.KFAC(p, kind="mc", mc_samples=2, sharing="reduce"),
+        lambda p: cs.KFAC(p, kind="mc", num_samples=2, sharing="reduce"),
         lambda p: cs.EKFAC(p, kind="ggn"),
     ):
         whole, *others = [make(p) for p in problems]
@@ -186,22 +186,22 @@ def test_padding_changes_nothing():
     problems = [cs.Problem(module, d) for d in ((ids, y), longer)]
     for make, sharing in ((cs.EKFAC, "expand"), (cs.KFAC, "reduce")):
         a, b = (make(problem, "[!k]*", kind="empirical", sharing=sharing) for problem in problems)
-        assert relative_error(b.dense(), a.dense()) < 1e-10
+        assert relative_error(b.to_dense(), a.to_dense()) < 1e-10
 
 
 def test_draws_are_those_of_the_monte_carlo_fisher():
     module, d = small(), data()
     problem = cs.Problem(module, d)
-    E = cs.EKFAC(problem, kind="mc", terms="separate", mc_samples=3, seed=4)
+    E = cs.EKFAC(problem, kind="mc", terms="separate", num_samples=3, seed=4)
     F = cs.MonteCarloFisher(problem, *(b.name for b in E.space), num_samples=3, seed=4)
-    assert E.trace() == pytest.approx(float(F.dense().trace()), rel=1e-10)
+    assert E.trace() == pytest.approx(float(F.to_dense().trace()), rel=1e-10)
 
 
 def test_draws_together_have_the_exact_trace_on_average():
     problem = cs.Problem(small(), data())
-    traces = [cs.EKFAC(problem, "o.weight", kind="mc", mc_samples=20, seed=s).trace() for s in range(12)]
+    traces = [cs.EKFAC(problem, "o.weight", kind="mc", num_samples=20, seed=s).trace() for s in range(12)]
     values = torch.tensor(traces, dtype=torch.float64)
-    exact = float(cs.GGN(problem, "o.weight").dense().trace())
+    exact = float(cs.GGN(problem, "o.weight").to_dense().trace())
     assert abs(float(values.mean()) - exact) < 4 * float(values.std()) / math.sqrt(len(values))
 
 
@@ -218,14 +218,14 @@ def test_forward_only_has_identity_for_gradients():
 def test_functions_are_those_of_the_dense_matrix():
     for make in (cs.KFAC, cs.EKFAC, cs.Shampoo):
         K = make(cs.Problem(small(), data()), "mix.*", "head.*", kind="ggn")
-        dense, eye = K.dense(), torch.eye(K.shape[0], dtype=torch.float64)
+        dense, eye = K.to_dense(), torch.eye(K.shape[0], dtype=torch.float64)
         damped = dense + 0.3 * eye
-        assert relative_error(K.inverse(0.3).dense(), torch.linalg.inv(damped)) < 1e-10
-        root = K.inverse_root(0.3).dense()
+        assert relative_error(K.inverse(0.3).to_dense(), torch.linalg.inv(damped)) < 1e-10
+        root = K.inverse_root(0.3).to_dense()
         assert relative_error(root @ root @ damped, eye) < 1e-10
-        fourth = K.inverse_root(0.3, power=4).dense()
+        fourth = K.inverse_root(0.3, power=4).to_dense()
         assert relative_error(fourth @ fourth, root) < 1e-10
-        half = K.root().dense()
+        half = K.root().to_dense()
         assert relative_error(half @ half, dense) < 1e-10
         assert K.trace() == pytest.approx(float(dense.trace()), rel=1e-12)
         assert K.logdet(0.3) == pytest.approx(float(torch.logdet(damped)), rel=1e-10)
@@ -235,11 +235,14 @@ def test_functions_are_those_of_the_dense_matrix():
 
 def test_functions_of_functions_and_of_fixed_ones():
     K = cs.EKFAC(cs.Problem(small(), data()), "mix.*", "head.*", kind="ggn")
-    fixed, damped = K.fixed(), K.dense() + 0.3 * torch.eye(K.shape[0], dtype=torch.float64)
-    assert relative_error(fixed.inverse(0.3).dense(), torch.linalg.inv(damped)) < 1e-10
-    assert relative_error(K.inverse(0.3).inverse().dense(), damped) < 1e-10
+    fixed, damped = K.fixed(), K.to_dense() + 0.3 * torch.eye(K.shape[0], dtype=torch.float64)
+    assert relative_error(fixed.inverse(0.3).to_dense(), torch.linalg.inv(damped)) < 1e-10
+    assert relative_error(K.inverse(0.3).inverse().to_dense(), damped) < 1e-10
     assert fixed.logdet(0.3) == pytest.approx(K.logdet(0.3), rel=1e-12)
-    assert relative_error(fixed.inverse(0.3, split="pi").dense(), K.inverse(0.3, split="pi").dense()) < EXACT
+    assert (
+        relative_error(fixed.inverse(0.3, split="pi").to_dense(), K.inverse(0.3, split="pi").to_dense())
+        < EXACT
+    )
     with pytest.raises(UsageError, match="split='pi' is for factors as they are"):
         K.root().inverse(0.3, split="pi")
 
@@ -247,14 +250,14 @@ def test_functions_of_functions_and_of_fixed_ones():
 @pytest.mark.parametrize("bias", ["joint", "separate"])
 def test_blocks_are_submatrices_and_of_whole_layers_have_inverses(bias: Any):
     K = cs.EKFAC(cs.Problem(small(), data()), "mix.*", "head.*", kind="ggn", bias=bias)
-    dense, at = K.dense(), {b.name: K.space.positions(b) for b in K.space}
+    dense, at = K.to_dense(), {b.name: K.space.positions(b) for b in K.space}
     some = torch.cat([torch.arange(K.shape[0])[at[name]] for name in at if name.startswith("mix")])
     mix, inside = K.block("mix.*"), dense[some][:, some]
-    assert relative_error(mix.dense(), inside) < EXACT
+    assert relative_error(mix.to_dense(), inside) < EXACT
     damped = inside + 0.1 * torch.eye(len(some), dtype=torch.float64)
-    assert relative_error(mix.inverse(0.1).dense(), torch.linalg.inv(damped)) < 1e-10
+    assert relative_error(mix.inverse(0.1).to_dense(), torch.linalg.inv(damped)) < 1e-10
     weight = K.block(["mix.weight"])
-    assert relative_error(weight.dense(), dense[at["mix.weight"]][:, at["mix.weight"]]) < EXACT
+    assert relative_error(weight.to_dense(), dense[at["mix.weight"]][:, at["mix.weight"]]) < EXACT
     assert weight.symmetric
     with pytest.raises(UsageError, match="no block matches 'mixed'"):
         K.block("mixed")
@@ -265,8 +268,8 @@ def test_damping_is_added(make: Any):
     problem = cs.Problem(small(), data())
     K, damped = make(problem, "mix.*", kind="ggn"), make(problem, "mix.*", kind="ggn", damping=0.2)
     eye = torch.eye(K.shape[0], dtype=torch.float64)
-    assert relative_error(damped.dense(), K.dense() + 0.2 * eye) < EXACT
-    assert relative_error(damped.inverse(0.1).dense(), K.inverse(0.3).dense()) < 1e-10
+    assert relative_error(damped.to_dense(), K.to_dense() + 0.2 * eye) < EXACT
+    assert relative_error(damped.inverse(0.1).to_dense(), K.inverse(0.3).to_dense()) < 1e-10
     assert damped.trace() == pytest.approx(K.trace() + 0.2 * len(eye))
     with pytest.raises(UsageError, match="damping of at least 0"):
         make(problem, damping=-1.0)
@@ -280,7 +283,7 @@ def test_split_damping_adds_to_both_factors():
     a, b = A + pi * root * eye, B + root / pi * eye[:4, :4]
     inverse = torch.kron(torch.linalg.inv(a), torch.linalg.inv(b))
     layer = torch.cat([K.space.positions(x) for x in K.layers[0].blocks])
-    assert relative_error(K.inverse(0.1, split="pi").dense()[layer][:, layer], inverse) < 1e-10
+    assert relative_error(K.inverse(0.1, split="pi").to_dense()[layer][:, layer], inverse) < 1e-10
 
 
 def test_it_preconditions():
@@ -297,16 +300,16 @@ def test_factors_follow_the_parameters_and_fixed_ones_do_not():
     module = small()
     problem = cs.Problem(module, data())
     K = cs.KFAC(problem, kind="ggn")
-    inverse, before = K.inverse(0.1), K.dense()
+    inverse, before = K.inverse(0.1), K.to_dense()
     fixed = K.fixed()
     with torch.no_grad():
         module.mix.weight += 0.5  # pyright: ignore[reportOperatorIssue]
     fresh = cs.KFAC(problem, kind="ggn")
-    assert relative_error(K.dense(), fresh.dense()) < EXACT < relative_error(before, fresh.dense())
-    assert relative_error(inverse.dense(), fresh.inverse(0.1).dense()) < EXACT
-    assert torch.equal(fixed.dense(), before)
+    assert relative_error(K.to_dense(), fresh.to_dense()) < EXACT < relative_error(before, fresh.to_dense())
+    assert relative_error(inverse.to_dense(), fresh.inverse(0.1).to_dense()) < EXACT
+    assert torch.equal(fixed.to_dense(), before)
     module.mix.bias.data += 0.5  # past autograd
-    assert relative_error(K.dense(), cs.KFAC(problem, kind="ggn").dense()) < EXACT
+    assert relative_error(K.to_dense(), cs.KFAC(problem, kind="ggn").to_dense()) < EXACT
 
 
 def test_a_change_inside_a_frozen_block_is_an_error():
@@ -337,7 +340,7 @@ def test_it_can_be_taken_at_another_point():
     moved = small()
     moved.load_state_dict({**module.state_dict(), **other})
     ours, theirs = cs.KFAC(problem.at(other), kind="ggn"), cs.KFAC(cs.Problem(moved, d), kind="ggn")
-    assert relative_error(ours.dense(), theirs.dense()) < EXACT
+    assert relative_error(ours.to_dense(), theirs.to_dense()) < EXACT
 
 
 # ------------------------------------------------------------------------------------------------ bad input
@@ -350,8 +353,8 @@ def test_it_can_be_taken_at_another_point():
         (lambda p: cs.KFAC(p, sharing="sum"), "expected sharing="),
         (lambda p: cs.KFAC(p, bias="both"), "expected bias="),
         (lambda p: cs.KFAC(p, terms="all"), "expected terms as one of"),
-        (lambda p: cs.KFAC(p, mc_samples=0), "mc_samples of at least 1"),
-        (lambda p: cs.KFAC(p, kind="ggn", mc_samples=2), "mc_samples belongs to"),
+        (lambda p: cs.KFAC(p, num_samples=0), "num_samples of at least 1"),
+        (lambda p: cs.KFAC(p, kind="ggn", num_samples=2), "num_samples belongs to"),
         (lambda p: cs.KFAC(p, "nothing"), "no block matches"),
         (lambda p: cs.KFAC(p.model), "expected a cs.Problem"),
         (lambda p: cs.EKFAC(p, kind="forward-only"), "EKFAC needs gradients"),

@@ -96,7 +96,7 @@ def exact_diagonals(problem: cs.Problem, E: cs.EKFAC) -> float:
         names = [block.name for block in layer.blocks]
         space = problem.space(*names)
         order = torch.cat([space.positions(block) for block in layer.blocks])
-        G = cs.GGN(problem, *names).dense()[order][:, order]
+        G = cs.GGN(problem, *names).to_dense()[order][:, order]
         Q = torch.kron(*spectrum.vectors)
         difference = spectrum.values.flatten() - (Q.T @ G @ Q).diagonal()
         worst = max(worst, float(difference.norm()) / max(float(G.norm()), 1e-12))
@@ -242,10 +242,10 @@ def test_a_layer_that_some_sequences_use_is_one_in_any_order(make):
     assert [layer.name for layer in found[0].layers] == ["always.weight", "more.weight"]
     assert found[0].left_out == dict.fromkeys(("never.weight", "never.bias"), "no sequence uses it")
     for K in found[1:]:
-        torch.testing.assert_close(K.dense(), found[0].dense())
+        torch.testing.assert_close(K.to_dense(), found[0].to_dense())
     users = make(cs.Problem(module, data[::2], "mse"), kind="empirical")
     at = found[0].space.slices["more.weight"]
-    torch.testing.assert_close(2 * found[0].dense()[at, at], users.dense()[at, at])
+    torch.testing.assert_close(2 * found[0].to_dense()[at, at], users.to_dense()[at, at])
 
 
 def apart(K: Tensor, exact: Tensor) -> float:
@@ -258,11 +258,11 @@ def test_quality_is_measured_against_the_dense_matrices(tmp_path):
     assert found.layers == ["E", "L0.W_O"]
     assert set(found.left_out) == {"ln_f.g", "ln_f.b", "L0.W_1"}
     E = cs.EKFAC(problem, "L0.W_O", "L0.b_O", kind="ggn")
-    G, H = (make(problem, "L0.W_O", "L0.b_O").dense() for make in (cs.GGN, cs.Hessian))
+    G, H = (make(problem, "L0.W_O", "L0.b_O").to_dense() for make in (cs.GGN, cs.Hessian))
     m, g = found.methods.index("ekfac"), problem.gradient("L0.W_O", "L0.b_O")
-    assert found.error_ggn[m, 1] == pytest.approx(apart(E.dense(), G), rel=1e-8)
-    assert found.error_hessian[m, 1] == pytest.approx(apart(E.dense(), H), rel=1e-8)
-    tops = [float(torch.linalg.eigvalsh(X)[-1]) for X in (E.dense(), G)]
+    assert found.error_ggn[m, 1] == pytest.approx(apart(E.to_dense(), G), rel=1e-8)
+    assert found.error_hessian[m, 1] == pytest.approx(apart(E.to_dense(), H), rel=1e-8)
+    tops = [float(torch.linalg.eigvalsh(X)[-1]) for X in (E.to_dense(), G)]
     assert found.lambda_max[m, 1] == pytest.approx(tops[0] / tops[1], rel=1e-8)
     delta = 0.1 * tops[1]
     exact = torch.linalg.solve(G + delta * torch.eye(len(G), dtype=torch.float64), g)

@@ -38,7 +38,7 @@ def test_the_norm_that_the_zoo_writes_out_is_right_even_under_torch_func_hessian
 def test_batched_directions_are_right_through_layer_norm():
     """Several columns go through one batched backward pass; each must be what it is alone."""
     bench = oracles.bench("plain-attention-tied")
-    for operator in (cs.Hessian, cs.Functional, cs.GGN):
+    for operator in (cs.Hessian, cs.FunctionalHessian, cs.GGN):
         A, V = operator(bench.problem), bench.probe(6)
         alone = torch.stack([A @ v for v in V.unbind(1)], dim=1)
         assert relative_error(A @ V, alone) < 1e-13
@@ -53,10 +53,12 @@ def test_fused_attention_is_replaced_by_one_that_has_second_derivatives(engine):
         truth = oracles.double_backward_hessian(dense.value, dense.theta)
     H = cs.Hessian(cs.Problem(module, (x, x), "mse"), engine=engine)
     order = torch.arange(len(dense.theta))
-    assert relative_error(H.dense(), truth[order][:, order]) < 1e-11
+    assert relative_error(H.to_dense(), truth[order][:, order]) < 1e-11
 
 
-@pytest.mark.parametrize("operator", [cs.Hessian, cs.Functional, cs.GGN, cs.EmpiricalFisher, cs.Jacobian])
+@pytest.mark.parametrize(
+    "operator", [cs.Hessian, cs.FunctionalHessian, cs.GGN, cs.EmpiricalFisher, cs.Jacobian]
+)
 def test_an_operation_that_is_differentiable_once_is_refused(operator: type):
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
     problem = cs.Problem(oracles.shaken(oracles.drawn(oracles.SquaredOnce)), (x, x[:, :2]), "mse")

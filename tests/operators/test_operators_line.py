@@ -29,7 +29,7 @@ def test_a_quadratic_is_predicted_everywhere():
     a = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     problem = problem_of(lambda w: 2.0 + a @ w + w @ A @ w / 2, size=3)
     d = torch.tensor([0.3, 1.0, -0.7], dtype=torch.float64)
-    found = cs.line(problem, d)
+    found = cs.loss_line(problem, d)
     assert found.expansion.loss == 2.0
     assert found.expansion.slope == pytest.approx(float(a @ d))
     assert found.expansion.curvature == pytest.approx(float(d @ A @ d))
@@ -46,7 +46,7 @@ def test_a_quadratic_is_predicted_everywhere():
 @pytest.mark.parametrize("tolerance", [0.02, 0.1])
 def test_the_radius_of_a_cubic(tolerance):
     problem = problem_of(lambda w: (1 + w**2 / 2 + 0.7 * w**3 / 6).sum())
-    found = cs.line(problem, ONE, tolerance=tolerance)
+    found = cs.loss_line(problem, ONE, tolerance=tolerance)
     assert found.expansion.third == pytest.approx(0.7)
     for side in found.radii["quadratic"].values():  # 0.7 r³/6 = tolerance r²/2
         assert around(side, 3 * tolerance / 0.7)
@@ -57,7 +57,7 @@ def test_the_radius_of_a_cubic(tolerance):
 def test_the_radius_of_a_quartic_is_in_units_of_t_and_of_distance():
     problem = problem_of(lambda w: (1 + w**2 / 2 + w**4 / 24).sum())
     for length in (1.0, 5.0):
-        found = cs.line(problem, length * ONE)
+        found = cs.loss_line(problem, length * ONE)
         for sides in found.radii.values():
             assert all(around(side, math.sqrt(1.2) / length) for side in sides.values())
         assert found.distance(3) == pytest.approx(math.sqrt(1.2), rel=0.02)
@@ -65,7 +65,7 @@ def test_the_radius_of_a_quartic_is_in_units_of_t_and_of_distance():
 
 def test_sides_differ():
     problem = problem_of(lambda w: w.exp().sum() - w.sum())  # t²/2 + t³/6 + …
-    found = cs.line(problem, ONE)
+    found = cs.loss_line(problem, ONE)
     r = {name: side.value for name, side in found.radii["quadratic"].items()}
     assert r["ahead"] < r["behind"]
     assert found.radius() == r["ahead"]
@@ -73,23 +73,25 @@ def test_sides_differ():
 
 def test_a_radius_far_below_the_grid_is_found():
     problem = problem_of(lambda w: (1 + w**2 / 2 + 1e4 * w**3 / 6).sum())
-    found = cs.line(problem, ONE, span=(-1.0, 1.0))
+    found = cs.loss_line(problem, ONE, span=(-1.0, 1.0))
     assert around(found.radii["quadratic"]["ahead"], 0.3e-4)
 
 
 def test_without_lower_terms_a_prediction_holds_nowhere():
-    found = cs.line(problem_of(lambda w: (w**3).sum()), ONE, span=(-1.0, 1.0))
+    found = cs.loss_line(problem_of(lambda w: (w**3).sum()), ONE, span=(-1.0, 1.0))
     side = found.radii["quadratic"]["ahead"]
     assert side.low == 0
     assert side.high < 1e-6
     assert side.words().startswith("below")
-    hidden = cs.line(problem_of(lambda w: (1 + w**5).sum()), ONE, span=(-1.0, 1.0)).radii["cubic"]["ahead"]
+    hidden = cs.loss_line(problem_of(lambda w: (1 + w**5).sum()), ONE, span=(-1.0, 1.0)).radii["cubic"][
+        "ahead"
+    ]
     assert hidden.low == 0
     assert hidden.high < 2e-3  # nearer to θ the difference is below a rounding of the loss
 
 
 def test_a_constant_loss_says_that_rounding_hides_the_answer():
-    found = cs.line(problem_of(lambda w: 1 + 0 * w.sum()), ONE)
+    found = cs.loss_line(problem_of(lambda w: 1 + 0 * w.sum()), ONE)
     assert {side.words() for sides in found.radii.values() for side in sides.values()} == {
         "hidden by rounding"
     }
@@ -98,7 +100,7 @@ def test_a_constant_loss_says_that_rounding_hides_the_answer():
 
 def test_one_sided_and_other_ranges():
     problem = problem_of(lambda w: (1 + w**2 / 2 + 0.7 * w**3 / 6).sum())
-    found = cs.line(problem, ONE, span=(0.0, 1.0), num_points=5, cubic=False)
+    found = cs.loss_line(problem, ONE, span=(0.0, 1.0), num_points=5, cubic=False)
     assert found.radii["quadratic"]["behind"].words() == "not looked at"
     assert found.orders == [2]
     assert math.isnan(found.expansion.third)
@@ -113,7 +115,7 @@ def test_a_loss_that_is_no_number_is_where_predictions_end(what):
         end = torch.full((), float(what), dtype=w.dtype)
         return (1 + w**2 / 2).sum() + torch.where(w.sum() < 1, wall, end)
 
-    found = cs.line(problem_of(function), ONE, span=(-2.0, 2.0), num_points=9)
+    found = cs.loss_line(problem_of(function), ONE, span=(-2.0, 2.0), num_points=9)
     side = found.radii["quadratic"]["ahead"]
     assert around(side, 1.0)
     assert found.radii["quadratic"]["behind"].high == math.inf
@@ -125,7 +127,7 @@ def test_a_loss_that_is_no_number_is_where_predictions_end(what):
 def test_a_loss_that_is_no_number_here_is_one_sentence(end):
     problem = problem_of(lambda w: w.sum() + torch.tensor(end, dtype=w.dtype))
     with pytest.raises(CurvescopeError, match=f"the loss at θ is {end}, so it has no expansion there"):
-        cs.line(problem, ONE)
+        cs.loss_line(problem, ONE)
 
 
 def mlp(dtype=torch.float64, cuts=(12,)):
@@ -150,10 +152,10 @@ def drawn(problem, seed=1):
 def test_losses_and_derivatives_are_those_of_autograd():
     problem, x, y = mlp()
     d = drawn(problem)
-    found, tree = cs.line(problem, d, num_points=5), problem.space().scatter(d)
+    found, tree = cs.loss_line(problem, d, num_points=5), problem.space().scatter(d)
 
     def loss(t):
-        point = {name: p.detach() + t * tree[name] for name, p in problem.parameters.items()}
+        point = {name: p.detach() + t * tree[name] for name, p in problem.named_parameters()}
         return (functional_call(problem.model.module, point, (x,)) - y).square().mean()
 
     t = torch.zeros((), dtype=torch.float64, requires_grad=True)
@@ -169,7 +171,7 @@ def test_losses_and_derivatives_are_those_of_autograd():
 
 
 def test_batches_change_nothing():
-    found = [cs.line(mlp(cuts=cuts)[0], "gradient") for cuts in ((12,), (10, 2), (1, 4, 7))]
+    found = [cs.loss_line(mlp(cuts=cuts)[0], "gradient") for cuts in ((12,), (10, 2), (1, 4, 7))]
     for other in found[1:]:
         np.testing.assert_allclose(other.loss, found[0].loss, rtol=1e-9)
         assert other.radius(2) == pytest.approx(found[0].radius(2), rel=1e-6)
@@ -177,12 +179,12 @@ def test_batches_change_nothing():
 
 
 def test_single_precision_finds_the_same_radii_and_measures_its_rounding():
-    exact, single = (cs.line(mlp(dtype)[0], "gradient") for dtype in (torch.float64, torch.float32))
+    exact, single = (cs.loss_line(mlp(dtype)[0], "gradient") for dtype in (torch.float64, torch.float32))
     assert 1e-17 < exact.agreement.rounding < 1e-13
     assert 1e-8 < single.agreement.rounding < 1e-5
     for order in (2, 3):
         assert single.radius(order) == pytest.approx(exact.radius(order), rel=0.03)
-    near = cs.line(mlp(torch.float32)[0], "gradient", span=(-1e-6, 1e-6), num_points=11)
+    near = cs.loss_line(mlp(torch.float32)[0], "gradient", span=(-1e-6, 1e-6), num_points=11)
     assert set(near.to_frame()["quadratic_holds"]) == {"below rounding"}
     assert {side.words() for side in near.radii["quadratic"].values()} == {"hidden by rounding"}
 
@@ -190,20 +192,20 @@ def test_single_precision_finds_the_same_radii_and_measures_its_rounding():
 def test_words_dictionaries_and_vectors_are_one():
     problem, *_ = mlp()
     space, g = problem.space(), problem.gradient()
-    by_word = cs.line(problem, "gradient", num_points=3)
+    by_word = cs.loss_line(problem, "gradient", num_points=3)
     assert by_word.expansion.slope == pytest.approx(-float(g @ g))
     for given in (-g, space.scatter(-g)):
-        np.testing.assert_allclose(cs.line(problem, given, num_points=3).loss, by_word.loss, rtol=1e-12)
-    one = cs.line(problem, "random", seed=3, num_points=3)
+        np.testing.assert_allclose(cs.loss_line(problem, given, num_points=3).loss, by_word.loss, rtol=1e-12)
+    one = cs.loss_line(problem, "random", seed=3, num_points=3)
     assert one.length == pytest.approx(1.0)
-    assert one.expansion.slope != cs.line(problem, "random", seed=4, num_points=3).expansion.slope
+    assert one.expansion.slope != cs.loss_line(problem, "random", seed=4, num_points=3).expansion.slope
 
 
 def test_a_radius_counts_every_point_that_was_looked_at():
     def bumpy(w):  # a quadratic with a dent that only some of the points see
         return (1 + w**2 / 2 + 0.3 * w**2 * torch.exp(-((w - 0.33) ** 2) / 2e-4) + 0.4 * w**3).sum()
 
-    found = cs.line(problem_of(bumpy), ONE, span=(-1.0, 1.0), num_points=11)
+    found = cs.loss_line(problem_of(bumpy), ONE, span=(-1.0, 1.0), num_points=11)
     for order, name in ((2, "quadratic"), (3, "cubic")):
         for side, radius in found.radii[name].items():
             t = found.t if side == "ahead" else -found.t
@@ -214,24 +216,26 @@ def test_a_radius_counts_every_point_that_was_looked_at():
 def test_a_block_alone():
     problem, *_ = mlp()
     block = problem.space().blocks[0].name
-    found = cs.line(problem, "gradient", block, num_points=3)
+    found = cs.loss_line(problem, "gradient", block, num_points=3)
     g = problem.gradient(block)
     assert found.expansion.slope == pytest.approx(-float(g @ g))
     tree = problem.space(block).scatter(-g)
-    whole = cs.line(problem, tree, num_points=3)
+    whole = cs.loss_line(problem, tree, num_points=3)
     assert whole.expansion.third == pytest.approx(found.expansion.third)
 
 
 def test_another_point_is_at_one():
     problem, *_ = mlp()
     space = problem.space()
-    theta = space.gather({k: p.detach() for k, p in problem.parameters.items()})
+    theta = space.gather({k: p.detach() for k, p in problem.named_parameters()})
     there = theta + drawn(problem)
     points = [there, space.scatter(there), problem.at(there)]
-    found = [cs.line(problem, to=point, num_points=7) for point in points]
-    assert 1.0 in cs.line(problem, to=there, num_points=4).t
+    found = [cs.loss_line(problem, to=point, num_points=7) for point in points]
+    assert 1.0 in cs.loss_line(problem, to=there, num_points=4).t
     for one in found:
-        assert float(one.loss[np.argmin(np.abs(one.t - 1.0))]) == pytest.approx(problem.at(there).value())
+        assert float(one.loss[np.argmin(np.abs(one.t - 1.0))]) == pytest.approx(
+            problem.at(there).loss_value()
+        )
         assert one.length == pytest.approx(float((there - theta).norm()))
         assert (one.t.min(), one.t.max()) == (-0.25, 1.25)
         assert one.theta_length == pytest.approx(float(theta.norm()))
@@ -261,20 +265,20 @@ def test_another_point_is_at_one():
 def test_what_cannot_be_is_one_sentence(given, words):
     problem, *_ = mlp()
     with pytest.raises(UsageError, match=words):
-        cs.line(problem, **given)
+        cs.loss_line(problem, **given)
 
 
 def test_the_way_to_where_one_is_is_refused():
     problem, *_ = mlp()
     with pytest.raises(UsageError, match="way to the other point that is not zero"):
-        cs.line(problem, to=problem)
+        cs.loss_line(problem, to=problem)
     with pytest.raises(UsageError, match=r"expected a cs\.Problem"):
-        cs.line(problem.model, "gradient")
+        cs.loss_line(problem.model, "gradient")
 
 
 def test_the_frame_and_the_folder(tmp_path):
     problem, *_ = mlp()
-    found = cs.line(problem, "gradient")
+    found = cs.loss_line(problem, "gradient")
     frame = found.to_frame()
     assert list(frame["t"]) == sorted(found.t)
     np.testing.assert_allclose(frame["quadratic_error"], frame["loss"] - frame["quadratic"])
@@ -286,16 +290,16 @@ def test_the_frame_and_the_folder(tmp_path):
     inside = frame[(frame["t"] > 0.05 * r.low) & (frame["t"] <= r.low)]
     assert set(inside["quadratic_holds"]) == {"holds"}
     again = Result.load(found.save(tmp_path))
-    assert isinstance(again, cs.operators.Line)
+    assert isinstance(again, cs.operators.LossLine)
     assert again.radii["quadratic"]["ahead"].words() == r.words()
     assert again.plot().get_title(loc="left") == found.direction
 
 
 def test_the_model_is_left_as_it_was():
     problem, *_ = mlp()
-    before = {name: p.clone() for name, p in problem.parameters.items()}
-    cs.line(problem, "random")
-    assert all(torch.equal(before[name], p) for name, p in problem.parameters.items())
+    before = {name: p.clone() for name, p in problem.named_parameters()}
+    cs.loss_line(problem, "random")
+    assert all(torch.equal(before[name], p) for name, p in problem.named_parameters())
 
 
 def test_noise_is_that_of_the_function():

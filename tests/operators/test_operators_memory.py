@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("few_sequences")
 
 def problem():
     shape = cs.TransformerConfig(n_layers=1, d_model=8, n_heads=2, d_ff=16, vocab_size=12, n_ctx=18)
-    return cs.Problem(cs.load(shape, dtype="float64"), cs.task("addition", num_sequences=8))
+    return cs.Problem(cs.load(shape, dtype="float64"), cs.task_data("addition", num_sequences=8))
 
 
 def limit(monkeypatch, kind, most, error=torch.OutOfMemoryError):

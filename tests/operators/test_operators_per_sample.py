@@ -43,7 +43,7 @@ def check(samples: PerSample, alone: list[cs.Problem], V: Tensor, part: Part) ->
     """Losses, gradients and products of each, and their weighted sums."""
     problem, shares = samples.problem, torch.as_tensor(samples.shares)
     assert samples.num_samples == len(alone)
-    assert abs(samples.losses() - np.array([one.value() for one in alone])).max() < EXACT
+    assert abs(samples.losses() - np.array([one.loss_value() for one in alone])).max() < EXACT
     gradients = samples.gradients()
     assert relative_error(gradients, torch.stack([one.gradient() for one in alone])) < EXACT
     products = samples.products(V, part)
@@ -113,7 +113,7 @@ def test_terms_of_a_mean_over_entries():
     V = found.probe(1)
     total = torch.einsum("s,snk->nk", torch.as_tensor(samples.shares), samples.products(V))
     assert relative_error(total, cs.Hessian(found.problem) @ V) < EXACT
-    assert samples.losses() @ samples.shares == pytest.approx(found.problem.value(), abs=EXACT)
+    assert samples.losses() @ samples.shares == pytest.approx(found.problem.loss_value(), abs=EXACT)
 
 
 def test_blocks_own_vectors_and_cuts_of_the_samples():
@@ -188,8 +188,8 @@ def test_modules_that_cannot_be_batched_are_taken_one_by_one(make: type[nn.Modul
 
 def test_losses_at_other_parameters():
     found = bench("plain-normed-mlp")
-    moved = {name: 1.1 * p.detach() for name, p in found.problem.parameters.items()}
-    there = [one.at(moved).value() for one in singles(found.problem)]
+    moved = {name: 1.1 * p.detach() for name, p in found.problem.named_parameters()}
+    there = [one.at(moved).loss_value() for one in singles(found.problem)]
     assert abs(cs.per_sample(found.problem).losses(moved) - np.array(there)).max() < EXACT
     elsewhere = cs.per_sample(found.problem.at(moved))
     assert abs(elsewhere.losses() - np.array(there)).max() < EXACT
@@ -338,6 +338,6 @@ def test_exact_diagonals_leave_the_padding_row_out(make: type):
     nn.init.normal_(model[0].weight, generator=torch.Generator().manual_seed(0))  # pyright: ignore
     op = make(cs.Problem(model, (x, y)))
     values = torch.as_tensor(cs.exact_diagonal(op, way="outputs").values)
-    assert relative_error(values, op.dense().diagonal()) < EXACT
+    assert relative_error(values, op.to_dense().diagonal()) < EXACT
     if make is cs.GGN:
         assert not cs.diagonal(op, method="roots", num_probes=2).values[:3].any()

@@ -1,4 +1,4 @@
-"""Losses on planes: quadratics with known answers, a network against autograd, normalised directions."""
+"""Losses on planes: quadratics with known answers, a network against autograd, normalized directions."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def network(cuts=(9,)):
     return cs.Problem(module, list(zip(x.split(list(cuts)), y.split(list(cuts)), strict=True)), "mse_mean")
 
 
-@pytest.mark.parametrize("normalise", ["none", "orthonormal"])
-def test_a_quadratic_is_predicted_everywhere(normalise):
-    found = cs.plane(problem_of(quadratic, 3), U, V, normalise=normalise, num_points=5)
+@pytest.mark.parametrize("normalize", ["none", "orthonormal"])
+def test_a_quadratic_is_predicted_everywhere(normalize):
+    found = cs.loss_plane(problem_of(quadratic, 3), U, V, normalize=normalize, num_points=5)
     np.testing.assert_allclose(found.loss, found.quadratic, atol=1e-12)
     assert (found.verdicts >= 0).all()
     assert found.cosine == pytest.approx(1 / math.sqrt(2))
-    u, v = (U, V) if normalise == "none" else (U / 2, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
+    u, v = (U, V) if normalize == "none" else (U / 2, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
     np.testing.assert_allclose(found.slope, [a @ u, a @ v])
     np.testing.assert_allclose(found.curvature, [[u @ A @ u, u @ A @ v], [v @ A @ u, v @ A @ v]])
     np.testing.assert_allclose(found.lengths, [float(u.norm()), float(v.norm())])
@@ -50,7 +50,7 @@ def test_a_quadratic_is_predicted_everywhere(normalise):
 def test_where_the_quadratic_holds():
     problem = problem_of(lambda w: 1 + (w**2).sum() / 2 + (w[0] ** 4) / 24, 2)
     e = torch.eye(2, dtype=torch.float64)
-    found = cs.plane(problem, e[0], e[1], span=(-2.0, 2.0), num_points=9)
+    found = cs.loss_plane(problem, e[0], e[1], span=(-2.0, 2.0), num_points=9)
     x, y = np.meshgrid(found.a, found.b, indexing="ij")
     holds = x**4 / 24 <= 0.1 * (x**2 + y**2) / 2
     away = (x != 0) | (y != 0)
@@ -62,7 +62,7 @@ def test_where_the_quadratic_holds():
 
 def test_a_network_against_autograd_and_other_batches():
     problem = network()
-    found = cs.plane(problem, "gradient", "random", num_points=3, span=(-0.5, 0.5))
+    found = cs.loss_plane(problem, "gradient", "random", num_points=3, span=(-0.5, 0.5))
     g = problem.gradient()
     H = torch.autograd.functional.hessian(lambda v: _loss(problem, v), _theta(problem))
     u = -g / g.norm()
@@ -70,12 +70,12 @@ def test_a_network_against_autograd_and_other_batches():
     assert found.curvature[0, 0] == pytest.approx(float(u @ H @ u))
     assert found.curvature[0, 1] == found.curvature[1, 0]
     assert found.loss[2, 1] == pytest.approx(float(_loss(problem, _theta(problem) + 0.5 * u)))
-    other = cs.plane(network((2, 7)), "gradient", "random", num_points=3, span=(-0.5, 0.5))
+    other = cs.loss_plane(network((2, 7)), "gradient", "random", num_points=3, span=(-0.5, 0.5))
     np.testing.assert_allclose(other.loss, found.loss, rtol=1e-10)
 
 
 def _theta(problem):
-    return problem.space().gather({k: p.detach() for k, p in problem.parameters.items()})
+    return problem.space().gather({k: p.detach() for k, p in problem.named_parameters()})
 
 
 def _loss(problem, vector):
@@ -93,14 +93,14 @@ def _loss(problem, vector):
 
 def test_filters_are_as_long_as_those_of_the_parameters():
     problem = network()
-    found = cs.plane(problem, "random", "random", normalise="filters", num_points=3)
-    assert "Li et al. 2018" in found.normalise
+    found = cs.loss_plane(problem, "random", "random", normalize="filters", num_points=3)
+    assert "Li et al. 2018" in found.normalize
     assert (found.a.min(), found.a.max()) == (-1.0, 1.0)
     module = problem.model.module
     wanted = math.sqrt(sum(float(m.weight.detach().norm()) ** 2 for m in module if isinstance(m, nn.Linear)))
     np.testing.assert_allclose(found.lengths, wanted)
-    d = {name: torch.ones_like(p) for name, p in problem.parameters.items()}
-    used = cs.operators.taylor.filter_normalised(problem, problem.space().gather(d))
+    d = {name: torch.ones_like(p) for name, p in problem.named_parameters()}
+    used = cs.operators.taylor.filter_normalized(problem, problem.space().gather(d))
     tree = problem.space().scatter(used)
     torch.testing.assert_close(tree["0.weight"].norm(dim=1), module[0].weight.detach().norm(dim=1))
     assert not tree["0.bias"].any()
@@ -117,18 +117,18 @@ def test_filters_are_as_long_as_those_of_the_parameters():
 )
 def test_what_cannot_be_is_one_sentence(given, words):
     with pytest.raises(UsageError, match=words):
-        cs.plane(network(), *given)
+        cs.loss_plane(network(), *given)
 
 
-def test_an_unknown_way_to_normalise_is_refused():
-    with pytest.raises(UsageError, match="expected normalise of orthonormal, filters, none, got 'filter'"):
-        cs.plane(network(), "gradient", "random", normalise="filter")
+def test_an_unknown_way_to_normalize_is_refused():
+    with pytest.raises(UsageError, match="expected normalize of orthonormal, filters, none, got 'filter'"):
+        cs.loss_plane(network(), "gradient", "random", normalize="filter")
 
 
 def test_it_is_drawn_and_saved(tmp_path):
     wall = lambda w: 1 + (w**2).sum() / 2 + torch.where(w[0] < 0.5, 0.0, math.nan)  # noqa: E731
     e = torch.eye(2, dtype=torch.float64)
-    found = cs.plane(problem_of(wall, 2), e[0], e[1], span=(-1.0, 1.0), num_points=5)
+    found = cs.loss_plane(problem_of(wall, 2), e[0], e[1], span=(-1.0, 1.0), num_points=5)
     assert (found.verdicts[-1] == -1).all()
     again = Result.load(found.save(tmp_path))
     assert again.plot().get_xlabel() == "a: given"

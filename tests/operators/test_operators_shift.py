@@ -11,7 +11,7 @@ from curvescope.operators.base import WeightDecay
 
 
 def truth(weights: torch.Tensor) -> torch.Tensor:
-    return hessian().dense() + torch.diag(weights)
+    return hessian().to_dense() + torch.diag(weights)
 
 
 def weights(damping: float, by_block: dict[str, float]) -> torch.Tensor:
@@ -48,47 +48,47 @@ def test_the_diagonal_is_added(name: str):
     H = cs.Hessian(hessian().problem, damping=damping, weight_decay=decay)
     assert {block.name for block in H.space} == set(ALL)
     full = truth(weights(damping, by_block))
-    torch.testing.assert_close(H.dense(), full, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(H.to_dense(), full, rtol=1e-10, atol=1e-10)
     where = {block.name: H.space.positions(block) for block in H.space}
     for rows, columns in [("L0.W_Q", "L0.W_Q"), ("L0.W_Q", "L0.W_K"), ("L0.b_1", "L0.b_1")]:
         part = full[where[rows]][:, where[columns]]
-        torch.testing.assert_close(H.block(rows, columns).dense(), part, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(H.block(rows, columns).T.dense(), part.T, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(H.block(rows, columns).to_dense(), part, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(H.block(rows, columns).T.to_dense(), part.T, rtol=1e-10, atol=1e-10)
 
 
 def test_a_head_and_the_whole_share_the_diagonal():
     H = cs.Hessian(hessian().problem, damping=1.0)
     plain = hessian()
-    found = H.block("L0.W_Q", "L0.h1.W_Q").dense() - plain.block("L0.W_Q", "L0.h1.W_Q").dense()
+    found = H.block("L0.W_Q", "L0.h1.W_Q").to_dense() - plain.block("L0.W_Q", "L0.h1.W_Q").to_dense()
     columns = torch.eye(16).double().reshape(16, 4, 4)[:, :, 2:].reshape(16, 8)
     torch.testing.assert_close(found, columns, rtol=0, atol=1e-12)
 
 
-def test_it_is_the_hessian_of_the_penalised_loss():
+def test_it_is_the_hessian_of_the_penalized_loss():
     problem, w = hessian().problem, 0.3
     H = cs.Hessian(problem, "head.weight", weight_decay={"matrices": w})
     theta = dict(problem.model.module.named_parameters())
     x, y = problem.batches[0].inputs, problem.batches[0].targets
 
-    def penalised(U: torch.Tensor) -> torch.Tensor:
+    def penalized(U: torch.Tensor) -> torch.Tensor:
         z = torch.func.functional_call(problem.model.module, {**theta, "head.weight": U}, x)
         return ((z - y) ** 2).mean() + w / 2 * (U**2).sum()
 
     U = theta["head.weight"].detach()
-    found = torch.autograd.functional.hessian(penalised, U)
+    found = torch.autograd.functional.hessian(penalized, U)
     assert isinstance(found, torch.Tensor)
-    torch.testing.assert_close(H.dense(), found.reshape(8, 8), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(H.to_dense(), found.reshape(8, 8), rtol=1e-9, atol=1e-9)
 
 
 def test_all_operators_take_them():
     problem = hessian().problem
-    for make in (cs.GGN, cs.Functional, cs.EmpiricalFisher, cs.MonteCarloFisher):
+    for make in (cs.GGN, cs.FunctionalHessian, cs.EmpiricalFisher, cs.MonteCarloFisher):
         plain, damped = (
             make(problem, "head.weight"),
             make(problem, "head.weight", damping=0.5, weight_decay=0.25),
         )
         assert damped.psd == plain.psd
-        found = damped.dense() - plain.dense()
+        found = damped.to_dense() - plain.to_dense()
         torch.testing.assert_close(found, 0.75 * torch.eye(8).double(), rtol=0, atol=1e-12)
     v = torch.ones(8).double()
     torch.testing.assert_close(damped @ v - plain @ v, 0.75 * v)

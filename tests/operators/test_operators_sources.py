@@ -1,4 +1,4 @@
-"""Sources add up to the functional part, each is its closed form, and the module is left as it was."""
+"""Sources add up to the functional Hessian, each is its closed form, and the module is left as it was."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_sources_add_up_to_the_functional_part(bench: oracles.Bench):
     case = bench.problem
     V = columns(cs.Hessian(case))
     truth = (cs.Hessian(case) @ V) - (cs.GGN(case) @ V)
-    found = torch.stack(list(cs.Sources(case).products(V).values())).sum(0)
+    found = torch.stack(list(cs.FunctionalSources(case).products(V).values())).sum(0)
     assert float((found - truth).norm()) < EXACT * float((cs.Hessian(case) @ V).norm())
 
 
@@ -54,10 +54,10 @@ def test_each_source_is_its_closed_form(settings: dict[str, object]):
     for name, term in stack_curvature(case.model, case.batches).sources().items():
         front = name.removesuffix(".core").removesuffix(".bilinear").removesuffix(".activation")
         front = REST if front == "unembedding" else front
-        dense = term.dense([block.name for block in case.space()])
+        dense = term.to_dense([block.name for block in case.space()])
         truth[front] = truth.get(front, torch.zeros_like(dense)) + dense
     V, space = columns(cs.Hessian(case), 3), case.space()
-    found, own = cs.Sources(case).products(V), space.convert(V, space.in_blocks())
+    found, own = cs.FunctionalSources(case).products(V), space.convert(V, space.in_blocks())
     assert found.keys() == truth.keys()
     for name, product in found.items():
         assert relative_error(space.convert(product, space.in_blocks()), truth[name] @ own) < 1e-10, name
@@ -65,9 +65,9 @@ def test_each_source_is_its_closed_form(settings: dict[str, object]):
 
 def test_one_source_alone_and_rectangular_blocks_are_those_of_all():
     case = problem(n_layers=2)
-    S, V = cs.Sources(case), columns(cs.Hessian(case))
+    S, V = cs.FunctionalSources(case), columns(cs.Hessian(case))
     for name, product in list(S.products(V).items())[::2]:  # every kind, in one of the two layers
-        assert relative_error(cs.Source(case, name) @ V, product) < EXACT
+        assert relative_error(cs.FunctionalSource(case, name) @ V, product) < EXACT
     blocks = case.model.blocks
     rows, cols = (case.space().positions(blocks[name]) for name in ("L1.W_Q", "L0.W_Q"))
     only = torch.zeros_like(V)
@@ -81,7 +81,7 @@ def test_one_source_alone_and_rectangular_blocks_are_those_of_all():
 @pytest.mark.parametrize("group", some([2, 5], 1))
 def test_columns_together_are_those_alone(group: int, monkeypatch: pytest.MonkeyPatch):
     case = problem(n_layers=2)
-    S, V = cs.Sources(case), columns(cs.Hessian(case), 5)
+    S, V = cs.FunctionalSources(case), columns(cs.Hessian(case), 5)
     alone = [S.products(V[:, j : j + 1]) for j in range(5)]
     reverse, passes = torch.autograd.grad, []
     monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: passes.append(1) or reverse(*a, **k))
@@ -122,7 +122,7 @@ def test_columns_that_cannot_go_together_go_one_by_one():
     case = cs.Problem(module, (x, torch.tensor([0, 1, 2, 1])))
     V = columns(cs.Hessian(case), 3)
     whole = (cs.Hessian(case) @ V) - (cs.GGN(case) @ V)
-    assert relative_error(sum(cs.Sources(case).products(V).values()), whole) < EXACT
+    assert relative_error(sum(cs.FunctionalSources(case).products(V).values()), whole) < EXACT
 
 
 def test_a_source_of_later_layers_does_not_depend_on_batching():
@@ -131,26 +131,26 @@ def test_a_source_of_later_layers_does_not_depend_on_batching():
     pairs = [(batch.inputs[:1], batch.targets[:1]), (batch.inputs[1:], batch.targets[1:])]
     cut = cs.Problem(case.model, pairs)
     V = columns(cs.Hessian(case))
-    found = cs.Sources(cut).products(V)
-    for name, product in cs.Sources(case).products(V).items():
+    found = cs.FunctionalSources(cut).products(V)
+    for name, product in cs.FunctionalSources(case).products(V).items():
         assert relative_error(found[name], product) < EXACT
 
 
 def test_sources_follow_a_model_that_moves():
     case = problem()
-    S, V = cs.Sources(case), columns(cs.Hessian(case))
+    S, V = cs.FunctionalSources(case), columns(cs.Hessian(case))
     S.products(V)
     with torch.no_grad():
         for p in case.model.module.parameters():
             p.mul_(1.3)
-    F = cs.Functional(case) @ V
+    F = cs.FunctionalHessian(case) @ V
     assert relative_error(sum(S.products(V).values()), F) < EXACT
 
 
 def test_the_module_is_left_as_it_was():
     case = problem(n_layers=2)
     before = {name: dict(vars(part)) for name, part in case.model.module.named_modules()}
-    cs.Sources(case).products(columns(cs.Hessian(case)))
+    cs.FunctionalSources(case).products(columns(cs.Hessian(case)))
     for name, part in case.model.module.named_modules():
         assert vars(part).keys() == before[name].keys()
         assert all(vars(part)[key] is value for key, value in before[name].items())
@@ -174,24 +174,26 @@ def test_layers_of_torch(norm_first: bool):
     module = oracles.shaken(oracles.drawn(lambda: Post(norm_first=norm_first)))
     x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     case = cs.Problem(module, (x, torch.tensor([[0, 1, 2], [2, 1, 0]])))
-    S, V = cs.Sources(case), columns(cs.Hessian(case))
+    S, V = cs.FunctionalSources(case), columns(cs.Hessian(case))
     assert set(S) == {f"L{i}.{s}" for i in range(2) for s in ("attention", "ffn", "ln1", "ln2")} | {REST}
     found = S.products(V)
-    assert relative_error(sum(found.values()), cs.Functional(case) @ V) < EXACT
+    assert relative_error(sum(found.values()), cs.FunctionalHessian(case) @ V) < EXACT
     head = torch.cat([torch.full((b.size,), b.parameter.startswith("head")) for b in case.space()])
     below = V.masked_fill(head[:, None], 0)  # the head has no second derivative but with what lies below it
-    assert float((cs.Source(case, REST) @ below)[~head].abs().max()) < EXACT * float(found[REST].norm())
+    assert float((cs.FunctionalSource(case, REST) @ below)[~head].abs().max()) < EXACT * float(
+        found[REST].norm()
+    )
 
 
 def test_a_block_without_curvature_is_only_rounding():
     case = problem(n_layers=2)
-    found = cs.Source(case, "L0.attention", "L0.b_K") @ columns(cs.Hessian(case, "L0.b_K"))
+    found = cs.FunctionalSource(case, "L0.attention", "L0.b_K") @ columns(cs.Hessian(case, "L0.b_K"))
     assert float(found.abs().max()) < 1e-12
 
 
 def test_a_source_that_is_not_there_is_named():
     with pytest.raises(cs.UsageError, match=r"no source 'L0.attn'"):
-        cs.Source(problem(), "L0.attn")
+        cs.FunctionalSource(problem(), "L0.attn")
 
 
 def test_names_of_sources():
@@ -244,9 +246,9 @@ def test_parts_with_other_inputs_or_outputs_are_refused(how: str):
         layer.mix.held.append(module[0].bias)  # pyright: ignore[reportIndexIssue]
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     case = cs.Problem(module, (x, torch.tensor([0, 1, 2, 0])))
-    S, V = cs.Sources(case), columns(cs.Hessian(case))
+    S, V = cs.FunctionalSources(case), columns(cs.Hessian(case))
     if how == "plain":
-        assert relative_error(sum(S.products(V).values()), cs.Functional(case) @ V) < EXACT
+        assert relative_error(sum(S.products(V).values()), cs.FunctionalHessian(case) @ V) < EXACT
         return
     with pytest.raises(cs.CurvescopeError, match="do not add up"):
         S.products(V)

@@ -49,7 +49,9 @@ def torch_triple_backward(problem: cs.Problem, u: Tensor) -> Tensor:
     space, total = problem.space(), torch.zeros_like(u)
     direction = space.scatter(u)
     for batch in problem.batches:
-        leaves = {name: problem.parameters[name].detach().requires_grad_() for name in space.parameters}
+        leaves = {
+            name: problem.get_parameter(name).detach().requires_grad_() for name in space.parameter_names
+        }
         s = problem.loss.sum(problem.outputs(batch, leaves), batch.targets, batch.weights)
         for _ in range(2):
             found = torch.autograd.grad(s, list(leaves.values()), create_graph=True)
@@ -91,7 +93,7 @@ def test_it_is_the_third_coefficient_of_the_loss(tiny: oracles.Bench):
     problem = tiny.problem
     u = unit(problem.space().size)
     found, h = third_derivative(problem, u).value, 0.005
-    L = {t: moved(problem, t * h * u).value() for t in (-3, -2, -1, 1, 2, 3)}
+    L = {t: moved(problem, t * h * u).loss_value() for t in (-3, -2, -1, 1, 2, 3)}
     stencil = (-L[3] + 8 * L[2] - 13 * L[1] + 13 * L[-1] - 8 * L[-2] + L[-3]) / (8 * h**3)
     assert found == pytest.approx(stencil, rel=1e-4)
 

@@ -132,7 +132,7 @@ class Bench:
         source = torch.Generator().manual_seed(1)
         self.x, self.y = (torch.randint(0, V, (3, T), generator=source) for _ in range(2))
         self.problem = cs.Problem(self.module, (self.x, self.y), params=params)
-        meant = set(self.problem.space().parameters)
+        meant = set(self.problem.space().parameter_names)
         self.parameters = [p for key, p in self.module.named_parameters() if key in meant]
         every = [p for p in self.module.parameters() if p.requires_grad]
         assert params is not None or [id(p) for p in self.parameters] == [id(p) for p in every]
@@ -172,20 +172,20 @@ def test_products_gradients_and_points_are_in_torchs_order(case: Bench):
     problem, v = case.problem, case.v
     theta = parameters_to_vector(case.parameters).detach()
     space = problem.space()
-    case.close(space.gather(problem.parameters).detach(), theta)
+    case.close(space.gather(dict(problem.named_parameters())).detach(), theta)
     case.close(problem.gradient(), case.gradient())
     H, truth = cs.Hessian(problem), case.hessian(v)
     case.close(H @ v, truth)
     case.close(H @ torch.stack([v, 2 * v], dim=1), torch.stack([truth, 2 * truth], dim=1))
     moved = copy.deepcopy(case)
     vector_to_parameters(theta + 0.01 * v, moved.parameters)
-    assert problem.at(theta + 0.01 * v).value() == pytest.approx(moved.loss().item(), rel=1e-6)
+    assert problem.at(theta + 0.01 * v).loss_value() == pytest.approx(moved.loss().item(), rel=1e-6)
 
 
 def test_parts_fishers_and_what_is_added_are_in_torchs_order(case: Bench):
     problem, v = case.problem, case.v
     whole = cs.Hessian(problem) @ v
-    case.close(cs.GGN(problem) @ v + cs.Functional(problem) @ v, whole)
+    case.close(cs.GGN(problem) @ v + cs.FunctionalHessian(problem) @ v, whole)
     case.close(cs.Hessian(problem, weight_decay=0.3, damping=0.1) @ v, whole + 0.4 * v)
     one = cs.Problem(problem.model, (case.x[:1, :1], case.y[:1, :1]), params=problem.choice.params)
     g = one.gradient()
@@ -208,7 +208,7 @@ def test_blocks_of_a_vector_are_those_of_the_operator(case: Bench):
     name = next(block.name for block in space if len(block.shape) == 2)
     only = space.from_dict({key: part if key == name else 0 * part for key, part in parts.items()})
     case.close(H.block(name) @ parts[name].flatten(), space.to_dict(H @ only)[name].flatten())
-    case.close(H[name, name].dense(), H.block(name).dense())
+    case.close(H[name, name].to_dense(), H.block(name).to_dense())
     case.close(H.in_blocks() @ space.convert(v, blocks), space.convert(H @ v, blocks))
     case.close((0.5 * H + H).in_blocks() @ space.convert(v, blocks), 1.5 * space.convert(H @ v, blocks))
 
@@ -224,7 +224,7 @@ def test_algorithms_give_vectors_in_torchs_order(name: str):
     case.close(case.hessian(q), float(found.values[0]) * q)
     x = cs.solve(G, b, tol=1e-12, max_products=2000).x
     case.close(G @ x, b)
-    diagonal = H.dense().diagonal()
+    diagonal = H.to_dense().diagonal()
     e = torch.zeros_like(b)
     e[7] = 1
     case.close(diagonal[7:8], case.hessian(e)[7:8])

@@ -70,7 +70,7 @@ def test_other_dtypes_layouts_and_the_left_side():
     assert_same(torch.from_numpy(found), H @ v)
     assert_same(v @ H, H @ v)
     mixed, u = H.block("L0.W_Q", "L0.W_K"), normal(16, seed=3)
-    assert_same(u @ mixed, mixed.dense().T @ u)
+    assert_same(u @ mixed, mixed.to_dense().T @ u)
 
 
 def test_names_go_through_the_algebra():
@@ -104,12 +104,12 @@ def test_numbers_of_numpy_and_torch_are_numbers():
 
 def test_submatrices_by_name_are_blocks():
     H = hessian()
-    torch.testing.assert_close(H.submatrix("L0.W_[QK]").dense(), H.block("L0.W_[QK]").dense())
+    torch.testing.assert_close(H.submatrix("L0.W_[QK]").to_dense(), H.block("L0.W_[QK]").to_dense())
     assert H.submatrix("L0.W_[QK]").symmetric
     mixed = H.block("L0.W_Q", "L0.*")
     torch.testing.assert_close(
-        mixed.submatrix("L0.W_Q", ["L0.W_V", "L0.b_V"]).dense(),
-        H.block("L0.W_Q", ["L0.W_V", "L0.b_V"]).dense(),
+        mixed.submatrix("L0.W_Q", ["L0.W_V", "L0.b_V"]).to_dense(),
+        H.block("L0.W_Q", ["L0.W_V", "L0.b_V"]).to_dense(),
     )
     with pytest.raises(cs.UsageError, match=r"no block matches 'L1.W_Q'"):
         H.submatrix("L1.W_Q")

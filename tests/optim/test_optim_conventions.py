@@ -1,4 +1,4 @@
-"""What torch.optim promises, held by every optimiser of the room."""
+"""What torch.optim promises, held by every optimizer of the room."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import pickle
 
 import pytest
 import torch
-from optimisers_known import OPTIMISERS, PROBLEMS, closure_for, data, network, weights
+from optimizers_known import OPTIMIZERS, PROBLEMS, closure_for, data, network, weights
 from torch import nn
 
 import curvescope as cs
 from curvescope import optim
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 
-ALL = pytest.mark.parametrize("name", OPTIMISERS)
+ALL = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
 def begun(name: str, steps: int = 3):
     net = network()
-    opt = OPTIMISERS[name](net.parameters())
+    opt = OPTIMIZERS[name](net.parameters())
     closure = closure_for(name, net)
     losses = [float(opt.step(closure)) for _ in range(steps)]
     return net, opt, closure, losses
@@ -44,7 +44,7 @@ def test_the_state_goes_through_a_file(name):
     saved = torch.load(file, weights_only=True)
     other = network(seed=5)
     other.load_state_dict(saved["net"])
-    again = OPTIMISERS[name](other.parameters())
+    again = OPTIMIZERS[name](other.parameters())
     again.load_state_dict(saved["opt"])
     for _ in range(3):
         opt.step(closure)
@@ -59,7 +59,7 @@ def test_what_is_loaded_is_not_shared(name):
     _, opt, _, _ = begun(name)
     state, work = opt.state_dict(), opt.work
     other = network()
-    again = OPTIMISERS[name](other.parameters())
+    again = OPTIMIZERS[name](other.parameters())
     again.load_state_dict(state)
     again.step(closure_for(name, other))
     assert opt.work == work != again.work
@@ -78,7 +78,7 @@ def test_copies_go_on_alike(name, how):
 @ALL
 def test_schedulers_set_its_rate(name):
     net = network()
-    opt = OPTIMISERS[name](net.parameters())
+    opt = OPTIMIZERS[name](net.parameters())
     scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 0.0 if step else 1.0)
     opt.step(closure_for(name, net))
     scheduler.step()
@@ -95,9 +95,9 @@ def test_groups_have_their_own_rate(name):
     groups = [{"params": first, "lr": 0.0}, {"params": last}]
     if name.startswith("newton"):
         with pytest.raises(UsageError, match="one parameter group"):
-            OPTIMISERS[name](groups)
+            OPTIMIZERS[name](groups)
         return
-    opt = OPTIMISERS[name](groups[:1])
+    opt = OPTIMIZERS[name](groups[:1])
     opt.add_param_group(groups[1])
     held, moved = [p.detach().clone() for p in first], [p.detach().clone() for p in last]
     opt.step(closure_for(name, net))
@@ -110,7 +110,7 @@ def test_a_group_that_is_added_later_joins_in(name):
     if name.startswith("newton"):
         pytest.skip("one group")
     net = network()
-    opt = OPTIMISERS[name](net[2].parameters())
+    opt = OPTIMIZERS[name](net[2].parameters())
     closure = closure_for(name, net)
     opt.step(closure)
     opt.add_param_group({"params": list(net[0].parameters())})
@@ -124,7 +124,7 @@ def test_frozen_and_unused_parameters_stay(name):
     net = network()
     net[0].weight.requires_grad_(False)
     net.register_parameter("unused", nn.Parameter(torch.ones(2, dtype=torch.float64)))
-    opt = OPTIMISERS[name](net.parameters())
+    opt = OPTIMIZERS[name](net.parameters())
     before = net[0].weight.clone(), net.unused.detach().clone()
     opt.step(closure_for(name, net))
     assert torch.equal(net[0].weight, before[0])
@@ -134,7 +134,7 @@ def test_frozen_and_unused_parameters_stay(name):
 @ALL
 def test_it_says_what_it_needs(name):
     net = network()
-    opt, closure = OPTIMISERS[name](net.parameters()), closure_for(name, net)
+    opt, closure = OPTIMIZERS[name](net.parameters()), closure_for(name, net)
     with pytest.raises(UsageError, match="needs a closure"):
         opt.step()
     with pytest.raises(UsageError, match="the loss has no graph"):
@@ -142,7 +142,7 @@ def test_it_says_what_it_needs(name):
     with pytest.raises(UsageError, match="expected a closure that returns the loss"):
         opt.step(lambda: 3.0)
     with pytest.raises(ValueError, match="lr"):
-        OPTIMISERS[name](net.parameters(), lr=-1.0)
+        OPTIMIZERS[name](net.parameters(), lr=-1.0)
     with torch.no_grad():
         net[0].weight.fill_(float("nan"))
     with pytest.raises(CurvescopeError, match=r"the loss is nan|NaN"):
@@ -152,7 +152,7 @@ def test_it_says_what_it_needs(name):
 @ALL
 def test_steps_are_hooked_and_called_under_no_grad(name):
     net = network()
-    opt, seen = OPTIMISERS[name](net.parameters()), []
+    opt, seen = OPTIMIZERS[name](net.parameters()), []
     opt.register_step_post_hook(lambda *given: seen.append(1))
     with torch.no_grad():
         opt.step(closure_for(name, net))
@@ -183,22 +183,22 @@ def test_parameters_of_two_precisions_are_refused():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.complex64])
 def test_other_precisions_are_refused(name, dtype):
     with pytest.raises(ShapeError, match="float32 or float64"):
-        OPTIMISERS[name]([nn.Parameter(torch.zeros(2, dtype=dtype))])
+        OPTIMIZERS[name]([nn.Parameter(torch.zeros(2, dtype=dtype))])
 
 
 @ALL
 def test_parameters_may_come_by_name(name):
     """As a dictionary, which is how a model of this package has them."""
     nets = [network(), network()]
-    for net, given in zip(nets, (nets[0].parameters(), cs.load(nets[1]).parameters), strict=True):
-        opt = OPTIMISERS[name](given)
+    for net, given in zip(nets, (nets[0].parameters(), cs.load(nets[1]).parameters()), strict=True):
+        opt = OPTIMIZERS[name](given)
         opt.step(closure_for(name, net))
     assert torch.equal(weights(nets[0]), weights(nets[1]))
 
 
 @ALL
 @pytest.mark.parametrize("other", ["sharpness", "block", "hutchinson", "clipped", "kfac", "newton", "adamw"])
-def test_the_state_of_another_optimiser_is_refused(name, other):
+def test_the_state_of_another_optimizer_is_refused(name, other):
     if name.split("-")[0] == other:
         pytest.skip("its own")
     net = network()
@@ -209,7 +209,7 @@ def test_the_state_of_another_optimiser_is_refused(name, other):
     else:
         theirs = begun(other, 1)[1]
     with pytest.raises(UsageError, match="expected the state of a"):
-        OPTIMISERS[name](net.parameters()).load_state_dict(theirs.state_dict())
+        OPTIMIZERS[name](net.parameters()).load_state_dict(theirs.state_dict())
 
 
 @ALL
@@ -219,7 +219,7 @@ def test_parameters_that_one_loss_leaves_out_stay(name):
         pytest.skip("neither")
     net, (X, y) = network(), data()
     options = {"weight_decay": 0.1} if name.split("-")[0] in ("hutchinson", "clipped") else {}
-    opt, closure = OPTIMISERS[name](net.parameters(), **options), closure_for(name, net)
+    opt, closure = OPTIMIZERS[name](net.parameters(), **options), closure_for(name, net)
     for _ in range(2):
         opt.step(closure)
     head = nn.Sequential(net[2])
@@ -243,7 +243,7 @@ def test_a_problem_is_as_good_as_its_loss(name):
         [closure_for(name, nets[0]), lambda: cs.Problem(nets[1], [(X[:5], y[:5]), (X[5:], y[5:])])],
         strict=True,
     ):
-        opt = OPTIMISERS[name](net.parameters())
+        opt = OPTIMIZERS[name](net.parameters())
         for _ in range(3):
             opt.step(closure)
     torch.testing.assert_close(weights(nets[0]), weights(nets[1]))
@@ -254,7 +254,7 @@ def test_kfac_knows_its_layers_by_any_name():
     nets = [network(), network()]
     (X, y), seen = data(), []
     for net, later in ((nets[0], nets[0]), (nets[1], nn.Sequential(nets[1]))):
-        opt = OPTIMISERS["kfac"](net.parameters())
+        opt = OPTIMIZERS["kfac"](net.parameters())
         opt.param_groups[0]["every"] = 10
         opt.step(lambda net=net: cs.Problem(net, [(X, y)]))
         before = weights(net)
@@ -279,7 +279,7 @@ def test_kfac_of_a_part_is_of_that_part(left, later):
     K = cs.KFAC(cs.Problem(net, [(X, y)], params="*"), kind="ggn")
     g = K.space.gather({n: v for n, v in _gradients(net, X, y).items() if n not in left})
     rows = torch.cat([torch.full((b.size,), b.parameter not in left) for b in K.space])
-    damped = torch.as_tensor(K.dense()) + 0.1 * torch.eye(len(g), dtype=torch.float64)
+    damped = torch.as_tensor(K.to_dense()) + 0.1 * torch.eye(len(g), dtype=torch.float64)
     expected = torch.zeros_like(g)
     expected[rows] = torch.linalg.solve(damped[rows][:, rows], g[rows])
     before = {name: p.detach().clone() for name, p in own.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from optimisers_known import Quadratic, symmetric
+from optimizers_known import Quadratic, symmetric
 from torch import Tensor, nn
 
 from curvescope import optim

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from optimisers_known import OPTIMISERS, closure_for, data, network
+from optimizers_known import OPTIMIZERS, closure_for, data, network
 from torch import nn
 
 import curvescope as cs
@@ -116,12 +116,12 @@ CLIPS = {
 
 
 @pytest.mark.parametrize("kind", CLIPS)
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_hooks_on_gradients_are_refused(name, kind):
     """They would act on curvature too: a clamp makes most of it zero."""
     net = network()
     handles = [CLIPS[kind](p) for p in net.parameters()]
-    opt, closure = OPTIMISERS[name](net.parameters()), closure_for(name, net)
+    opt, closure = OPTIMIZERS[name](net.parameters()), closure_for(name, net)
     with pytest.raises(UsageError, match="hook on its gradient"):
         opt.step(closure)
     for handle in handles:
@@ -131,10 +131,10 @@ def test_hooks_on_gradients_are_refused(name, kind):
 
 def test_operators_do_not_see_hooks():
     clipped = network()
-    before = cs.Hessian(cs.Problem(clipped, [data()])).dense()
+    before = cs.Hessian(cs.Problem(clipped, [data()])).to_dense()
     for p in clipped.parameters():
         CLIPS["hook"](p)
-    torch.testing.assert_close(cs.Hessian(cs.Problem(clipped, [data()])).dense(), before)
+    torch.testing.assert_close(cs.Hessian(cs.Problem(clipped, [data()])).to_dense(), before)
 
 
 @dataclass

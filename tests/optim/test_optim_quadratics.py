@@ -1,4 +1,4 @@
-"""On quadratics every optimiser goes where it must, in as many steps as it must."""
+"""On quadratics every optimizer goes where it must, in as many steps as it must."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from optimisers_known import Quadratic, symmetric
+from optimizers_known import Quadratic, symmetric
 from torch import nn
 
 import curvescope as cs

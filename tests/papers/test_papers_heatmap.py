@@ -34,9 +34,9 @@ def test_attention_part_is_the_closed_form(attention):
     problem = small_problem("softmax", heatmap_data())
     exact = attention_curvature(problem.model, problem.batches, 0)
     for one, two in (("Q", "Q"), ("Q", "V"), ("V", "V"), ("V", "O")):
-        norm = float(exact.dense((one, two)).norm())
+        norm = float(exact.to_dense((one, two)).norm())
         assert attention.pair(f"L0.W_{one}", f"L0.W_{two}") == pytest.approx(norm, rel=1e-9)
-    H = exact.dense(("Q", "K")).reshape(256, 256).numpy()
+    H = exact.to_dense(("Q", "K")).reshape(256, 256).numpy()
     found = attention.attention[:256, 256:512]
     assert found == pytest.approx(H, rel=1e-6, abs=1e-12)
     assert np.array_equal(attention.attention, attention.attention.T)
@@ -70,7 +70,7 @@ def test_small_blocks_against_a_dense_hessian():
     """Biases and the ends of the network, rows in the published order."""
     result = heatmap.run(heatmap.Config(blocks=("L0.b_?", "b_U", "U")))
     assert result.names == ["L0.b_1", "L0.b_2", "U", "b_U"]
-    H = Hessian(small_problem("softmax", heatmap_data()), *result.names).dense()
+    H = Hessian(small_problem("softmax", heatmap_data()), *result.names).to_dense()
     torch.testing.assert_close(torch.tensor(result.norm).double(), H.norm())
     assert result.frobenius[1, 2] == pytest.approx(float(H[64:80, 80:272].norm()), rel=1e-12)
     assert result.attention.size == 0

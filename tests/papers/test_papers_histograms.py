@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from curvescope.core.result import Result
-from curvescope.data.tasks import task
+from curvescope.data.tasks import task_data
 from curvescope.papers.common import published_table
 from curvescope.papers.ormaniec2025 import histograms
 
@@ -18,7 +18,7 @@ PARTS = {("softmax", "L0.W_Q"): ("H", "H_o", "H_f"), ("linear", "L0.W_Q"): ("H",
 def result():
     """The parts that are published or known, from the same sums in one batch, which changes no product."""
     with pytest.MonkeyPatch.context() as patch:
-        batches = task("addition", draw_size=8, sum_to_nine="coin")
+        batches = task_data("addition", draw_size=8, sum_to_nine="coin")
         patch.setattr(histograms, "histogram_data", lambda: batches)
         measured = [
             histograms.measure(attention, block, parts=PARTS.get((attention, block), ("H",)))

@@ -39,9 +39,9 @@ def test_numbers_are_those_of_the_operators(small):
     cfg = beyond.Config(**SETTINGS)
     index = 4
     problem = beyond._scaled(beyond._problem(cfg), float(cfg.sigma[index]))
-    for p, operator in enumerate((cs.GGN, cs.Functional, cs.Hessian)):
+    for p, operator in enumerate((cs.GGN, cs.FunctionalHessian, cs.Hessian)):
         H = operator(problem, *cfg.blocks)
-        dense, cut = H.dense(), H.space.slices
+        dense, cut = H.to_dense(), H.space.slices
         for i, one in enumerate(small.names):
             block = dense[cut[one], cut[one]]
             assert small.spectral[index, p, i] == pytest.approx(float(np.linalg.norm(block, 2)), abs=1e-12)

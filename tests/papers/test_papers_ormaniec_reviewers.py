@@ -77,12 +77,15 @@ def test_hessians_agree_with_differences_of_the_gradient(name):
     module, batch = ARCHITECTURES[name](0), setting.addition_batch(2)
     X = setting.embedded(batch, 0)
     problem = setting.problem(module, X, batch.targets)
-    H, theta = cs.Hessian(problem, engine="autograd"), problem.space().gather(problem.parameters).detach()
+    H, theta = (
+        cs.Hessian(problem, engine="autograd"),
+        problem.space().gather(dict(problem.named_parameters())).detach(),
+    )
     v = torch.randn(len(theta), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     step = 1e-5
     ends = [problem.at(theta + s * step * v).gradient() for s in (1, -1)]
     torch.testing.assert_close(H @ v, (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-8)
-    outer, functional = (op(problem, engine="autograd") @ v for op in (cs.GGN, cs.Functional))
+    outer, functional = (op(problem, engine="autograd") @ v for op in (cs.GGN, cs.FunctionalHessian))
     torch.testing.assert_close(outer + functional, H @ v, rtol=1e-10, atol=1e-12)
     changed = X.clone()
     changed[:, 5:] += 1.0
@@ -98,7 +101,7 @@ def test_networks_are_of_equal_size():
 def test_norms_are_those_of_the_operators_and_the_loss():
     problem = orders.with_targets("one-hot targets", 2, 0, 0.5)
     found, space = block_norms(problem, "L0.W_[QV]"), problem.space()
-    H, cut = cs.Hessian(problem).dense(), space.slices["L0.W_V"]
+    H, cut = cs.Hessian(problem).to_dense(), space.slices["L0.W_V"]
     assert found.shape == (4, 2)
     assert found[3, 1] == pytest.approx(float(H[cut, cut].norm()))
     assert found[0, 1] == pytest.approx(float(problem.gradient("L0.W_V").norm()))

@@ -34,7 +34,7 @@ FALSE = {
     "curvature of LayerNorm",
     "ξ_21",
     "Φ of W_V with W_Q or W_K",
-    "precursor, Gauss–Newton part",
+    "precursor, GGN",
     "precursor, Hessian",
 }
 SOMETIMES = {"M of the appendix covers VK", "Φ_QK and Φ_KQ"}  # violated by few instances

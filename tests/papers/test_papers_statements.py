@@ -78,7 +78,7 @@ def test_every_row_has_numbers_and_a_verdict(result):
         ("‖H_f(Q, V)‖ grows as σ^3", 3, 3, SLOPE),
         ("H_f(V, V) is O(1)", 0, 0, HOLDS),
         ("slope of ‖H_o(Q, Q)‖ at σ²Δ = 12 is -42", -42, -42, HOLDS),
-        ("‖H_o(V, V)‖ of centred tokens grows as σ^6", 6, 6, HOLDS),
+        ("‖H_o(V, V)‖ of centered tokens grows as σ^6", 6, 6, HOLDS),
         ("‖H_o(V, V)‖/‖H_o(Q, Q)‖ goes as σ^-4 with softmax attention", -4, -4, HOLDS),
         ("−λ_min(H)/λ_max(H_o) over W_Q and W_K goes as σ^-3", -3, -3, HOLDS),
         ("−λ_min(H)/λ_max(H_o) over one W_QK goes as σ^-1", -1, -1, HOLDS),

@@ -91,7 +91,7 @@ def batch_diagonal(make: Any) -> Any:
 def ggn(implementation: Any, subsampling: list[int] | None = None) -> Tensor:
     """The whole matrix, in their order of parameters."""
     case = Case(implementation.problem, subsampling)
-    G = ours(case.share * cs.GGN(case.problem, *case.blocks).dense())
+    G = ours(case.share * cs.GGN(case.problem, *case.blocks).to_dense())
     rows = torch.cat([part.flatten(1) for part in case.parts(G)], dim=1)  # columns in their order
     return torch.cat([part.flatten(1) for part in case.parts(rows.T)], dim=1)
 

@@ -162,7 +162,7 @@ def gradient_and_loss(op: Any) -> tuple[Columns, Tensor]:
     names = names_of(problem, op._params)
     space = problem.space(*blocks_of(problem, names))
     tree = space.scatter(ours(problem.gradient(*blocks_of(problem, names))))
-    return [tree[name] for name in names], torch.tensor(problem.value())
+    return [tree[name] for name in names], torch.tensor(problem.loss_value())
 
 
 def check_deterministic(op: Any) -> None:

@@ -1,4 +1,4 @@
-"""Findings come first on a page: a level in word, symbol and colour, a number, links to the evidence."""
+"""Findings come first on a page: a level in word, symbol and color, a number, links to the evidence."""
 
 import pytest
 

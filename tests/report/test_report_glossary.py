@@ -21,7 +21,7 @@ def test_the_page_on_words_has_every_term():
     ("text", "names"),
     [
         ("99 % QK", ["QK, VO", "99 % QK, 99 % VO"]),
-        ("H_o and H_f", ["GGN, H_o", "functional part, H_f"]),
+        ("H_o and H_f", ["GGN, H_o", "functional Hessian, H_f"]),
         ("from 4 probes", ["probe"]),
         ("|k₀|", ["k₀"]),
         ("L0.mid", ["L3.mid, L3.out"]),

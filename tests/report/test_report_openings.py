@@ -30,7 +30,7 @@ def parts(**changes):
 def test_spectra_tell_ends_trace_and_parts():
     assert spectrum.opening(parts()) == (
         "The Hessian's eigenvalues reach from -781.2 to 1,940, and its trace is 21,800 ± 1,000, 11 times the "
-        "largest. The GGN alone reaches 1,819, the functional part 1,307 in size, which brings every "
+        "largest. The GGN alone reaches 1,819, the functional Hessian 1,307 in size, which brings every "
         "negative one."
     )
 

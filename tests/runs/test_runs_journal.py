@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from curvescope.algorithms import block_map, eigsh, spectral_density, trace
+from curvescope.algorithms import block_norms, eigsh, spectral_density, trace
 from curvescope.algorithms.recording import recording
 from curvescope.core.operator import Matrix
 from curvescope.runs.disk.journal import Journal, _put
@@ -17,7 +17,7 @@ ALGORITHMS = {
     "density": lambda op: spectral_density(op, num_probes=2, num_steps=12).nodes,
     "eigenpairs": lambda op: eigsh(op, 3, which="BE", max_products=60, max_basis=12).values,
     "trace": lambda op: trace(op, num_probes=70).samples,
-    "map": lambda op: block_map(op, BLOCKS, num_probes=2).frobenius,
+    "map": lambda op: block_norms(op, BLOCKS, num_probes=2).frobenius,
 }
 
 

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import curvescope as cs
-from curvescope.operators import GGN, EmpiricalFisher, Functional, Hessian
+from curvescope.operators import GGN, EmpiricalFisher, FunctionalHessian, Hessian
 from curvescope.runs.verified.verification import verify
 
-PARTS = (Hessian, GGN, Functional)
+PARTS = (Hessian, GGN, FunctionalHessian)
 DTYPES = [torch.float64, torch.float32]
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "none": nn.Identity}
 
@@ -32,7 +32,7 @@ def points(dtype, *, classes=True, size=1.0):
 def transformer(dtype, **settings):
     small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "vocab_size": 12, "n_ctx": 18} | settings
     model = cs.load(cs.TransformerConfig(**small), dtype=str(dtype).removeprefix("torch."))
-    return cs.Problem(model, cs.task("addition", num_sequences=4))
+    return cs.Problem(model, cs.task_data("addition", num_sequences=4))
 
 
 def passes(problem, kinds=PARTS, *blocks, **options):
@@ -75,7 +75,7 @@ def test_models_that_are_sure_of_their_answers(margin):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_hessians_that_are_zero(dtype):
-    """A linear model has no functional part; a head at zero leaves its layers without curvature."""
+    """A linear model has no functional Hessian; a head at zero leaves its layers without curvature."""
     passes(cs.Problem(layers("none", dtype=dtype), points(dtype, classes=False), loss="mse"))
     dead = layers("relu", dtype=dtype)
     with torch.no_grad():
@@ -125,7 +125,7 @@ def test_engines():
 
 def test_the_bundled_model():
     model = cs.load("tiny-gpt")
-    passes(cs.Problem(model, cs.text("sample", model, tokens=32, seq_len=32)))
+    passes(cs.Problem(model, cs.text_data("sample", model, tokens=32, seq_len=32)))
 
 
 class Held(nn.Module):

@@ -13,12 +13,12 @@ import pytest
 
 import curvescope
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.result import OTHER_PACKAGE, Result, result_class, saved_name
+from curvescope.core.result import RENAMED, Result, result_class, saved_name
+from curvescope.operators import LossPlane
 
 SAVED = json.loads((Path(__file__).parent / "data" / "saved_by_0_1.json").read_text(encoding="utf-8"))
 OLD = {  # full names of modules and flat names, as they were saved once
     "algorithms.spectra.density.SpectralDensity": "algorithms",
-    "algorithms.block_map.BlockMap": "algorithms",
     "geometry.trajectory_average.Curve": "geometry",
     "geometry.probes.KeyProbe": "geometry",
     "closed_form.bounds_as_printed.PrintedBound": "closed_form",
@@ -57,7 +57,7 @@ def test_a_saved_name_is_that_of_one_class():
     assert len(ours) > 150
     names = {saved_name(cls): f"{cls.__module__}.{cls.__name__}" for cls in ours}
     assert len(names) == len(ours)
-    assert set(OTHER_PACKAGE.values()) <= set(names)
+    assert set(RENAMED.values()) <= set(names)
     code = (
         "import json, sys; from curvescope.core.result import result_class;"
         "found = {name: result_class(name) for name in json.load(sys.stdin)};"
@@ -90,3 +90,23 @@ def test_other_fields_than_those_of_the_class_are_refused_by_their_names(change,
     tree["fields"] = {**tree["fields"], **change} if change else {}
     with pytest.raises(CurvescopeError, match="unheard" if change else "expected a Correlation"):
         Result.load(write(tmp_path, tree))
+
+
+def test_a_result_of_before_the_renaming_loads(tmp_path):
+    plane = {
+        "@class": "curvescope.operators.taylor.plane.Plane",
+        "fields": {
+            "names": ["u", "v"], "normalise": "filters", "a": {"@array": "a"}, "b": {"@array": "a"},
+            "loss": {"@array": "loss"}, "here": 1.0, "slope": {"@array": "a"}, "lengths": {"@array": "a"},
+            "curvature": {"@array": "loss"}, "cosine": 0.0, "num_losses": 4,
+            "agreement": {
+                "@class": "curvescope.operators.taylor.expansion.Agreement",
+                "fields": {"tolerance": 0.1, "rounding": 0.0},
+            },
+        },
+    }  # fmt: skip
+    (tmp_path / "result.json").write_text(json.dumps({"schema": 1, **plane}), encoding="utf-8")
+    np.savez(tmp_path / "arrays.npz", a=np.zeros(2), loss=np.ones((2, 2)))
+    found = LossPlane.load(tmp_path)
+    assert found.normalize == "filters"
+    assert found.loss.shape == (2, 2)

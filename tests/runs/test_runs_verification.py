@@ -13,7 +13,7 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator.meeting import looking
 from curvescope.core.ranks import Division, dividing_by
 from curvescope.engines import SecondDerivative
-from curvescope.operators import GGN, Functional, Hessian
+from curvescope.operators import GGN, FunctionalHessian, Hessian
 from curvescope.report.pieces.methods import methods
 from curvescope.runs.verified import checks, verification
 from curvescope.runs.verified.columns import chosen
@@ -27,7 +27,7 @@ SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ct
 def zoo(dtype="float64", **options):
     shape = {"n_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 16, "vocab_size": 12, "n_ctx": 18} | options
     return cs.Problem(
-        cs.load(cs.TransformerConfig(**shape), dtype=dtype), cs.task("addition", num_sequences=8)
+        cs.load(cs.TransformerConfig(**shape), dtype=dtype), cs.task_data("addition", num_sequences=8)
     )
 
 
@@ -55,7 +55,7 @@ def test_right_products_pass_with_room_to_spare(make, dtype):
 
 def test_a_block_a_shift_and_other_parameters_pass():
     problem = zoo()
-    moved = problem.at({name: 1.1 * p.detach() for name, p in problem.model.parameters.items()})
+    moved = problem.at({name: 1.1 * p.detach() for name, p in problem.model.named_parameters()})
     for op in (
         Hessian(problem, "L0.W_Q", damping=0.3, weight_decay={"matrices": 0.1}),
         Hessian(moved),
@@ -163,7 +163,7 @@ def padded(dtype, *, tied, looks_up):
     return cs.Problem(Padded().to(dtype), (ids, ids.roll(1, 1)))
 
 
-@pytest.mark.parametrize("kind", [Hessian, GGN, Functional])
+@pytest.mark.parametrize("kind", [Hessian, GGN, FunctionalHessian])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("looks_up", ["layer", "function"])
@@ -206,7 +206,7 @@ def test_a_diagonal_block_that_is_wrong_is_caught_beside_large_couplings(block, 
     assert block in found["columns"].words
 
 
-@pytest.mark.parametrize("kind", [GGN, Functional])
+@pytest.mark.parametrize("kind", [GGN, FunctionalHessian])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("factor", [2.0, 1.05])
 def test_a_multiple_of_a_part_is_caught(kind, dtype, factor):
@@ -219,7 +219,7 @@ def test_a_multiple_of_a_part_is_caught(kind, dtype, factor):
 
 def test_a_wrong_part_of_a_model_too_large_for_a_copy_is_caught(monkeypatch):
     monkeypatch.setattr(verification, "COPIED", 10)
-    for kind in (GGN, Functional):
+    for kind in (GGN, FunctionalHessian):
         right = verify(kind(zoo("float32")))
         assert [check.name for check in right.checks] == ["symmetry", "quadratic form"]
         assert right.passed
@@ -260,7 +260,7 @@ def test_every_kind_is_looked_at_once_before_its_first_product():
 def test_models_of_other_structure_are_looked_at_and_other_weights_are_not():
     seen, other_weights = [], zoo()
     with torch.no_grad():
-        for p in other_weights.model.parameters.values():
+        for p in other_weights.model.parameters():
             p *= 1.1
     more = [zoo(), other_weights, zoo(n_layers=2), zoo("float32"), zoo(d_ff=0)]
     with looking(lambda op: seen.append(op.problem), kind_of):
@@ -324,7 +324,7 @@ def test_a_run_records_its_errors(asked, tmp_path):
     text = (path / "verification.json").read_text(encoding="utf-8")
     assert "uᵀCv" in text
     found = json.loads(text)
-    assert [one["operator"] for one in found] == ["Hessian", "GGN", "Functional"]
+    assert [one["operator"] for one in found] == ["Hessian", "GGN", "FunctionalHessian"]
     assert all(one["passed"] for one in found)
     assert "checked: Hessian symmetry " in (path / "log.txt").read_text(encoding="utf-8")
     assert checks.words(checks.read(path)).startswith("Hessian symmetry ")

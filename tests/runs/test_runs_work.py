@@ -136,10 +136,10 @@ def test_two_runs_of_one_second_have_folders_of_their_own(tmp_path, monkeypatch)
 
 
 def test_a_fingerprint_sees_every_content():
-    model, data = cs.load("tiny-gpt"), cs.task("addition")
+    model, data = cs.load("tiny-gpt"), cs.task_data("addition")
     first = fingerprint(model, data)
-    assert fingerprint(cs.load("tiny-gpt"), cs.task("addition")) == first
-    assert fingerprint(model, cs.task("addition", seed=1)) != first
+    assert fingerprint(cs.load("tiny-gpt"), cs.task_data("addition")) == first
+    assert fingerprint(model, cs.task_data("addition", seed=1)) != first
     assert fingerprint(cs.load("tiny-gpt", revision="early"), data) != first
     assert fingerprint(cs.load("tiny-gpt", dtype="float64"), data) != first
     weight = next(iter(model.module.parameters()))

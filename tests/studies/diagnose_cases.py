@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import curvescope as cs
-from curvescope.data.tasks import task
+from curvescope.data.tasks import task_data
 from curvescope.models.load import load
 from curvescope.studies import diagnose
 
@@ -30,5 +30,5 @@ SHAPE = {
 
 
 def problem(**settings: Any) -> cs.Problem:
-    batches = task("markov", num_sequences=8, length=8, vocab=8, batch_size=8)
+    batches = task_data("markov", num_sequences=8, length=8, vocab=8, batch_size=8)
     return cs.Problem(load(cs.Transformer(cs.TransformerConfig(**{**SHAPE, **settings}))), batches)

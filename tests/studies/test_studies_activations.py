@@ -35,7 +35,7 @@ def test_every_token_is_its_dense_block(at: str, matrix: Any):
     found = activations.token_curvature(case, at, matrix=matrix)
     kind = cs.ActivationHessian if matrix == "hessian" else cs.ActivationGGN
     op = kind(case, at)
-    A, w = op.dense() * case.num_terms, op.width
+    A, w = op.to_dense() * case.num_terms, op.width
     gradient, x = op.gradient().view(-1, w) * case.num_terms, op.values().view(-1, w)
     assert list(zip(found.sequence, found.position, strict=True)) == op.tokens
     assert found.exact
@@ -76,7 +76,7 @@ def test_the_sharpest_direction_is_told_on_the_side_where_the_loss_falls():
     U = U - U.mean(1, keepdim=True)
     op = cs.ActivationHessian(case, "final")
     for m, slope in enumerate(op.gradient().view(-1, op.width)):
-        block = cs.ActivationHessian(case, "final", tokens=op.tokens[m]).dense()
+        block = cs.ActivationHessian(case, "final", tokens=op.tokens[m]).to_dense()
         u = torch.linalg.eigh(block).eigenvectors[:, -1]
         u = -u * torch.sign(u @ slope)
         assert found.towards[m] == f"'[{int((u @ U).argmax())}]'"

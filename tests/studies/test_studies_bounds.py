@@ -50,14 +50,14 @@ def dense_norm(loss, *weights):
     return float(torch.linalg.matrix_norm(torch.cat([torch.cat(row, 1) for row in rows]), ord=2))
 
 
-def normalised(R):
+def normalized(R):
     R = R - R.mean(1, keepdim=True)
     return R / R.square().mean(1, keepdim=True).sqrt()
 
 
 def through(X, W_Q, W_K, W_V, W_1, W_2):
-    Y = normalised(X + torch.softmax(X @ W_Q @ (X @ W_K).mT / W_Q.shape[1] ** 0.5, 1) @ X @ W_V)
-    return normalised(Y + torch.relu(Y @ W_1) @ W_2)
+    Y = normalized(X + torch.softmax(X @ W_Q @ (X @ W_K).mT / W_Q.shape[1] ** 0.5, 1) @ X @ W_V)
+    return normalized(Y + torch.relu(Y @ W_1) @ W_2)
 
 
 def the_row(found: bounds.Comparisons, scale: float, seed: int) -> tuple[float, float]:

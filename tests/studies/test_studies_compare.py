@@ -44,7 +44,7 @@ def compared(models, few_sequences):
 
 
 def dense(cfg, side, kind, *blocks):
-    return kind(make_problem(cfg.asked()[side].cfg), *blocks).dense()
+    return kind(make_problem(cfg.asked()[side].cfg), *blocks).to_dense()
 
 
 def test_differences_are_those_of_dense_matrices(compared):
@@ -53,7 +53,7 @@ def test_differences_are_those_of_dense_matrices(compared):
     for side in range(2):
         H, G = dense(cfg, side, Hessian), dense(cfg, side, GGN)
         h, g = torch.linalg.eigvalsh(H), torch.linalg.eigvalsh(G)
-        loss = make_problem(cfg.asked()[side].cfg).value()
+        loss = make_problem(cfg.asked()[side].cfg).loss_value()
         share, gap = (H - G).norm() / H.norm(), 1 - g[-1] / h[-1]
         values.append([loss, h[-1], h[0], H.trace(), H.norm(), g[-1], G.trace(), share, gap])
     expected = np.array(values, dtype=float)
@@ -149,7 +149,7 @@ def test_one_model_on_two_data_sets(tmp_path):
          "num_probes": 2, "num_steps": 2, "num_block_probes": 2, "num_block_steps": 2}
     )  # fmt: skip
     found = run(cfg)
-    losses = [make_problem(asked.cfg).value() for asked in cfg.asked()]
+    losses = [make_problem(asked.cfg).loss_value() for asked in cfg.asked()]
     assert found.difference(1, "loss").value == pytest.approx(losses[1] - losses[0])
     assert [side.name for side in found.sides] == ["a.txt", "b.txt"]
     assert found.subjects() == ["tiny-gpt on a.txt", "tiny-gpt on b.txt"]

@@ -54,7 +54,7 @@ def spoilt(source: cs.Problem, change: Callable[[dict[str, torch.Tensor]], None]
     """With weights of its own, changed."""
     model = replace(source.model, module=copy.deepcopy(source.model.module))
     with torch.no_grad():
-        change(model.parameters)
+        change(dict(model.named_parameters()))
     return cs.Problem(model, source.batches)
 
 
@@ -73,7 +73,7 @@ def remeasured(piece: str) -> Callable[[cs.Problem, Seen], Seen]:
 
 
 def new_loss(p: cs.Problem, seen: Seen) -> Seen:
-    return seen._replace(whole=replace(seen.whole, loss=p.value()))
+    return seen._replace(whole=replace(seen.whole, loss=p.loss_value()))
 
 
 Change = Callable[[dict[str, torch.Tensor]], Any]
@@ -158,7 +158,7 @@ def test_a_post_norm_stack_that_is_not_trained_is_warned_of(found: diagnose.Diag
         deep = problem(**shape, norm=norm)
         gradient = by_layer(deep, deep.gradient())
         parts = replace(found.parts, gradient=gradient, without=np.stack([gradient, gradient]))
-        whole = replace(found.whole, loss=deep.value())
+        whole = replace(found.whole, loss=deep.loss_value())
         depth = replace(found.depth, norm=norm)
         seen[norm] = seen_of(found)._replace(parts=parts, whole=whole, depth=depth)
     assert CHECKS["norm_placement"](seen["post"]).severity == "warning"
@@ -192,7 +192,7 @@ def test_a_sequence_with_a_large_gradient_is_steep(healthy: cs.Problem, found: d
     alone = cs.Problem(healthy.model, [batch[3:4]])
     samples = found.samples
     assert samples.gradient_norms[3] == pytest.approx(float(alone.gradient().norm()), rel=1e-4)
-    assert samples.losses[3] == pytest.approx(alone.value(), rel=1e-5)
+    assert samples.losses[3] == pytest.approx(alone.loss_value(), rel=1e-5)
     norms = samples.gradient_norms.copy()
     norms[5] *= 100
     check = CHECKS["steep_sequences"](seen_of(found)._replace(samples=replace(samples, gradient_norms=norms)))
@@ -231,7 +231,7 @@ def test_liveness_is_the_trace_of_the_softmax_jacobian(healthy: cs.Problem):
 def test_row_norms_of_the_dense_hessian_lie_within_the_errors():
     small = problem(n_layers=1, d_model=4, n_heads=1, d_ff=0, norm_affine=False)
     rows_found = measure_rows(small, replace(CFG, num_shared=60).effort)
-    H = cs.Hessian(small, engine="autograd").dense().double()
+    H = cs.Hessian(small, engine="autograd").to_dense().double()
     space = small.space()
     for i, block in enumerate(space):
         squares = rows_found.squares[:, i]

@@ -14,7 +14,7 @@ import oracles
 import saved_models
 from curvescope.cli.typed.asking import split
 from curvescope.core.errors import UsageError
-from curvescope.data.tasks import task
+from curvescope.data.tasks import task_data
 from curvescope.models.zoo.folder import save
 from curvescope.monitor.columns import BLOCK_COLUMNS, COLUMNS
 from curvescope.monitor.result import Monitored
@@ -86,26 +86,28 @@ def test_the_gradient_is_that_of_the_whole_problem(cuts):
     whole = problem()
     part = problem(cuts)
     loss = accumulate(part, torch.optim.SGD(part.model.module.parameters(), lr=1.0))
-    assert loss == pytest.approx(whole.value(), rel=1e-12)
-    found = part.space().gather({name: p.grad for name, p in part.model.parameters.items()})
+    assert loss == pytest.approx(whole.loss_value(), rel=1e-12)
+    found = part.space().gather({name: p.grad for name, p in part.model.named_parameters()})
     torch.testing.assert_close(found, whole.gradient())
 
 
 def test_a_run_is_gradient_descent_and_its_sharpness_the_dense_one():
     start = problem()
-    before = start.space().gather(start.parameters).clone()
+    before = start.space().gather(dict(start.named_parameters())).clone()
     seen = follow(start, Recipe("gd", 0.3, 2), every=2, num_probes=2)
     theta = before
     for step in range(2):
         at = start.at(theta)
-        assert seen.loss[step] == pytest.approx(at.value(), rel=1e-12)
+        assert seen.loss[step] == pytest.approx(at.loss_value(), rel=1e-12)
         theta = theta - 0.3 * at.gradient()
-    assert seen.loss[2] == pytest.approx(start.at(theta).value(), rel=1e-12)
-    dense = torch.linalg.eigvalsh(cs.Hessian(start.at(theta)).dense())
+    assert seen.loss[2] == pytest.approx(start.at(theta).loss_value(), rel=1e-12)
+    dense = torch.linalg.eigvalsh(cs.Hessian(start.at(theta)).to_dense())
     assert seen.column("lambda_max")[-1] == pytest.approx(float(dense[-1]), rel=0.02)
     assert seen.column("lr_lambda_max")[-1] == pytest.approx(0.3 * float(dense[-1]), rel=0.02)
     assert list(seen.measured) == [0, 2]
-    torch.testing.assert_close(start.space().gather(start.parameters), before)  # the model is a copy's
+    torch.testing.assert_close(
+        start.space().gather(dict(start.named_parameters())), before
+    )  # the model is a copy's
 
 
 def test_the_rate_rises_over_the_warm_up():
@@ -191,7 +193,7 @@ def grokked(factor: float) -> dynamics.Course:
 
 def test_curvature_before_and_after_grokking():
     one = grokked(0.25)
-    assert (phases(one).memorised, phases(one).generalised) == (1, 3)
+    assert (phases(one).memorized, phases(one).generalized) == (1, 3)
     assert change(one, "lambda_max").value == pytest.approx(0.25)
     assert change(one, "lambda_max", per_loss=True).value == pytest.approx(2.5)
     assert verdicts(one) == [HOLDS, HOLDS, FAILS]
@@ -235,7 +237,7 @@ def test_a_run_goes_on_to_the_same_numbers(monkeypatch: pytest.MonkeyPatch):
 def test_the_small_model_fits_tasks_of_all_kinds():
     for name in ("sorting", "gaussian_regression"):
         found = problem_of(replace(SHORT, data=f"task:{name}", num_sequences=2))
-        assert np.isfinite(found.value())
+        assert np.isfinite(found.loss_value())
     with pytest.raises(UsageError, match="a task for the small model"):
         problem_of(replace(SHORT, data="sample"))
     with pytest.raises(UsageError, match="expected some of edge"):
@@ -261,7 +263,7 @@ def test_a_folder_of_checkpoints_is_a_sequence(folder: Path):
     assert list(sequence.steps) == [500, 1000]
     for i, name in enumerate(sequence.names):
         model = cs.load(str(folder / name), dtype="float64")
-        dense = cs.Hessian(cs.Problem(model, task("modular_addition"))).dense()
+        dense = cs.Hessian(cs.Problem(model, task_data("modular_addition"))).to_dense()
         values = torch.linalg.eigvalsh(dense)
         assert sequence.column("lambda_max")[i] == pytest.approx(float(values[-1]), rel=0.02)
         assert sequence.column("lambda_min")[i] == pytest.approx(float(values[0]), rel=0.1)
@@ -272,7 +274,7 @@ def test_a_folder_of_checkpoints_is_a_sequence(folder: Path):
     assert blocks == ["L0.W_V"]
     assert values.shape == (1, 2)
     words = next(words for label, _, words in result.summary() if label == "sharpest block")
-    followed = f"the 1 block that was followed (of {len(model.parameters)})"
+    followed = f"the 1 block that was followed (of {len(dict(model.named_parameters()))})"
     assert words.endswith(f", the largest of {followed}")
     assert all(followed in result.captions()[name] for name in ("blocks", "block_map"))
     assert {*result.tables(), *result.figures()} <= set(result.captions())

@@ -163,7 +163,7 @@ def test_a_part_of_the_bundled_model(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(study.PARTS, "one head's W_Q, W_K", "L1.h0.b_[QV]")
     found = study.climb_bundled("initial", "one head's W_Q, W_K", num_tokens=32, seed=0)
     H = cs.Hessian(cs.Problem(*study.bundled("initial", 32)), "L1.h0.b_[QV]")
-    expected = pairing(torch.linalg.eigvalsh(H.dense().double()).numpy(), ends=3)
+    expected = pairing(torch.linalg.eigvalsh(H.to_dense().double()).numpy(), ends=3)
     assert found.value[0] == pytest.approx(expected, abs=0.01)
 
 

@@ -33,12 +33,12 @@ def problem():
 @pytest.fixture(scope="module")
 def exact(problem):
     """The GGN and the Hessian, from products."""
-    return cs.GGN(problem).in_blocks().dense(), cs.Hessian(problem).in_blocks().dense()
+    return cs.GGN(problem).in_blocks().to_dense(), cs.Hessian(problem).in_blocks().to_dense()
 
 
 def own_vector(problem):
     """The parameters, one block after the other as everywhere in this study."""
-    return problem.space(*BLOCKS).gather({name: p.detach() for name, p in problem.parameters.items()})
+    return problem.space(*BLOCKS).gather({name: p.detach() for name, p in problem.named_parameters()})
 
 
 def at(problem, theta):
@@ -58,7 +58,7 @@ def test_every_parameter_has_factors(problem):
     K = cs.KFAC(problem, kind="ggn")
     assert [layer.name for layer in K.layers] == list(analysis.places(problem)) == BLOCKS
     assert K.left_out == {}
-    assert K.space.size == problem.space().size == sum(p.numel() for p in problem.parameters.values())
+    assert K.space.size == problem.space().size == sum(p.numel() for p in problem.parameters())
 
 
 def test_exact_matrices_are_those_of_the_operators(problem, exact):
@@ -68,7 +68,7 @@ def test_exact_matrices_are_those_of_the_operators(problem, exact):
     torch.testing.assert_close(loss.hessian(theta), exact[1], rtol=1e-9, atol=1e-12)
     value, g = loss.gradient(theta)
     torch.testing.assert_close(g, problem.gradient(*BLOCKS))
-    assert value == pytest.approx(problem.value()) == loss.value(theta)
+    assert value == pytest.approx(problem.loss_value()) == loss.value(theta)
 
 
 def test_approximations_are_those_of_the_operators(problem, exact):
@@ -78,10 +78,10 @@ def test_approximations_are_those_of_the_operators(problem, exact):
     expected = {
         "identity": mean * torch.eye(len(G), dtype=G.dtype),
         "diagonal": G.diagonal().diag(),
-        "kfac": cs.KFAC(problem, kind="ggn").in_blocks().dense(),
-        "ekfac": cs.EKFAC(problem, kind="ggn").in_blocks().dense(),
-        "shampoo": cs.Shampoo(problem, kind="ggn").in_blocks().dense(),
-        "shampoo-squared": cs.Shampoo(problem, kind="ggn", exponent=1.0).in_blocks().dense(),
+        "kfac": cs.KFAC(problem, kind="ggn").in_blocks().to_dense(),
+        "ekfac": cs.EKFAC(problem, kind="ggn").in_blocks().to_dense(),
+        "shampoo": cs.Shampoo(problem, kind="ggn").in_blocks().to_dense(),
+        "shampoo-squared": cs.Shampoo(problem, kind="ggn", exponent=1.0).in_blocks().to_dense(),
         "block-diagonal": cut,
         "ggn": G,
     }
@@ -154,18 +154,18 @@ def test_a_step_is_that_of_a_dense_solve(problem, exact):
     K = cs.KFAC(problem, kind="ggn").in_blocks()
     alpha = 0.5 * K.trace() / len(theta)
     moved = theta - 0.1 * torch.linalg.solve(
-        K.dense() + alpha * torch.eye(len(theta), dtype=theta.dtype), problem.gradient(*BLOCKS)
+        K.to_dense() + alpha * torch.eye(len(theta), dtype=theta.dtype), problem.gradient(*BLOCKS)
     )
-    assert found.loss == pytest.approx([problem.value(), at(problem, moved).value()])
+    assert found.loss == pytest.approx([problem.loss_value(), at(problem, moved).loss_value()])
     plain = analysis.descend(problem, "identity", rate=0.1, damping=0.5, steps=1, every=1)
-    assert plain.final == pytest.approx(at(problem, theta - 0.1 * problem.gradient(*BLOCKS)).value())
+    assert plain.final == pytest.approx(at(problem, theta - 0.1 * problem.gradient(*BLOCKS)).loss_value())
 
 
 def test_curvature_is_made_anew_every_few_steps(problem, monkeypatch):
     made = []
     original = analysis.approximation
     monkeypatch.setattr(
-        analysis, "approximation", lambda name, at: made.append(at.value()) or original(name, at)
+        analysis, "approximation", lambda name, at: made.append(at.loss_value()) or original(name, at)
     )
     found = analysis.descend(problem, "diagonal", rate=0.1, damping=1.0, steps=5, every=2)
     assert made == pytest.approx(found.loss[[0, 2, 4]])
@@ -183,12 +183,12 @@ def test_the_best_step_is_the_best_of_its_lengths(problem, exact):
         D = dense(A).diagonal()
         d = g / (D + damping * D.mean())
         unit = g @ d / (d @ exact[0] @ d)
-        least = min(least, *(at(problem, theta - t * unit * d).value() for t in analysis.LENGTHS))
-    assert found == pytest.approx(problem.value() - least)
+        least = min(least, *(at(problem, theta - t * unit * d).loss_value() for t in analysis.LENGTHS))
+    assert found == pytest.approx(problem.loss_value() - least)
     assert found > 0
 
 
-def test_the_search_goes_down_to_where_no_neighbour_is_better():
+def test_the_search_goes_down_to_where_no_neighbor_is_better():
     def bowl(cell):
         return (cell[0] - 2) ** 2 + (cell[1] + 1) ** 2
 
@@ -280,7 +280,7 @@ def test_verdicts_follow_the_numbers(measured):
         found, loss=np.ones((5, 3)), whole=distance, parts=parts, decrease=1 - distance[:, :, 0],
         between=np.full((5, 3, 2), 0.7) + noise[..., None], courses=distance[:, 0, 0, :, None],
     )  # fmt: skip
-    assert verdict(right, "the angle from the GGN predicts the optimiser's loss") == HOLDS
+    assert verdict(right, "the angle from the GGN predicts the optimizer's loss") == HOLDS
     assert verdict(right, "the lost decrease predicts the best single step") == HOLDS
     better = "the lost decrease predicts the best single step better than the relative error from the GGN"
     assert verdict(right, better) == OPEN
@@ -291,13 +291,13 @@ def test_verdicts_follow_the_numbers(measured):
     assert verdict(right, f"shampoo-squared {further}") == FAILS
     assert right.opening().startswith("Over 8 approximations, the best single step follows the angle")
     wrong = replace(right, decrease=-right.decrease, courses=-right.courses, between=1 - right.between)
-    assert verdict(wrong, "the angle from the GGN predicts the optimiser's loss") == FAILS
+    assert verdict(wrong, "the angle from the GGN predicts the optimizer's loss") == FAILS
     assert verdict(wrong, "the lost decrease predicts the best single step") == FAILS
-    assert "the optimiser's loss goes against the angle from the GGN (ρ = -1.00" in wrong.opening()
+    assert "the optimizer's loss goes against the angle from the GGN (ρ = -1.00" in wrong.opening()
     assert verdict(wrong, "most of the GGN lies between blocks") == FAILS
     mixed = np.random.default_rng(0).normal(size=right.courses.shape)
     assert (
-        verdict(replace(right, courses=mixed), "the angle from the GGN predicts the optimiser's loss") == OPEN
+        verdict(replace(right, courses=mixed), "the angle from the GGN predicts the optimizer's loss") == OPEN
     )
     assert math.isnan(view.mean_of(np.array([1.0, math.inf])).high)
 
@@ -310,7 +310,7 @@ def test_it_is_shown(measured, tmp_path):
     assert len(tables["whole"]) == 2 * 2 * 8
     assert len(tables["parts"]) == 2 * 8 * 8
     assert len(tables["correlations"]) == 6 * 2
-    assert list(tables["optimisers"]["approximation"]) == found.approximations
+    assert list(tables["optimizers"]["approximation"]) == found.approximations
     assert tables["trials"]["chosen"].sum() == 8
     assert {claim.verdict for claim in found.claims()} <= {HOLDS, FAILS, OPEN}
     assert len(found.summary()) == 1 + 8 + 8 + len(found.notes) + len(found.claims())
@@ -319,14 +319,14 @@ def test_it_is_shown(measured, tmp_path):
     plt.close("all")
 
 
-def test_without_optimisers_single_steps_are_left(measured):
+def test_without_optimizers_single_steps_are_left(measured):
     mpl.use("Agg")
     state = {name: one for name, one in measured[2].items() if "descent" not in name and "tuning" not in name}
     found = factors.run(replace(CFG, steps=0), state=state)
     assert found.tuned == []
-    assert "optimisers" not in found.tables()
+    assert "optimizers" not in found.tables()
     assert set(found.captions()) == set(found.figures()) | set(found.tables())
-    assert not any("optimiser" in claim.claim for claim in found.claims())
+    assert not any("optimizer" in claim.claim for claim in found.claims())
     import matplotlib.pyplot as plt
 
     plt.close("all")

@@ -35,7 +35,7 @@ def truth(result: full_hessian.FullHessian) -> tuple[cs.Problem, np.ndarray]:
     """The trained network of the first seed, and its Hessian from all rows at once."""
     problem = analysis.make_problem(TINY, 0, analysis.read_pictures(TINY))
     problem = analysis.at(problem, result.networks[0].training.trained_weights)
-    return problem, cs.Hessian(problem).dense().numpy()
+    return problem, cs.Hessian(problem).to_dense().numpy()
 
 
 def test_every_pair_of_blocks_is_that_of_the_operator(result, truth):
@@ -73,10 +73,10 @@ def test_norms_of_groups_through_training(result):
         H = cs.Hessian(analysis.at(problem, weights))
         for g, globs in enumerate(GROUPS.values()):
             A = H.block(list(globs))
-            truth = A.dense().norm().item()
+            truth = A.to_dense().norm().item()
             assert found.exact[g] == (A.shape[0] <= 64)  # E and P have 80 parameters
             assert found.low[s, g] * (1 - 1e-9) <= truth <= found.high[s, g] * (1 + 1e-9)
-            own = A.space.gather(A.problem.parameters).norm().item()
+            own = A.space.gather(dict(A.problem.named_parameters())).norm().item()
             np.testing.assert_allclose(found.weights[s, g], own)
 
 
@@ -118,7 +118,7 @@ def test_other_numbers_give_other_verdicts(result):
     for pair, wanted in (((view.V, view.V), HOLDS), ((view.Q, view.K), FAILS)):
         made_up = replace(result, networks=[with_rms(n, pair, 1e6) for n in result.networks])
         assert verdicts(made_up)[bright] == wanted
-    grow = "entries grow from initialisation to the trained network"
+    grow = "entries grow from initialization to the trained network"
     huge = replace(result, networks=[with_rms(n, ("U", "U"), 1e6) for n in result.networks])
     assert verdicts(huge)[grow] == FAILS
     for factor, wanted in ((1e6, HOLDS), (1e-6, FAILS)):

@@ -145,7 +145,7 @@ def test_a_model_without_biases_says_so_and_lists_no_preferred_tokens(model_fold
     assert "key_bias" not in tables
     assert not {"|k₀|", "bias share"} & set(tables["heads"].columns)
     assert "bias" not in found.captions()["scores"]
-    assert len(found.figures()["scores"].axes) == 3 * 2  # each with its colour bar
+    assert len(found.figures()["scores"].axes) == 3 * 2  # each with its color bar
     scores = checked(found)["scores"]["variants"]
     assert list(scores) == ["QK rank", "VO rank", "copying"]
     copying = [layer.copying for layer in found.layers]

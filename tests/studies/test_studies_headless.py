@@ -88,7 +88,7 @@ def test_targets_are_the_states_on_the_whole_input_and_products_those_of_the_los
     problem = make_problem(ModelOnData(**settings))
     assert problem.loss.name == "mse_mean"
     module, mean = by_hand(kind, settings["model"], problem)
-    torch.testing.assert_close(problem.value(), float(mean({}).detach()), rtol=1e-6, atol=0)
+    torch.testing.assert_close(problem.loss_value(), float(mean({}).detach()), rtol=1e-6, atol=0)
     _check_targets(kind, module, problem)
     name = {"bert": "L0.ln2.g", "gpt2": "ln_f.g", "vit": "ln_f.g"}[kind]
     parameter = problem.model.blocks[name].parameter
@@ -98,7 +98,7 @@ def test_targets_are_the_states_on_the_whole_input_and_products_those_of_the_los
     eye = torch.eye(len(g), dtype=torch.float64)
     tolerance = {"rtol": 1e-4, "atol": 1e-6} if kind == "vit" else {}  # a softmax in float32
     torch.testing.assert_close(cs.Hessian(problem, name) @ eye, truth, **tolerance)
-    H, G, F = (make(problem, "L0.W_Q", name) for make in (cs.Hessian, cs.GGN, cs.Functional))
+    H, G, F = (make(problem, "L0.W_Q", name) for make in (cs.Hessian, cs.GGN, cs.FunctionalHessian))
     v = torch.randn(H.shape[0], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.testing.assert_close(H @ v, G @ v + F @ v)
     assert float(v @ (G @ v)) > 0
@@ -108,7 +108,7 @@ def test_targets_are_the_states_on_the_whole_input_and_products_those_of_the_los
 def _check_targets(kind, module, problem):
     """Each row of targets is the module's output on a window of the text, or on an image, itself."""
     if kind == "vit":
-        whole = torch.cat([b.inputs for b in cs.images(problem.model, 3)])
+        whole = torch.cat([b.inputs for b in cs.image_data(problem.model, 3)])
         torch.testing.assert_close(
             torch.cat([b.targets for b in problem.batches]), module(whole).last_hidden_state
         )
@@ -129,13 +129,13 @@ def test_padding_does_not_count(tmp_path, file):
     """One sequence of 8 words, padded to 16 or not, has the same loss and the same Hessian."""
     folder = save_bert(tmp_path / "bert", "BertModel")
     model = cs.load(folder, dtype="float64")
-    long = cs.Problem(model, cs.denoising(file, model, tokens=8, seq_len=16), loss="mse_mean")
+    long = cs.Problem(model, cs.denoising_data(file, model, tokens=8, seq_len=16), loss="mse_mean")
     (batch,) = long.batches
     assert batch.weights.tolist() == [[1.0] * 8 + [0.0] * 8]
     cut = {key: value[:, :8] for key, value in batch.inputs.items()}
     short = cs.Problem(model, (cut, batch.targets[:, :8]), loss="mse_mean")
     assert long.num_terms == short.num_terms == 8 * 16
-    torch.testing.assert_close(long.value(), short.value())
+    torch.testing.assert_close(long.loss_value(), short.loss_value())
     v = torch.ones(cs.Hessian(long, "L0.W_K").shape[0], dtype=torch.float64)
     torch.testing.assert_close(cs.Hessian(long, "L0.W_K") @ v, cs.Hessian(short, "L0.W_K") @ v)
 
@@ -147,7 +147,7 @@ def test_train_mode_does_not_make_targets_random(tmp_path, file):
     with pytest.warns(UserWarning, match="dropout"):
         model = cs.load(module)
     model = cs.models.model.Model(**{**vars(model), "tokenizer": tokenizer})
-    a, b = (cs.denoising(file, model, tokens=32, seq_len=16) for _ in range(2))
+    a, b = (cs.denoising_data(file, model, tokens=32, seq_len=16) for _ in range(2))
     torch.testing.assert_close(a[0].targets, b[0].targets, rtol=0, atol=0)
     assert module.training
 
@@ -205,7 +205,7 @@ def test_the_command_line(tmp_path, file, capsys):
 def test_losses_that_fit_and_one_that_does_not(tmp_path, file, capsys):
     settings = made("bert", tmp_path, file, tokens=32)
     values = [
-        make_problem(ModelOnData(**settings, loss=loss)).value() for loss in ("auto", "mse", "mse_mean")
+        make_problem(ModelOnData(**settings, loss=loss)).loss_value() for loss in ("auto", "mse", "mse_mean")
     ]
     torch.testing.assert_close(values, [values[0]] * 3)
     code, out, err = call("run", "spectrum", settings["model"], "--set", "loss=cross_entropy", capsys=capsys)
@@ -229,8 +229,8 @@ def test_what_a_model_cannot_read_is_one_sentence(tmp_path, file):
 def test_any_outputs_can_be_denoised(file):
     """Of a zoo model the outputs are logits: targets are those on the text itself."""
     model = cs.load("tiny-gpt")
-    (batch,) = cs.denoising(file, model, tokens=32, seq_len=16)
-    whole = torch.cat([b.inputs for b in cs.text(file, model, tokens=32, seq_len=16)])
+    (batch,) = cs.denoising_data(file, model, tokens=32, seq_len=16)
+    whole = torch.cat([b.inputs for b in cs.text_data(file, model, tokens=32, seq_len=16)])
     assert (batch.inputs != whole).sum(1).tolist() == [2, 2]
     torch.testing.assert_close(batch.targets, model.forward({}, whole).detach())
 
@@ -245,11 +245,11 @@ def test_a_model_with_a_head_has_no_such_note(tmp_path):
 def test_real_targets_choose_the_squared_error(tmp_path):
     path = tmp_path / "m.toml"
     real = 'inputs = "continuous"\noutputs = "regression"\n'
-    x, y = (getattr(cs.task("gaussian_regression")[0], name) for name in ("inputs", "targets"))
+    x, y = (getattr(cs.task_data("gaussian_regression")[0], name) for name in ("inputs", "targets"))
     sizes = f"d_in = {x.shape[-1]}\nn_out = {y.shape[-1]}\nn_ctx = {x.shape[1]}\n"
     path.write_text(f"n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\n{sizes}{real}", encoding="utf-8")
     problem = make_problem(ModelOnData(model=str(path), data="task:gaussian_regression"))
     assert problem.loss.name == "mse_mean"
     z = torch.cat([problem.outputs(b) for b in problem.placed_batches("test")])
     targets = torch.cat([b.targets for b in problem.placed_batches("test")])
-    torch.testing.assert_close(problem.value(), float(((z - targets) ** 2).mean().detach()))
+    torch.testing.assert_close(problem.loss_value(), float(((z - targets) ** 2).mean().detach()))

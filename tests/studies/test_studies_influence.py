@@ -43,10 +43,10 @@ def problems(batch_size: int | None = None) -> tuple[cs.Problem, cs.Problem]:
 
 
 def dense_scores(train: cs.Problem, query: cs.Problem, blocks: tuple[str, ...], damping: float) -> np.ndarray:
-    """(N_i/N) ∇ℓ_qᵀ (G + δ I)⁻¹ ∇ℓ_i with everything written out."""
+    """(N_i/N) ∇ℓ_qᵀ (H_o + δ I)⁻¹ ∇ℓ_i with everything written out."""
     x, y = (torch.cat([getattr(b, name) for b in train.batches]) for name in ("inputs", "targets"))
     alone = [cs.Problem(train.model, (x[i : i + 1], y[i : i + 1])) for i in range(len(x))]
-    G = cs.GGN(train, *blocks).dense()
+    G = cs.GGN(train, *blocks).to_dense()
     inverse = torch.linalg.inv(G + damping * torch.eye(len(G), dtype=G.dtype))
     q = query.gradient(*blocks)
     return (
@@ -65,7 +65,7 @@ def test_scores_are_those_of_a_dense_inverse(blocks):
         )
     assert found.converged.all()
     assert found.shares.sum() == pytest.approx(1)
-    assert found.query_loss == query.value()
+    assert found.query_loss == query.loss_value()
 
 
 def test_the_bound_covers_a_system_that_was_stopped_early():
@@ -103,7 +103,7 @@ def test_linear_regression_has_a_closed_form():
     """θ₋ᵢ − θ = (N_i/N) A⁻¹ ∇ℓ_i / (1 − h_i), h_i = (N_i/N) tr(A⁻¹ ∇²ℓ_i): the score lacks leverage alone."""
     train, query, x, y = linear("mse", 1)
     ridge, X, Y, N = 0.1, x[:-1], y[:-1, 0], 12
-    curved = float(cs.Hessian(train).dense()[0, 0] / (X[:, 0] ** 2).mean())  # of a squared error
+    curved = float(cs.Hessian(train).to_dense()[0, 0] / (X[:, 0] ** 2).mean())  # of a squared error
 
     def fitted(kept: list[int]) -> torch.Tensor:
         A = curved * X[kept].T @ X[kept] / N + ridge * torch.eye(3, dtype=X.dtype)
@@ -112,7 +112,7 @@ def test_linear_regression_has_a_closed_form():
     theta = fitted(list(range(N)))
     at, asked = train.at(theta), query.at(theta)
     found = influence.score(at, asked, dampings=[ridge]).values[0]
-    A = cs.Hessian(at).dense() + ridge * torch.eye(3, dtype=X.dtype)
+    A = cs.Hessian(at).to_dense() + ridge * torch.eye(3, dtype=X.dtype)
     for i in range(N):
         moved = fitted([j for j in range(N) if j != i]) - theta
         leverage = curved * float(X[i] @ torch.linalg.solve(A, X[i])) / N
@@ -130,14 +130,14 @@ def test_logistic_regression_moves_at_the_rate_of_the_score():
         for _ in range(7):
             whole, one = train.at(theta), single[i].at(theta)
             g = whole.gradient() - epsilon / 12 * one.gradient() + ridge * theta
-            H = cs.Hessian(whole).dense() - epsilon / 12 * cs.Hessian(one).dense() + ridge * eye
+            H = cs.Hessian(whole).to_dense() - epsilon / 12 * cs.Hessian(one).to_dense() + ridge * eye
             theta = theta - torch.linalg.solve(H, g)
         return theta
 
     best = minimum(0, 0.0)
     found = influence.score(train.at(best), query.at(best), dampings=[ridge]).values[0]
     for i in (0, 5):
-        ends = [query.at(minimum(i, sign * step)).value() for sign in (1, -1)]
+        ends = [query.at(minimum(i, sign * step)).loss_value() for sign in (1, -1)]
         assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(found[i], rel=1e-4)
 
 
@@ -152,11 +152,11 @@ def case():
 
 
 def test_the_hessian_predicts_retraining(case):
-    before = {name: p.detach().clone() for name, p in case.problem.model.parameters.items()}
-    minimum = analysis.minimise(case, case.start, steps=50)
+    before = {name: p.detach().clone() for name, p in case.problem.model.named_parameters()}
+    minimum = analysis.minimize(case, case.start, steps=50)
     theta = torch.as_tensor(minimum.theta)
     here = case.problem.at(theta)
-    assert minimum.objective == pytest.approx(here.value() + 0.01 * float(theta @ theta))
+    assert minimum.objective == pytest.approx(here.loss_value() + 0.01 * float(theta @ theta))
     assert float((here.gradient() + 0.02 * theta).norm()) == pytest.approx(
         minimum.gradient_norm, rel=1e-3, abs=1e-12
     )
@@ -171,11 +171,11 @@ def test_the_hessian_predicts_retraining(case):
     for method, least in ((analysis.HESSIAN, 0.95), (analysis.GGN_NAME, 0.8)):
         rho = analysis.over_queries(predicted.values[method][:, ::5], measured, draws=200, seed=0)
         assert rho.value > least
-    assert all(torch.equal(before[name], p) for name, p in case.problem.model.parameters.items())
+    assert all(torch.equal(before[name], p) for name, p in case.problem.model.named_parameters())
 
 
 def test_predictions_are_the_scores_of_the_study(case):
-    minimum = analysis.minimise(case, case.start, steps=50)
+    minimum = analysis.minimize(case, case.start, steps=50)
     theta = torch.as_tensor(minimum.theta)
     found = analysis.predict(case, minimum)
     one = influence.score(case.problem.at(theta), case.queries[1].at(theta), dampings=[0.02])
@@ -216,7 +216,7 @@ def test_correlations_know_planted_orders():
 @pytest.fixture(scope="module")
 def bundled():
     model = cs.load("tiny-gpt")
-    return cs.Problem(model, cs.text("sample", model, tokens=32, seq_len=16))
+    return cs.Problem(model, cs.text_data("sample", model, tokens=32, seq_len=16))
 
 
 def test_a_query_is_the_loss_of_its_words_or_of_those_behind_an_arrow(bundled):
@@ -227,7 +227,7 @@ def test_a_query_is_the_loss_of_its_words_or_of_those_behind_an_arrow(bundled):
     ids = encode("def run") + encode("(self)")
     log_p = bundled.model.module(torch.tensor([ids[:-1]])).log_softmax(-1)[0].detach()
     counted = range(len(encode("def run")) - 1, len(ids) - 1)
-    assert part.value() == pytest.approx(
+    assert part.loss_value() == pytest.approx(
         -float(np.mean([float(log_p[t, ids[t + 1]]) for t in counted])), rel=1e-4
     )
     assert analysis.read(part, "query") == ["def run(self)"]

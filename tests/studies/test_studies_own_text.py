@@ -50,7 +50,7 @@ def test_less_than_a_sequence_is_refused_as_in_python(tmp_path, read):
     with pytest.raises(UsageError, match=said):
         read(kind(data=str(path), tokens=64))
     with pytest.raises(UsageError, match=said):
-        cs.text(path, cs.load("tiny-gpt"), tokens=64, seq_len=64)
+        cs.text_data(path, cs.load("tiny-gpt"), tokens=64, seq_len=64)
     asked = read(kind(data=str(path), tokens=len(found) - 1))
     assert asked.num_terms == len(found) - 1  # what a person asks for
 

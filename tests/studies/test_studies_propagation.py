@@ -32,8 +32,8 @@ def case() -> cs.Problem:
 
 @pytest.fixture(scope="module")
 def dense(case: cs.Problem) -> dict[str, np.ndarray]:
-    found = {"H": cs.Hessian(case).dense(), "GGN": cs.GGN(case).dense()}
-    found |= cs.Sources(case).products(torch.eye(case.space().size, dtype=torch.float64))
+    found = {"H": cs.Hessian(case).to_dense(), "GGN": cs.GGN(case).to_dense()}
+    found |= cs.FunctionalSources(case).products(torch.eye(case.space().size, dtype=torch.float64))
     return {name: A.numpy() for name, A in found.items()}
 
 
@@ -133,7 +133,7 @@ def test_the_study_is_found_and_refuses_bad_settings():
 def test_a_source_that_is_nothing_but_rounding_is_zero(
     case: cs.Problem, max_exact: int, monkeypatch: pytest.MonkeyPatch
 ):
-    class Rounded(cs.Sources):
+    class Rounded(cs.FunctionalSources):
         """The same, with rounding where the rest is."""
 
         def products(self, V: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -141,7 +141,7 @@ def test_a_source_that_is_nothing_but_rounding_is_zero(
             noise = torch.randn(n, n, generator=torch.Generator().manual_seed(1), dtype=V.dtype)
             return {**super().products(V), "rest": 1e-13 * noise @ V}
 
-    monkeypatch.setattr("curvescope.studies.propagation.analysis.Sources", Rounded)
+    monkeypatch.setattr("curvescope.studies.propagation.analysis.FunctionalSources", Rounded)
     cfg = propagation.Config(max_exact=max_exact, num_probes=6, num_map_probes=0, num_steps=0)
     result = propagation.measure(case, cfg, [])
     (row,) = result.tables()["sources"].query("source == 'rest'").to_dict("records")

@@ -45,7 +45,7 @@ def regression() -> Halves:
     net = cs.MLP(cs.MLPConfig(d_in=8, d_out=2, depth=1)).double()
     model = cs.load(net)
     W = torch.linalg.lstsq(X, y).solution
-    (name,) = model.parameters
+    (name,) = dict(model.named_parameters())
     block = next(iter(model.blocks.values()))
     with torch.no_grad():
         block.put(W, net.get_parameter(name))
@@ -112,7 +112,7 @@ def test_surgeons_with_and_without_the_matrix_agree(monkeypatch):
     assert residual < 0.011
     assert found.increase == pytest.approx(wanted.increase, rel=1e-3)
     torch.testing.assert_close(free.diagonal.mean(), G.diagonal().mean(), rtol=0.5, atol=0)
-    K = cs.KFAC(halves.problem, block, bias="separate").dense()
+    K = cs.KFAC(halves.problem, block, bias="separate").to_dense()
     inverse = torch.linalg.inv(K + free.damping * torch.eye(len(K), dtype=K.dtype))
     tight = {"rtol": 1e-7, "atol": 0.0}  # saliencies are small
     torch.testing.assert_close(free.saliencies(w), w**2 / 2 / inverse.diagonal(), **tight)
@@ -133,14 +133,14 @@ def test_a_head_without_its_rows_of_W_O_is_a_head_without_values():
     halves = transformer()
     found = measure_heads(halves, cs.GGN(halves.problem, "L0.W_O"), 0, damping=0.1, seed=0)
     problem = halves.problem
-    silent = {n: problem.parameters[n].detach().clone() for n in ("L0.W_V", "L0.b_V")}
+    silent = {n: problem.get_parameter(n).detach().clone() for n in ("L0.W_V", "L0.b_V")}
     for name, value in silent.items():
         block = next(iter(problem.space(f"L0.h1.{name[3:]}")))
         block.put(torch.zeros(block.shape, dtype=torch.float64), value)
-    wanted = problem.at(silent).value() - problem.value()
+    wanted = problem.at(silent).loss_value() - problem.loss_value()
     assert found.plain.measured[1].mean() == pytest.approx(wanted, rel=1e-9)
     op, w = cs.GGN(problem, "L0.W_O"), weights(problem, "L0.W_O")
-    G, rows = op.dense(), torch.arange(18, 36)  # of the second head
+    G, rows = op.to_dense(), torch.arange(18, 36)  # of the second head
     shift = ProductSurgeon(op, 0.1, 0).damping
     wanted, _ = DenseSurgeon(G, shift / float(G.diagonal().mean())).remove(w, rows)
     assert wanted.increase <= found.obs[1] < 1.01 * wanted.increase
@@ -152,7 +152,7 @@ def test_a_descent_over_a_block_ends_where_its_gradient_is_zero():
     found = descend(problem, "L0.b_O", 60)
     moved = weights(problem, "L0.b_O") + torch.as_tensor(found.delta)
     here = problem.at({"L0.b_O": moved})
-    assert here.value() == pytest.approx(found.loss[1], rel=1e-12)
+    assert here.loss_value() == pytest.approx(found.loss[1], rel=1e-12)
     assert found.gradient_norm[0] == pytest.approx(float(problem.gradient("L0.b_O").norm()), rel=1e-9)
     assert float(here.gradient("L0.b_O").norm()) < 1e-4 * found.gradient_norm[0]
     assert found.evaluations <= 65
@@ -293,7 +293,7 @@ def test_a_dotted_line_is_in_the_legend():
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_lines_of_methods_differ_without_colours():
+def test_lines_of_methods_differ_without_colors():
     upper = planted(1.0).figures()["sets"].axes[0]
     looks = [(one[0].get_linestyle(), one[0].get_marker()) for one in upper.containers]
     assert len(set(looks)) == len(looks) > 1

@@ -22,7 +22,7 @@ def test_a_masked_language_model_gets_masked_text(tmp_path):
     assert model.facts["task"] == "masked-lm"
     batches = make_batches(cfg, model)
     assert any(bool((b.inputs["input_ids"] == WORDS.index("[MASK]")).any()) for b in batches)
-    assert make_problem(cfg).value() > 0
+    assert make_problem(cfg).loss_value() > 0
 
 
 def test_the_blocks_of_an_image_classifier(tmp_path):
@@ -73,7 +73,7 @@ def test_the_spectrum_of_a_bias_by_relative_position(t5, capsys):
     }  # fmt: skip
     result = spectrum.run(spectrum.Config.from_dict(settings))
     exact = torch.linalg.eigvalsh(
-        Hessian(make_problem(spectrum.Config.from_dict(settings)), "L1.P_rel").dense()
+        Hessian(make_problem(spectrum.Config.from_dict(settings)), "L1.P_rel").to_dense()
     )
     assert result.parts["hessian"].extremes.values[-1] == pytest.approx(float(exact[-1]))
     assert any("shifted to the right" in note for note in result.notes)

@@ -14,7 +14,7 @@ DIGESTS = {  # of the default settings, as run folders of before have them
     "embeddings": "e59e2415",
     "probes": "1bb14fb0",
     "heads": "ccdfba91",
-    "trajectory": "418569e2",
+    "trajectory": "2c2ae57c",
     "layernorm": "190d6298",
 }
 

@@ -54,7 +54,7 @@ def result(case: cs.Problem) -> sinks.Sinks:
 def dense(text: cs.Problem, way: Way) -> np.ndarray:
     moved = cs.Problem(text.model, way.batches(text.batches, 0), text.loss)
     with attending(text.model, way.attending):
-        H = cs.Hessian(moved, engine="autograd").dense().numpy()
+        H = cs.Hessian(moved, engine="autograd").to_dense().numpy()
     return (H + H.T) / 2
 
 
@@ -89,7 +89,7 @@ def test_strength_zero_is_the_unchanged_model(case: cs.Problem, result: sinks.Si
     for how in HOWS:
         assert Way(how, 0.0).name == UNCHANGED
     loss = result.moved[UNCHANGED].loss
-    np.testing.assert_allclose(loss, [text.value() for text in cut_texts(case, 2)], rtol=1e-12)
+    np.testing.assert_allclose(loss, [text.loss_value() for text in cut_texts(case, 2)], rtol=1e-12)
     table = result.tables()["sinks"]
     start = table[table["strength"] == 0]
     assert list(start["how"]) == list(HOWS)
@@ -112,7 +112,7 @@ def test_inserted_tokens_leave_the_terms_as_they_are(case: cs.Problem):
     front = torch.ones(4, 2, dtype=torch.int64)
     z = case.model.evaluate(torch.cat([front, case.batches[0].inputs], dim=1))[:, 2:]
     own = torch.nn.functional.cross_entropy(z.flatten(0, 1), case.batches[0].targets.flatten())
-    assert math.isclose(moved.value(), float(own), rel_tol=1e-12)
+    assert math.isclose(moved.loss_value(), float(own), rel_tol=1e-12)
 
 
 def test_sink_mass_counts_what_no_later_token_gets(case: cs.Problem):

@@ -50,9 +50,9 @@ def test_numbers_meet_the_dense_matrices(settings):
     cfg = spectrum.Config.from_dict(settings)
     result = spectrum.run(cfg)
     problem = make_problem(cfg)
-    assert result.loss == pytest.approx(problem.value())
+    assert result.loss == pytest.approx(problem.loss_value())
     for name, make in study.OPERATORS.items():
-        A = make(problem, *cfg.blocks).dense()
+        A = make(problem, *cfg.blocks).to_dense()
         exact = torch.linalg.eigvalsh(A).numpy()
         part = result.parts[name]
         ends = exact[-2:] if name == "ggn" else exact[[0, 1, -2, -1]]

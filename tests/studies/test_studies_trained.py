@@ -1,7 +1,7 @@
 """Real weights: their spectra are those of trained models; the same shapes with fresh weights have others.
 
 What is stated was measured first; the bounds leave a factor of about two. A trained language model on text
-that it wrote itself is at the minimum of its expected loss, where H = GGN: the functional part is only
+that it wrote itself is at the minimum of its expected loss, where H = GGN: the functional Hessian is only
 sampling noise, and falls as the text grows.
 """
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def fresh(model):
-    """A model of the same configuration, as transformers initialises it."""
+    """A model of the same configuration, as transformers initializes it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = model.module.config
@@ -55,8 +55,8 @@ def test_stories260k_looks_trained():
     model = cs.load(asset("stories260K"))
     batches = written(model, 32)
     trained, other = cs.Problem(model, batches), cs.Problem(fresh(model), batches)
-    assert trained.value() < 1.6
-    assert 6 < other.value() < 6.6  # log 512 = 6.24
+    assert trained.loss_value() < 1.6
+    assert 6 < other.loss_value() < 6.6  # log 512 = 6.24
     low, high, share = ends(trained, max_products=40)
     assert low < 0 < high
     assert -low / high < 0.35
@@ -85,10 +85,10 @@ def test_stories15m_looks_trained_on_english(tmp_path):
     model = cs.load(asset("stories15M"))
     path = tmp_path / "story.txt"
     path.write_text(LONG_STORY, encoding="utf-8")
-    batches = cs.text(path, model, tokens=128, seq_len=64)
+    batches = cs.text_data(path, model, tokens=128, seq_len=64)
     trained, other = cs.Problem(model, batches), cs.Problem(fresh(model), batches)
-    assert trained.value() < 2
-    assert other.value() > 10  # log 32000 = 10.4
+    assert trained.loss_value() < 2
+    assert other.loss_value() > 10  # log 32000 = 10.4
     low, high, share = ends(trained, max_products=16)
     assert low < 0 < high
     assert -low < high
@@ -179,9 +179,9 @@ def test_minilm_spectrum(story, tmp_path, capsys):
     assert H.extremes.values[0] >= F.extremes.values[0] - 1e-3 * top  # Weyl: the GGN adds nothing negative
     assert H.extremes.values[-1] <= top + F.extremes.values[-1] + 1e-3 * top
     model = cs.load(minilm())
-    problem = cs.Problem(model, cs.denoising(story, model, tokens=60, seq_len=32), loss="mse_mean")
-    assert problem.value() == pytest.approx(found.loss, rel=1e-5)
-    products = [make(problem, "L2.*") for make in (cs.Hessian, cs.GGN, cs.Functional)]
+    problem = cs.Problem(model, cs.denoising_data(story, model, tokens=60, seq_len=32), loss="mse_mean")
+    assert problem.loss_value() == pytest.approx(found.loss, rel=1e-5)
+    products = [make(problem, "L2.*") for make in (cs.Hessian, cs.GGN, cs.FunctionalHessian)]
     v = torch.randn(products[0].shape[0], generator=torch.Generator().manual_seed(0))
     h, g, f = (op @ v for op in products)
     assert float((h - g - f).norm() / h.norm()) < 1e-4

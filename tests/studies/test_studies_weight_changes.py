@@ -41,12 +41,12 @@ def test_effects_are_those_of_the_problem():
     deltas = [0.1 * torch.randn(36, generator=source, dtype=torch.float64) for _ in range(2)]
     before = weights(both.problem, "*")
     found = effects(both, block, deltas)
-    g, H = both.problem.gradient(block), cs.Hessian(both.problem, block).dense()
+    g, H = both.problem.gradient(block), cs.Hessian(both.problem, block).to_dense()
     for k, delta in enumerate(deltas):
         assert found.first[k].mean() == pytest.approx(float(g @ delta), rel=1e-9)
         assert found.second[k].mean() == pytest.approx(float(delta @ H @ delta) / 2, rel=1e-9)
         for problem, values in ((both.problem, found.measured), (both.held_out, found.held_out)):
-            moved = problem.at(moved_parameters(problem, block, delta)).value() - problem.value()
+            moved = problem.at(moved_parameters(problem, block, delta)).loss_value() - problem.loss_value()
             assert values[k].mean() == pytest.approx(moved, rel=1e-9)
     np.testing.assert_allclose(found.predicted, found.first + found.second)
     assert found.some(slice(1, 2)).held_out.shape == (1, 3)
@@ -61,7 +61,7 @@ def test_data_are_cut_by_sequences_and_none_is_in_both_parts():
     found = make_halves(Config(tokens=80, seq_len=8, batch_size=3, held_out=0.3), 0.3)
     kept, others = (_inputs(p.batches) for p in found)
     assert (len(kept), len(others)) == (7, 3)
-    whole = cs.text("sample", found.problem.model, tokens=80, seq_len=8)
+    whole = cs.text_data("sample", found.problem.model, tokens=80, seq_len=8)
     torch.testing.assert_close(torch.cat([kept, others]), _inputs(whole))
     with pytest.raises(UsageError, match="held_out"):
         make_halves(Config(), 1.0)

@@ -92,7 +92,7 @@ def test_random_models_have_independent_norms_of_their_own():
     problem = analysis.random_problem("pre", seed=0, index=3)
     W = dict(problem.model.module.named_parameters())["L0.W_K"].detach()
     assert math.isclose(found.spectral[3, 1], float(torch.linalg.svdvals(W)[0]), rel_tol=1e-10)
-    values = torch.linalg.eigvalsh(cs.Hessian(problem).dense())
+    values = torch.linalg.eigvalsh(cs.Hessian(problem).to_dense())
     assert abs(found.lambda_max[3] - float(values[-1])) <= found.error[3] + 1e-8 * float(values[-1])
 
 
@@ -101,7 +101,7 @@ def test_blocks_at_a_checkpoint_are_measured_there():
     cfg = weight_norms.Config(**asked, num_models=0, num_steps=6, draws=50)
     result = weight_norms.run(cfg)
     assert result.blocks == ["L0.W_Q"]  # a bias is no matrix
-    W = cs.load("tiny-gpt", revision="early").parameters["L0.W_Q"].detach()
+    W = cs.load("tiny-gpt", revision="early").get_parameter("L0.W_Q").detach()
     assert math.isclose(
         result.trained["early"].spectral[0], float(torch.linalg.matrix_norm(W, 2)), rel_tol=1e-5
     )

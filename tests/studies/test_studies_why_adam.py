@@ -12,7 +12,7 @@ import torch
 import curvescope as cs
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
-from curvescope.data.tasks import task
+from curvescope.data.tasks import task_data
 from curvescope.studies import why_adam
 from curvescope.studies.why_adam import analysis
 from curvescope.studies.why_adam.analysis import (
@@ -42,7 +42,7 @@ CFG = why_adam.Config(configurations=SOME, seeds=3, steps=40, width=4, batch_siz
 
 
 def sums(count: int, seed: int = 0) -> torch.Tensor:
-    return task("addition", num_sequences=count, digits=SMALL.digits, seed=seed)[0].inputs
+    return task_data("addition", num_sequences=count, digits=SMALL.digits, seed=seed)[0].inputs
 
 
 def stacked(name: str, seeds: tuple[int, ...] = (0, 1)):
@@ -51,18 +51,18 @@ def stacked(name: str, seeds: tuple[int, ...] = (0, 1)):
 
 
 @pytest.mark.parametrize("name", ["softmax-single-norm", "linear-merged-bare", "mlp3-norm"])
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_stacked_runs_are_those_of_torch(name, optimiser):
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_stacked_runs_are_those_of_torch(name, optimizer):
     flat, start = stacked(name)
     data = torch.stack([sums(5 * 3, seed).reshape(5, 3, -1) for seed in (0, 1)])
     found = train(
-        flat, start, data, [0.01, 0.1], optimiser, evaluated=sums(4, 9), looks=[0, 5], checkpoints=[2, 5]
+        flat, start, data, [0.01, 0.1], optimizer, evaluated=sums(4, 9), looks=[0, 5], checkpoints=[2, 5]
     )
     for s in (0, 1):
         for r, rate in enumerate((0.01, 0.1)):
             net = network(CHOICES[name], SMALL, s).double()
-            make = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimiser]
-            own = make(net.parameters(), lr=rate, **({"momentum": 0.9} if optimiser == "sgd" else {}))
+            make = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer]
+            own = make(net.parameters(), lr=rate, **({"momentum": 0.9} if optimizer == "sgd" else {}))
             for step in range(5):
                 own.zero_grad()
                 tokens = data[s, step]
@@ -76,8 +76,8 @@ def test_stacked_runs_are_those_of_torch(name, optimiser):
 
 def test_the_loss_is_that_of_the_task():
     flat, theta = flatten(network(CHOICES["softmax-single-norm"], SMALL, 0).double(), SMALL.digits)
-    problem = cs.Problem(flat.network, task("addition", num_sequences=5, digits=1, seed=3))
-    assert float(flat.loss(theta, sums(5, 3))) == pytest.approx(problem.value(), rel=1e-12)
+    problem = cs.Problem(flat.network, task_data("addition", num_sequences=5, digits=1, seed=3))
+    assert float(flat.loss(theta, sums(5, 3))) == pytest.approx(problem.loss_value(), rel=1e-12)
 
 
 def test_a_run_that_diverges_is_infinite_and_alone():
@@ -96,7 +96,7 @@ def test_merged_networks_begin_as_the_same_function():
         single, merged = (
             network(CHOICES[f"{attention}-{kind}-norm"], Size(), 5) for kind in ("single", "merged")
         )
-        tokens = task("addition", num_sequences=3, digits=2, seed=0)[0].inputs
+        tokens = task_data("addition", num_sequences=3, digits=2, seed=0)[0].inputs
         torch.testing.assert_close(single(tokens), merged(tokens))
         assert "L0.W_QK" in dict(merged.named_parameters())
 
@@ -112,12 +112,12 @@ def test_an_mlp_sees_the_past_alone():
 @pytest.mark.parametrize("name", ["softmax-merged-norm", "linear-single-bare", "mlp1-norm"])
 def test_blocks_are_those_of_dense_matrices(name):
     flat, theta = flatten(network(CHOICES[name], SMALL, 1).double(), SMALL.digits)
-    problem = cs.Problem(flat.network, task("addition", num_sequences=3, digits=1, seed=2))
+    problem = cs.Problem(flat.network, task_data("addition", num_sequences=3, digits=1, seed=2))
     for measure, operator in ((ggn_blocks, cs.GGN), (hessian_blocks, cs.Hessian)):
         found = measure(flat, theta, sums(3, 2))
         assert found.names == [n for n, p in flat.network.named_parameters() if p.dim() == 2]
         for block, spectrum, diagonal in zip(found.names, found.spectra, found.diagonals, strict=True):
-            A = operator(problem, block).dense().numpy()
+            A = operator(problem, block).to_dense().numpy()
             np.testing.assert_allclose(spectrum, np.linalg.eigvalsh((A + A.T) / 2), atol=1e-9)
             np.testing.assert_allclose(diagonal, np.diag(A), atol=1e-10)
 
@@ -193,7 +193,7 @@ def test_it_can_be_shown(done, tmp_path):
     tables = result.tables()
     assert set(tables) | set(result.figures()) == set(result.captions())
     assert len(tables["gaps"]) == len(SOME)
-    assert tables["rates"].groupby(["configuration", "optimiser"]).chosen_by.sum().eq(3).all()
+    assert tables["rates"].groupby(["configuration", "optimizer"]).chosen_by.sum().eq(3).all()
     assert set(tables["changes"]["to"]) == {"merged"}
     assert len(result.summary()) >= len(SOME) + len(result.claims())
     result.save(tmp_path)

@@ -29,9 +29,9 @@ def made(gap: dict[str, float], heterogeneity: dict[str, float], noise: float = 
     runs, curvature = {}, {}
     for name, value in gap.items():
         loss = {"adam": np.ones(S), "sgd": 10 ** (value + noise * source.standard_normal(S))}
-        for optimiser, final in loss.items():
+        for optimizer, final in loss.items():
             course = np.broadcast_to(final[:, None, None], (S, 1, 5))
-            runs[f"{name}/{optimiser}"] = Tuned(
+            runs[f"{name}/{optimizer}"] = Tuned(
                 np.array([0.1]), course, np.zeros(S, dtype=int), False, np.zeros(0)
             )
         seen = heterogeneity[name] + noise * source.standard_normal((len(MOMENTS), S, 3))

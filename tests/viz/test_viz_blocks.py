@@ -21,7 +21,7 @@ def _figures_are_closed():
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e-5, 1e-3, 1e-2, 1.0, 1e2, 1e3, 1e5, 1e8])
-def test_neighbours_are_told_apart_at_any_magnitude(scale):
+def test_neighbors_are_told_apart_at_any_magnitude(scale):
     values = [scale * x for x in (1.435, 1.131, 1.059, 9.994, 9.5, -1.435)]
     found = [blocks.cell_text(value) for value in values]
     assert len(set(found)) == len(found)
@@ -39,8 +39,8 @@ def test_cells_of_round_numbers():
 @pytest.mark.parametrize(
     "norm", [LogNorm(2e-4, 3.0), SymLogNorm(3e-3, vmin=-40.0, vmax=40.0), LogNorm(1, 1e9)]
 )
-def test_ticks_of_a_colour_bar_are_few_and_inside(norm):
-    ticks = blocks.colour_ticks(norm)
+def test_ticks_of_a_color_bar_are_few_and_inside(norm):
+    ticks = blocks.color_ticks(norm)
     assert 1 <= len(ticks) <= 5
     assert all(norm.vmin <= tick <= norm.vmax for tick in ticks)
     assert (0.0 in ticks) == (norm.vmin < 0)
@@ -52,7 +52,7 @@ def test_names_of_blocks_do_not_touch(layers, inches):
 
     names = ["E", "P", *(f"L{i}.W_{role}" for i in range(layers) for role in "QKVO12"), "U"]
     figure, ax = plt.subplots(figsize=(inches, inches), layout="constrained")
-    blocks.heat_map(ax, names, np.ones((len(names),) * 2), colour_bar=False)
+    blocks.heat_map(ax, names, np.ones((len(names),) * 2), color_bar=False)
     figure.canvas.draw()
     boxes = [label.get_window_extent() for label in ax.get_yticklabels() if label.get_text()]
     assert len(boxes) >= 5

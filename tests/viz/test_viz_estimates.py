@@ -18,7 +18,7 @@ RESULTS = {
     "eigsh": lambda: cs.eigsh(A, k=3),
     "density": lambda: cs.spectral_density(A, num_probes=2, num_steps=4),
     "block_traces": lambda: cs.block_traces(A, SLICES, num_probes=3),
-    "block_map": lambda: cs.block_map(A, SLICES, num_probes=2),
+    "block_map": lambda: cs.block_norms(A, SLICES, num_probes=2),
     "frobenius_norm": lambda: cs.frobenius_norm(A, num_probes=3),
     "diagonal": lambda: cs.diagonal(A, num_probes=3),
     "trace_function": lambda: cs.trace_function(A @ A, "log", damping=1.0, num_probes=3, num_steps=4),

@@ -67,7 +67,7 @@ def test_texts_pictures_and_titles(axes):
     assert words["ten"]["x"] == pytest.approx(1.0)  # plotly wants the logarithm
 
 
-def test_colour_bars_and_hidden_axes_are_left_out(axes):
+def test_color_bars_and_hidden_axes_are_left_out(axes):
     figure, (one, two) = axes
     figure.colorbar(one.imshow(np.eye(2)), ax=one)
     two.set_visible(False)

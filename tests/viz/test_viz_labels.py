@@ -62,7 +62,7 @@ def test_a_token_twice_in_a_prompt_has_its_direction_named_once():
         assert [name for name, _ in found].count("␣word0") == 1
 
 
-def test_what_has_no_number_is_grey_and_its_words_can_be_read():
+def test_what_has_no_number_is_gray_and_its_words_can_be_read():
     import matplotlib.pyplot as plt
 
     _, ax = plt.subplots()

@@ -114,7 +114,7 @@ def test_the_bar_has_the_shares_of_the_whole():
 
 def test_many_shares_end_in_others_and_sum_to_the_whole():
     shown = notebook.bar({f"b{i}": 1.0 for i in range(16)})
-    assert shown.count("<rect") == len(notebook.COLOURS)
+    assert shown.count("<rect") == len(notebook.COLORS)
     assert f"others {9 / 16:.1%}" in shown
 
 

@@ -1,4 +1,4 @@
-"""Scenes: numbers are where they should be, colours keep signs, switches are complete."""
+"""Scenes: numbers are where they should be, colors keep signs, switches are complete."""
 
 import itertools
 import math
@@ -43,7 +43,7 @@ def test_a_signed_logarithm_is_odd_ordered_and_ticked_with_true_values():
 def test_a_map_of_layers_puts_blocks_in_their_places():
     values = {"E": -3.0, "L0.W_Q": 1.0, "L1.W_Q": 10.0, "L1.b_Q": math.nan, "U": 100.0}
     cells = {name: Cell(value, name) for name, value in values.items()}
-    found = layer_map(cells, label="trace", colours="signed")
+    found = layer_map(cells, label="trace", colors="signed")
     inside, beside = found["data"]
     assert inside["text"] == [["L0.W_Q", "L1.W_Q"], ["", "L1.b_Q"]]
     assert beside["text"] == [["E"], ["U"]]
@@ -56,7 +56,7 @@ def test_a_map_of_layers_puts_blocks_in_their_places():
 
 def test_many_layers_have_few_labels():
     cells = {f"L{i}.W_Q": Cell(1.0 + i, "") for i in range(96)}
-    axis = layer_map(cells, label="", colours="log")["layout"]["xaxis"]
+    axis = layer_map(cells, label="", colors="log")["layout"]["xaxis"]
     assert axis["ticktext"][:2] == ["0", "4"]
     assert len(axis["tickvals"]) == 24
 
@@ -105,8 +105,8 @@ SEEN = {  # linear RGB as people without one kind of cone see it (Machado and ot
 }
 
 
-def lab(colour, seen):
-    c = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+def lab(color, seen):
+    c = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     c = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
     to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
     xyz = to_xyz @ np.clip(np.asarray(seen) @ c, 0, 1) / [0.9505, 1, 1.089]
@@ -115,13 +115,13 @@ def lab(colour, seen):
 
 
 @pytest.mark.parametrize("cones", SEEN)
-def test_colours_are_told_apart(cones):
+def test_colors_are_told_apart(cones):
     for a, b in itertools.combinations(style.PALETTE, 2):
         assert np.linalg.norm(lab(a, SEEN[cones]) - lab(b, SEEN[cones])) > 20, (a, b)
 
 
-def test_colours_are_told_apart_in_grey():
-    light = sorted(lab(colour, np.eye(3))[0] for colour in style.PALETTE)
+def test_colors_are_told_apart_in_gray():
+    light = sorted(lab(color, np.eye(3))[0] for color in style.PALETTE)
     assert min(np.diff(light)) > 9
 
 

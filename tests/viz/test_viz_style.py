@@ -44,7 +44,7 @@ def figure():
 def test_figures_of_results_have_the_look(figure):
     (ax,) = figure.axes
     assert ax.lines[0].get_color() == style.BLUE
-    assert [line.get_linestyle() for line in ax.lines] == ["-", "-"]  # a colour of one's own stays solid
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "-"]  # a color of one's own stays solid
     assert not ax.spines["top"].get_visible()
 
 
@@ -83,15 +83,13 @@ def test_sizes_that_a_figure_sets_stay():
     plt.close(ax.figure)
 
 
-@pytest.mark.parametrize(
-    ("colour", "ink"), [("#ffffcc", "black"), ("#800026", "white"), ("#053061", "white")]
-)
-def test_words_are_read_on_colours(colour, ink):
-    assert style.ink(mpl.colors.to_rgb(colour)) == ink
+@pytest.mark.parametrize(("color", "ink"), [("#ffffcc", "black"), ("#800026", "white"), ("#053061", "white")])
+def test_words_are_read_on_colors(color, ink):
+    assert style.ink(mpl.colors.to_rgb(color)) == ink
 
 
-def test_notebooks_have_the_same_colours():
-    assert notebook.COLOURS == style.MANY
+def test_notebooks_have_the_same_colors():
+    assert notebook.COLORS == style.MANY
 
 
 def test_an_eigenvalue_far_away_does_not_squeeze_the_panels():
@@ -108,13 +106,13 @@ def test_an_eigenvalue_far_away_does_not_squeeze_the_panels():
 
 @pytest.mark.parametrize("ground", ["#ffffff", "#171b22"])
 def test_lines_of_scenes_are_seen_on_light_and_dark_pages(ground):
-    def light(colour):
-        parts = np.array(mpl.colors.to_rgb(colour))
+    def light(color):
+        parts = np.array(mpl.colors.to_rgb(color))
         parts = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
         return parts @ [0.2126, 0.7152, 0.0722] + 0.05
 
     for name in ("hessian", "ggn", "quadratic"):
-        a, b = light(style.on_screen(style.LOOKS[name].colour)), light(ground)
+        a, b = light(style.on_screen(style.LOOKS[name].color)), light(ground)
         assert max(a, b) / min(a, b) > 3
 
 

@@ -3,8 +3,8 @@
 They take an operator and nothing about networks, and return frozen results that say how sure they are.
 """
 
+from curvescope.algorithms.blocks.block_norms import BlockNorms, block_norms
 from curvescope.algorithms.blocks.equal import EqualBlocks, equal_blocks
-from curvescope.algorithms.blocks.norm_map import BlockMap, block_map
 from curvescope.algorithms.estimates.diagonal import DiagonalEstimate, diagonal
 from curvescope.algorithms.estimates.norms import FrobeniusNorm, SpectralNorm, frobenius_norm, spectral_norm
 from curvescope.algorithms.estimates.trace import BlockTraces, TraceEstimate, block_traces, trace
@@ -21,7 +21,7 @@ from curvescope.algorithms.systems.inverse import Inverse, inverse
 from curvescope.algorithms.systems.solve import Solution, solve
 
 __all__ = [
-    "BlockMap",
+    "BlockNorms",
     "BlockTraces",
     "DiagonalEstimate",
     "Eigenpairs",
@@ -37,7 +37,7 @@ __all__ = [
     "TraceEstimate",
     "Tridiagonals",
     "block_density",
-    "block_map",
+    "block_norms",
     "block_traces",
     "deflate",
     "diagonal",

@@ -1,7 +1,7 @@
 """Krylov bases that a device does not hold: the vectors that do not fit lie in host memory.
 
 Of the vectors q₀, …, q_j the first stay on the device, and the last two with the one that is being made;
-those between are read from host memory whenever a vector is orthogonalised. For a card they are pinned and
+those between are read from host memory whenever a vector is orthogonalized. For a card they are pinned and
 come through two buffers, one being filled while the other is worked on.
 
 Long float32 vectors lie there in bfloat16, half the memory. An entry is then wrong by up to 2⁻⁹ of itself,

@@ -116,7 +116,7 @@ WHOLE = ""
 
 def whole_slice(op: LinearOperator) -> dict[str, slice]:
     """The whole vector as one block: what is here of it."""
-    return {WHOLE: slice(0, op.here[1])}
+    return {WHOLE: slice(0, op.local_shape[1])}
 
 
 def block_pieces(op: LinearOperator, name: str) -> Pieces | None:

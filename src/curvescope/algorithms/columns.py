@@ -54,7 +54,7 @@ def probe_batches(
     Column j depends on (seed, j) alone, so the batches do not change a result. One memory serves all of
     them: a batch may be overwritten, and is gone when the next is asked for.
     """
-    width, n = min(columns_at_once(op), num_probes), op.here[1]
+    width, n = min(columns_at_once(op), num_probes), op.local_shape[1]
     memory = fresh(op, n * width)
     for block in track(list(column_blocks(op, num_probes)), what):
         count = block.stop - block.start

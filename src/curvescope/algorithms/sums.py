@@ -100,7 +100,7 @@ def norms(x: Tensor, *, dim: int | None = None) -> Tensor:
     """Euclidean norms along `dim`, or of all of x, of any size; in x's dtype.
 
     A float32 sum of squares on a CPU is wrong by 2e-4 for vectors of half a million entries that differ in
-    size, and a Lanczos basis normalised with it is not orthonormal.
+    size, and a Lanczos basis normalized with it is not orthonormal.
     """
     if dim is None:
         return norms(x.reshape(-1, 1), dim=0)[0]

@@ -99,7 +99,7 @@ def _product_error(device: str, engine: EngineName) -> float:
         moved = load(Transformer(config), dtype="float64", device=device)
         with torch.no_grad():
             for name, shift in H.space.scatter(v).items():
-                moved.parameters[name].add_(shift, alpha=sign * step)
+                moved.get_parameter(name).add_(shift, alpha=sign * step)
         gradients.append(Problem(moved, problem.batches).gradient())
     difference = (gradients[0] - gradients[1]) / (2 * step)
     return float((H @ v - difference).norm() / difference.norm())

@@ -1,4 +1,4 @@
-"""Tables and JSON on stdout; both read without colour."""
+"""Tables and JSON on stdout; both read without color."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from curvescope.runs.growing import Growing, Row, Status
 BARS, WIDTH, GAUGE = "▁▂▃▄▅▆▇█", 40, 30
 NEAR = 0.9  # of a threshold
 MOST_BLOCKS = 5
-COLOURS = {"below": "green", "near": "yellow", "above": "red"}
+COLORS = {"below": "green", "near": "yellow", "above": "red"}
 STATES = {"finished": "bold green", "going on": "bold cyan", "measuring": "bold cyan", "stopped": "bold red"}
 RATIOS = {  # words, and the column of the threshold; through the optimizer's own diagonal P the second time
     "lr_lambda_max": ("η·λ_max", "threshold"),
@@ -33,7 +33,7 @@ REST = {  # numbers of the last row that are shown as they are
     "lambda_min": "λ_min",
     "trace": "trace",
     "ggn_lambda_max": "λ_max of GGN",
-    "ggn_gap": "gap H − GGN",
+    "ggn_gap": "gap H − H_o",
     "grad_norm": "‖g‖",
     "curvature_along_gradient": "gᵀHg/‖g‖²",
     "grad_share": "g in top space",
@@ -141,7 +141,7 @@ def _gauge(value: float, threshold: float) -> Text:
     share = min(max(value / threshold, 0.0), 1.0) if math.isfinite(value) else 1.0
     filled = math.floor(share * GAUGE)
     bar = "█" * filled + "░" * (GAUGE - filled)
-    return Text.assemble((bar, COLOURS[word]), f" {word} {threshold:.4g}")
+    return Text.assemble((bar, COLORS[word]), f" {word} {threshold:.4g}")
 
 
 def _course(run: Growing, name: str) -> str:

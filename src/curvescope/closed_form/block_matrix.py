@@ -51,7 +51,7 @@ class BlockMatrix(Mapping[Pair, Tensor]):
             raise ShapeError(f"cannot add matrices over {self.names} and {other.names}")
         return BlockMatrix(self.matrix + other.matrix, self.sizes)
 
-    def dense(self, names: Sequence[str] | None = None) -> Tensor:
+    def to_dense(self, names: Sequence[str] | None = None) -> Tensor:
         """The matrix over the given names in that order; over all of them without."""
         if names is None:
             return self.matrix
@@ -61,7 +61,7 @@ class BlockMatrix(Mapping[Pair, Tensor]):
 
     def select(self, names: Sequence[str]) -> BlockMatrix:
         """The blocks of the given names only."""
-        return BlockMatrix(self.dense(names), {name: self.sizes[name] for name in names})
+        return BlockMatrix(self.to_dense(names), {name: self.sizes[name] for name in names})
 
     def _slice(self, name: str) -> slice:
         if name not in self.sizes:

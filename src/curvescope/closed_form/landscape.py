@@ -70,7 +70,7 @@ def gradient_mean_square(covariance: Numbers, mean: Numbers, k: Numbers, N: int)
 
     Args:
         covariance: tr Cov of the samples' gradients, with the divisor N.
-        mean: ‖ḡ‖² of all N; zero at their minimiser.
+        mean: ‖ḡ‖² of all N; zero at their minimizer.
         k: Samples.
         N: All of them.
     """

@@ -59,9 +59,9 @@ class NormPoint:
     @property
     def jacobian(self) -> Tensor:
         """J = (P − x̂ x̂ᵀ/d)/σ, symmetric: (…, d, d)."""
-        centring = project(torch.eye(self.d).to(self.x_hat), self.kind)
+        centering = project(torch.eye(self.d).to(self.x_hat), self.kind)
         outer = self.x_hat[..., :, None] * self.x_hat[..., None, :]
-        return (centring - outer / self.d) / self.sigma[..., None]
+        return (centering - outer / self.d) / self.sigma[..., None]
 
     def apply(self, u: Tensor) -> Tensor:
         """J u in O(d)."""
@@ -75,19 +75,19 @@ def project(u: Tensor, kind: NormKind) -> Tensor:
 
 
 def norm_point(x: Tensor, *, kind: NormKind = "layernorm", eps: float = 0.0) -> NormPoint:
-    """Normalise tokens (…, d) and keep x̂ and σ. Refuses a token whose σ is zero."""
+    """Normalize tokens (…, d) and keep x̂ and σ. Refuses a token whose σ is zero."""
     if kind not in get_args(NormKind):
         raise UsageError(f"expected a norm of {', '.join(get_args(NormKind))}, got {kind!r}")
     if eps < 0:
         raise UsageError(f"expected eps ≥ 0, got {eps}")
-    centred = project(x, kind)
-    sigma = (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+    centered = project(x, kind)
+    sigma = (centered.square().mean(-1, keepdim=True) + eps).sqrt()
     if x.numel() and not bool((sigma > 0).all()):
         raise UsageError(
             "expected tokens with some spread, got a constant row: no derivative there without eps",
             hint="use eps > 0 or other tokens",
         )
-    return NormPoint(centred / sigma, sigma, float(eps), kind)
+    return NormPoint(centered / sigma, sigma, float(eps), kind)
 
 
 def scaled(u: Tensor, gamma: Tensor | None) -> Tensor:
@@ -328,6 +328,6 @@ def norm_third_supremum(at: NormPoint) -> Tensor:
     largest = 3 / (at.d * at.sigma**3)
     if not at.multiplicity:
         share = dot(at.x_hat, at.x_hat) / at.d
-        width = 0.0 if at.kind == "layernorm" and at.d == 1 else 1.0  # P = 0 for a single centred entry
+        width = 0.0 if at.kind == "layernorm" and at.d == 1 else 1.0  # P = 0 for a single centered entry
         largest = width * largest * ((1 - share) * (1 - 5 * share)).abs()
     return largest[..., 0]

@@ -16,13 +16,13 @@ from curvescope.core.tensors import IGNORED
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss at given outputs z: all normalisation is inside."""
+    """A loss at given outputs z: all normalization is inside."""
 
     value: Tensor
     gradient: Tensor  # G, in the shape of z
     product: Callable[[Tensor], Tensor]  # u ↦ B u for u of shape (…, *z.shape)
 
-    def dense(self) -> Tensor:
+    def to_dense(self) -> Tensor:
         """B as a matrix over the entries of z. Small sizes only."""
         n = self.gradient.numel()
         directions = torch.eye(n).to(self.gradient).reshape(n, *self.gradient.shape)
@@ -102,7 +102,7 @@ def squared_error(F: Tensor, Y: Tensor, *, factor: float | None = None) -> LossD
     """Derivatives of ℓ = (c/2) ‖F − Y‖²: G = c (F − Y), B = c.
 
     `factor` is c. Unless given it is 2 / number of entries, which makes ℓ the mean squared error: for F of
-    shape (L, d_V) that is 2/(L d_V), the normalisation of Ormaniec et al. (2025).
+    shape (L, d_V) that is 2/(L d_V), the normalization of Ormaniec et al. (2025).
     """
     if F.shape != Y.shape:
         raise ShapeError(f"expected targets shaped like F {tuple(F.shape)}, got {tuple(Y.shape)}")

@@ -40,7 +40,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
 
 
-def centred(p: Tensor, u: Tensor) -> Tensor:
+def centered(p: Tensor, u: Tensor) -> Tensor:
     """u − Σ p u over the last axis, for probabilities p (…, V) and u (…, V); axes in front broadcast."""
     if p.shape[-1:] != u.shape[-1:]:
         raise ShapeError(f"expected directions over {p.shape[-1]} entries, got {tuple(u.shape)}")
@@ -53,12 +53,12 @@ def centred(p: Tensor, u: Tensor) -> Tensor:
 
 def softmax_along(p: Tensor, u: Tensor) -> Tensor:
     """Dp[u] = (diag(p) − p pᵀ) u = p ∘ (u − Σ p u): (…, V). Symmetric, so Jᵀ u too."""
-    return p * centred(p, u)
+    return p * centered(p, u)
 
 
 def softmax_covariance(p: Tensor, U: Tensor) -> Tensor:
     """U (diag(p) − p pᵀ) Uᵀ = Σ_v p_v ũ_v ũ_vᵀ for the columns of U (o, V) under p (…, V): (…, o, o)."""
-    deviation = centred(p[..., None, :], U)
+    deviation = centered(p[..., None, :], U)
     return (deviation * p[..., None, :]) @ deviation.mT
 
 
@@ -97,7 +97,7 @@ def third_moment_along(A: Tensor, X: Tensor, U: Tensor) -> Tensor:
 def deviations(A: Tensor, X: Tensor) -> Tensor:
     """x̃_ij = x_j − Σ_l A_il x_l, (…, L, S, d)."""
     _check(A, X)
-    return centred(A[..., :, None, :], X.mT[..., None, :, :]).mT
+    return centered(A[..., :, None, :], X.mT[..., None, :, :]).mT
 
 
 def _check(A: Tensor, X: Tensor) -> None:
@@ -129,29 +129,29 @@ def cumulants(p: Tensor, u: Tensor) -> Cumulants:
 
     From the second on they are the derivatives along u of the cross-entropy ℓ = logsumexp(z) − z_y too.
     """
-    du = centred(p, u)
+    du = centered(p, u)
     second, third, fourth = ((p * du**k).sum(-1) for k in (2, 3, 4))
     return Cumulants((p * u).sum(-1), second, third, fourth - 3 * second**2)
 
 
 def logsumexp_third(p: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """D³ logsumexp[u,v,w] = ⟨ũṽw̃⟩, the third joint cumulant: (…)."""
-    return (p * centred(p, u) * centred(p, v) * centred(p, w)).sum(-1)
+    return (p * centered(p, u) * centered(p, v) * centered(p, w)).sum(-1)
 
 
 def logsumexp_fourth(p: Tensor, u: Tensor, v: Tensor, w: Tensor, q: Tensor) -> Tensor:
     """D⁴ logsumexp[u,v,w,q] = ⟨ũṽw̃q̃⟩ − ⟨ũṽ⟩⟨w̃q̃⟩ − ⟨ũw̃⟩⟨ṽq̃⟩ − ⟨ũq̃⟩⟨ṽw̃⟩: (…)."""
-    return (softmax_third_along(p, u, v, w) * centred(p, q)).sum(-1)
+    return (softmax_third_along(p, u, v, w) * centered(p, q)).sum(-1)
 
 
 def softmax_second_along(p: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """D²softmax[u,v]: (…, V). With a cotangent g, ∇²⟨g, softmax⟩ u is D²softmax[u,g]."""
-    return softmax_along(p, centred(p, u) * centred(p, v))
+    return softmax_along(p, centered(p, u) * centered(p, v))
 
 
 def softmax_third_along(p: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """D³softmax[u,v,w]: (…, V). With a cotangent g, ∇³⟨g, softmax⟩[u,v,·] is D³softmax[u,v,g]."""
-    u, v, w = centred(p, u), centred(p, v), centred(p, w)
+    u, v, w = centered(p, u), centered(p, v), centered(p, w)
     pairs = u * _mean(p, v * w) + v * _mean(p, u * w) + w * _mean(p, u * v)
     return softmax_along(p, u * v * w) - p * pairs
 

@@ -152,7 +152,7 @@ class ParamSpace:
         return found
 
     @cached_property
-    def parameters(self) -> tuple[str, ...]:
+    def parameter_names(self) -> tuple[str, ...]:
         """Names of the parameters that the blocks refer to, in the module's order."""
         return tuple(self._of)
 
@@ -235,7 +235,7 @@ class ParamSpace:
 
     def convert(self, vector: Tensor, to: ParamSpace) -> Tensor:
         """A vector (n,), or columns (n, k), of this space in the order of another with the same entries."""
-        if to.size != self.size or set(to.parameters) != set(self.parameters):
+        if to.size != self.size or set(to.parameter_names) != set(self.parameter_names):
             raise ShapeError(f"expected a space of the same {self.size} entries, got one of {to.size}")
         columns = vector[:, None] if vector.dim() == 1 else vector
         self._check_length(columns)
@@ -250,7 +250,7 @@ class ParamSpace:
 
     def gather_columns(self, tree: Mapping[str, Tensor], k: int) -> Tensor:
         """Columns (n, k) of a tree of tensors with k in front of each parameter's shape."""
-        given = next((tree[name] for name in self.parameters if name in tree), None)
+        given = next((tree[name] for name in self.parameter_names if name in tree), None)
         like = torch.empty(0, dtype=self.dtype, device=self.device) if given is None else given
         found = like.new_empty(self.size, k)
         for segment in self.segments:
@@ -277,7 +277,7 @@ class ParamSpace:
         """Parameter-shaped tensors that hold `vector` (n,) in the blocks' places and zero elsewhere."""
         tree = {
             name: torch.zeros(self.shapes[name], dtype=vector.dtype, device=vector.device)
-            for name in self.parameters
+            for name in self.parameter_names
         }
         for segment, part in zip(self.segments, self._parts(vector), strict=True):
             segment.put(part, tree[segment.parameter])
@@ -289,10 +289,12 @@ class ParamSpace:
         Of a single column, parameters that are one segment share its memory.
         """
         if columns.shape[1] == 0:
-            return {name: columns.new_zeros(0, *self.shapes[name]) for name in self.parameters}
+            return {name: columns.new_zeros(0, *self.shapes[name]) for name in self.parameter_names}
         if columns.shape[1] == 1:
             return {name: found[None] for name, found in self._scattered_views(columns[:, 0]).items()}
-        tree = {name: columns.new_zeros(columns.shape[1], *self.shapes[name]) for name in self.parameters}
+        tree = {
+            name: columns.new_zeros(columns.shape[1], *self.shapes[name]) for name in self.parameter_names
+        }
         for segment, part in zip(self.segments, self._parts(columns), strict=True):
             segment.put(part.T, tree[segment.parameter], 1)
         return tree

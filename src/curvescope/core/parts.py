@@ -1,10 +1,10 @@
 """The names of a Hessian and of its two parts: one vocabulary for formulas, operators, studies and figures.
 
-    H = H_o + H_f,   H_o = Jᵀ B J,   H_f = Σ_i G_i ∂²F_i   (outer and functional part)
+    H = H_o + H_f,   H_o = Jᵀ B J,   H_f = Σ_i G_i ∂²F_i
 
 for a loss ℓ(F(θ)) with J = ∂F/∂θ, G = ∂ℓ/∂F and B = ∂²ℓ/∂F². A `Part` is one of the three with respect to any
-F, such as the output of a layer. A `MatrixName` is one of them where F is the output of the whole network:
-then the outer part is the GGN.
+F, such as the output of a layer: `outer` is H_o, `functional` is H_f. A `MatrixName` is one of them if F is
+the output of the whole network; then H_o is the GGN of the model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PART_OF: Mapping[Symbol, Part] = MappingProxyType({symbol: part for part, symbol
 MATRIX_SYMBOLS: Mapping[str, Symbol] = MappingProxyType({"hessian": "H", "ggn": "H_o", "functional": "H_f"})
 """By the name of a matrix."""
 TITLES: Mapping[str, str] = MappingProxyType(
-    {"hessian": "Hessian", "ggn": "GGN (outer-product part)", "functional": "functional part"}
+    {"hessian": "Hessian", "ggn": "GGN", "functional": "functional Hessian"}
 )
 """By the name of a matrix."""
 

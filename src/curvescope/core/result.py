@@ -8,8 +8,9 @@ import re
 import sys
 import zipfile
 import zlib
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -23,12 +24,22 @@ NOT_FINITE = "not_finite"
 """In result.json: JSON pointers (RFC 6901) to each null that stands for NaN, Infinity or -Infinity."""
 FEW = 6  # entries that are printed
 SOURCE = Path(__file__).parents[1]
-OTHER_PACKAGE = {
+RENAMED = {
     "curvescope.studies.blocks_heterogeneity.Heterogeneity": "curvescope.algorithms.Heterogeneity",
     "curvescope.studies.blocks_probes.OwnProbes": "curvescope.algorithms.OwnProbes",
     "curvescope.studies.weight_norms.ranks.Correlation": "curvescope.algorithms.Correlation",
+    "curvescope.algorithms.block_map.BlockMap": "curvescope.algorithms.BlockNorms",
+    "curvescope.operators.taylor.line.Line": "curvescope.operators.LossLine",
+    "curvescope.operators.taylor.plane.Plane": "curvescope.operators.LossPlane",
+    "curvescope.studies.optimisers.course.Course": "curvescope.studies.optimizers.Course",
+    "curvescope.studies.optimisers.study.Compared": "curvescope.studies.optimizers.Compared",
+    "curvescope.studies.optimisers.tuning.Search": "curvescope.studies.optimizers.Search",
+    "curvescope.studies.quantise.rounding.Roundings": "curvescope.studies.quantize.Roundings",
+    "curvescope.studies.quantise.study.Quantised": "curvescope.studies.quantize.Quantized",
 }
 """Saved names of classes that have moved to another package or have another name: their name now."""
+RENAMED_FIELDS = {"centre": "center", "centred": "centered", "normalise": "normalize"}
+"""Name of a field in older results: its name now."""
 _CLASSES: dict[str, type[Result]] = {}
 
 
@@ -235,8 +246,10 @@ def _unpack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
 
         return torch.from_numpy(arrays[value["@tensor"]])
     if "@class" in value:
-        cls, saved = result_class(value["@class"]), value["fields"]
-        known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(cls)}
+        cls = result_class(value["@class"])
+        written: dict[str, Any] = value["fields"]
+        saved = {RENAMED_FIELDS.get(name, name): item for name, item in written.items()}
+        known = {p.name: p.default is p.empty for p in signature(cls).parameters.values()}
         if saved.keys() - known or any(needed and name not in saved for name, needed in known.items()):
             raise CurvescopeError(
                 f"expected a {cls.__name__} with the fields {', '.join(known)}, found {', '.join(saved)}",
@@ -256,7 +269,7 @@ def saved_name(cls: type[Result]) -> str:
 
 def result_class(name: str) -> type[Result]:
     """Result class of a saved name; modules of this package that define it are imported, nothing else is."""
-    name = OTHER_PACKAGE.get(name, name)
+    name = RENAMED.get(name, name)
     if name in _CLASSES:
         return _CLASSES[name]
     package, _, short = name.rpartition(".")

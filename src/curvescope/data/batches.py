@@ -283,7 +283,7 @@ def check_arrays(items: Sequence[Any]) -> None:
                 hint="torch.as_tensor(x) makes one",
             )
         if item.layout is not torch.strided or item.is_nested or item.is_quantized or item.is_meta:
-            named = {"nested": item.is_nested, "meta": item.is_meta, "quantised": item.is_quantized}
+            named = {"nested": item.is_nested, "meta": item.is_meta, "quantized": item.is_quantized}
             kind = next((name for name, it_is in named.items() if it_is), str(item.layout))
             raise UsageError(
                 f"expected dense tensors, got a {kind.removeprefix('torch.')} one",

@@ -14,9 +14,9 @@ from curvescope.core.errors import UsageError
 from curvescope.core.seeds import generator
 from curvescope.data.batches import IGNORED, Batch, Batches, Inputs
 from curvescope.data.corpora import MAX_BYTES
-from curvescope.data.labels import fact, images, num_sequences
-from curvescope.data.masking import masked_lm, tokenizer_of
-from curvescope.data.text import text
+from curvescope.data.labels import fact, image_data, num_sequences
+from curvescope.data.masking import masked_lm_data, tokenizer_of
+from curvescope.data.text import text_data
 
 RATE = 0.15
 
@@ -31,8 +31,8 @@ class Corrupted:
 
 
 def masked_text(source: str | Path, model: Any, *, rate: float = RATE, **options: Any) -> Corrupted:
-    """Text as `masked_lm` hides it, with the mask token, and as it was; padding does not count."""
-    hidden = masked_lm(source, model, mask_rate=rate, **options)
+    """Text as `masked_lm_data` hides it, with the mask token, and as it was; padding does not count."""
+    hidden = masked_lm_data(source, model, mask_rate=rate, **options)
     shown, counted = [], []
     for batch in hidden:
         assert isinstance(batch.inputs, Mapping)
@@ -51,7 +51,7 @@ def replaced_text(
     max_bytes: int | None = MAX_BYTES,
     **options: Any,
 ) -> Corrupted:
-    """Text as `text` cuts it, and with tokens replaced, for models without a mask token.
+    """Text as `text_data` cuts it, and with tokens replaced, for models without a mask token.
 
     Of a window w of m tokens, in the order of the batches, max(1, round(rate · m)) are replaced: the first of
     a randperm with (`seed`, w), each by another token of the vocabulary, all of these equally likely. The
@@ -59,7 +59,7 @@ def replaced_text(
     changed by it.
     """
     check_rate(rate)
-    whole = text(source, model, seed=seed, max_bytes=max_bytes, **options)
+    whole = text_data(source, model, seed=seed, max_bytes=max_bytes, **options)
     size = tokenizer_of(model).vocab_size
     size = min(size, getattr(model, "facts", {}).get("vocab_size") or size)
 
@@ -75,13 +75,13 @@ def replaced_text(
 def hidden_patches(
     model: Any, num: int, *, rate: float = RATE, seed: int = 0, batch_size: int = 8
 ) -> Corrupted:
-    """Images as `images` makes them, and with max(1, round(rate · patches)) of their patches grey (0).
+    """Images as `image_data` makes them, and with max(1, round(rate · patches)) of their patches gray (0).
 
     Args:
         model: has `.facts` with image_size and patch_size.
     """
     check_rate(rate)
-    whole = images(model, num, seed, batch_size=batch_size)
+    whole = image_data(model, num, seed, batch_size=batch_size)
     size, patch = fact(model.facts, "image_size"), fact(model.facts, "patch_size")
     if size is None or patch is None:
         raise UsageError("hiding patches needs a model whose facts tell its patch_size, this one's do not")
@@ -151,7 +151,7 @@ class Reader(Protocol):
         ...
 
 
-def denoising(
+def denoising_data(
     source: str | Path,
     model: Reader,
     *,
@@ -166,17 +166,17 @@ def denoising(
 
     With the squared error this is L(θ) = 1/N Σ ‖f(x̃; θ) − f(x; θ₀)‖², N the number of entries of the hidden
     states, at θ = θ₀: targets are numbers and do not move with θ. An encoder's tokens are hidden by the mask
-    token, as in `cs.masked_lm`; a causal model's are replaced by others, drawn from the vocabulary; a vision
-    model's patches become grey. Every token counts, those at padding do not.
+    token, as in `cs.masked_lm_data`; a causal model's are replaced by others, drawn from the vocabulary; a
+    vision model's patches become gray. Every token counts, those at padding do not.
 
     Example:
         >>> model = cs.load("all-MiniLM-L6-v2")
-        >>> problem = cs.Problem(model, cs.denoising("sample", model, tokens=512), loss="mse_mean")
+        >>> problem = cs.Problem(model, cs.denoising_data("sample", model, tokens=512), loss="mse_mean")
 
     Args:
         source: A corpus, a file, a folder, or "hf:NAME"; not used by a vision model, which sees digits.
         model: A `cs.Model` with a tokenizer, or one of images.
-        tokens: Of the text, as in `cs.text` and `cs.masked_lm`; of images ⌈tokens / seq_len⌉.
+        tokens: Of the text, as in `cs.text_data` and `cs.masked_lm_data`; of images ⌈tokens / seq_len⌉.
         rate: The share that is hidden, at least one token or patch of every sequence.
     """
     if not callable(getattr(model, "evaluate", None)):

@@ -42,7 +42,7 @@ def row_of(item: Mapping[str, Any]) -> Row:
     if not has_labels(item):
         raise UsageError(
             f"expected items (inputs, targets) or a dictionary with labels, got a dict of {names}",
-            hint="for a language model labels are the input_ids; cs.text reads texts",
+            hint="for a language model labels are the input_ids; cs.text_data reads texts",
         )
     found = {key: _tensor(value) for key, value in item.items() if key not in BOOKKEEPING}
     row = {key: value for key, value in found.items() if value is not None}

@@ -16,7 +16,7 @@ from curvescope.data.corpora import MAX_BYTES, read_source
 from curvescope.data.masking import body_length, padded, special_tokens, tokenizer_of
 
 
-def classification(
+def classification_data(
     texts: Sequence[str], labels: Sequence[int], model: Any, *, seq_len: int = 64, batch_size: int = 8
 ) -> Batches:
     """One class per text: inputs {"input_ids", "attention_mask"} (B, T), targets (B,).
@@ -26,7 +26,7 @@ def classification(
 
     Example:
         >>> model = cs.load("distilbert-base-uncased-finetuned-sst-2-english")
-        >>> batches = cs.classification(["a fine film", "a waste of time"], [1, 0], model)
+        >>> batches = cs.classification_data(["a fine film", "a waste of time"], [1, 0], model)
         >>> cs.Hessian(cs.Problem(model, batches)).block("W_class")
 
     Args:
@@ -42,11 +42,11 @@ def classification(
         raise UsageError("expected texts that have tokens, got only empty ones")
     inputs = padded(bodies, special, longest)
     return Batches.from_tensors(
-        inputs, torch.tensor(labels, dtype=torch.int64), batch_size=batch_size, name="labelled texts"
+        inputs, torch.tensor(labels, dtype=torch.int64), batch_size=batch_size, name="labeled texts"
     )
 
 
-def read_labelled(source: str | Path, *, max_bytes: int | None = MAX_BYTES) -> tuple[list[str], list[int]]:
+def read_labeled(source: str | Path, *, max_bytes: int | None = MAX_BYTES) -> tuple[list[str], list[int]]:
     """Texts and labels from lines `LABEL<tab>TEXT`, LABEL a whole number; empty lines are left out."""
     texts, labels = [], []
     for number, line in enumerate(read_source(source, max_bytes=max_bytes).splitlines(), start=1):
@@ -70,16 +70,16 @@ def sample(num_items: int, count: int, *, seed: int) -> list[int]:
     return torch.randperm(num_items, generator=generator(seed))[:count].tolist()
 
 
-def images(model: Any, num: int, seed: int = 0, *, batch_size: int = 8) -> Batches:
+def image_data(model: Any, num: int, seed: int = 0, *, batch_size: int = 8) -> Batches:
     """Handwritten digits for a vision model: images (B, C, S, S) with C and S the model's, classes (B,).
 
-    scikit-learn's 8 × 8 digits with grey values in [−1, 1], resized by linear interpolation, the same in
+    scikit-learn's 8 × 8 digits with gray values in [−1, 1], resized by linear interpolation, the same in
     every channel; of these, `num` by a randperm with `seed`. A model with fewer than ten classes sees the
     digits that it has a class for.
 
     Example:
         >>> model = cs.load("google/vit-base-patch16-224")
-        >>> problem = cs.Problem(model, cs.images(model, 32, batch_size=4))
+        >>> problem = cs.Problem(model, cs.image_data(model, 32, batch_size=4))
 
     Args:
         model: has `.facts` with image_size, and channels (else 1) and n_classes where it says so.
@@ -91,7 +91,7 @@ def images(model: Any, num: int, seed: int = 0, *, batch_size: int = 8) -> Batch
     if size is None:
         raise UsageError(
             "images need a model whose facts tell its image_size, this one's do not",
-            hint="cs.task('digits') has 8 × 8 images for any model",
+            hint="cs.task_data('digits') has 8 × 8 images for any model",
         )
     channels = fact(facts, "channels", "num_channels") or 1
     num_classes = fact(facts, "n_classes", "num_labels", "n_out") or 10

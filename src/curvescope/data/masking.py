@@ -34,7 +34,7 @@ class SpecialTokens:
         return (self.first is not None) + (self.last is not None)
 
 
-def masked_lm(
+def masked_lm_data(
     source: str | Path,
     model: Any,
     *,
@@ -57,7 +57,7 @@ def masked_lm(
 
     Example:
         >>> model = cs.load("bert-base-uncased")
-        >>> problem = cs.Problem(model, cs.masked_lm("notes.txt", model, tokens=2048, seq_len=128))
+        >>> problem = cs.Problem(model, cs.masked_lm_data("notes.txt", model, tokens=2048, seq_len=128))
 
     Args:
         source: a corpus, a file, a folder, or "hf:NAME".
@@ -74,7 +74,7 @@ def masked_lm(
     if special.mask is None:
         raise UsageError(
             "masked-LM batches need a tokenizer with a mask token, this one has none",
-            hint="a causal model reads text by cs.text",
+            hint="a causal model reads text by cs.text_data",
         )
     length = body_length(model, seq_len, special)
     ids = torch.tensor(

@@ -15,7 +15,7 @@ from curvescope.data.corpora import MAX_BYTES, read_source
 from curvescope.tokenizers import Tokenizer, as_tokenizer
 
 
-def text(
+def text_data(
     source: str | Path,
     model: Any,
     *,

@@ -81,10 +81,9 @@ class DataParallel(LinearOperator):
         by_rows = isinstance(op, Jacobian)
         self.shape = (sum(heights) if by_rows else op.shape[0], op.shape[1])
 
-    @property
-    def parameters(self) -> Any:
-        """The model's own parameters by name."""
-        return self.problem.model.parameters
+    def named_parameters(self) -> Iterator[tuple[str, Any]]:
+        """The model's own parameters with their names."""
+        return self.problem.model.named_parameters()
 
     def block(self, rows: Params, columns: Params | None = None) -> Self:
         """The operator between blocks, as that of a single process has it; a Jacobian's columns."""

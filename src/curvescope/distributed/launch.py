@@ -269,7 +269,7 @@ def _terminated(heart: Heartbeat) -> Iterator[None]:
         return
 
     def end(number: int, frame: FrameType | None) -> None:
-        heart.ends("stopped by SIGTERM: another rank has ended, or the job was cancelled", GO_ON)
+        heart.ends("stopped by SIGTERM: another rank has ended, or the job was canceled", GO_ON)
         leave(1)
 
     before = signal.signal(signal.SIGTERM, end)

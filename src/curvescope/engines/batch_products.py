@@ -18,7 +18,7 @@ from curvescope.core.parts import MatrixName
 from curvescope.core.tensors import leaves_of
 from curvescope.data.batches import Batch
 from curvescope.engines.run import PlainRunner, Runner
-from curvescope.engines.vjp import Linearised, Receive, gradient_edges, linearise, pull_each
+from curvescope.engines.vjp import Linearized, Receive, gradient_edges, linearize, pull_each
 from curvescope.kernels.head import LinearHead
 from curvescope.kernels.linear import twin
 from curvescope.losses.base import Part
@@ -102,17 +102,17 @@ def _has_twin(leaf: Tensor) -> bool:
 
 def ggn(problem: Problem, runner: Runner, batch: Batch, rows: Names, columns: Names) -> Work:
     """Jᵀ (∂²loss/∂z²) J."""
-    graph = linearised(problem, runner, batch, rows, columns, lazy=True)
+    graph = linearized(problem, runner, batch, rows, columns, lazy=True)
     return _sandwiched(problem, batch, graph, [graph.leaves[name] for name in rows])
 
 
 def in_activations(problem: Problem, runner: Runner, batch: Batch, part: MatrixName, at: str) -> Work:
-    """The same in place of parameters for the activations x at a point: ∂²s/∂x², or its Gauss-Newton part."""
+    """The same in place of parameters for the activations x at a point: ∂²s/∂x², or its GGN."""
     added = Added(find_point(problem.model, at), batch.num_sequences)
     outputs = partial(_moved_outputs, problem, runner, batch, added, second_order=part != "ggn")
     if part == "ggn":
         _, z = problem.differentiable((), outputs, _ends)
-        graph = linearise({at: added.delta}, tuple(_ends(z)), (at,))
+        graph = linearize({at: added.delta}, tuple(_ends(z)), (at,))
         return _sandwiched(problem, batch, graph, [added.delta])
 
     def scalar(leaves: Leaves) -> Tensor:
@@ -164,7 +164,7 @@ def _begins(leaf: Tensor, z: Tensor | LinearHead) -> bool:
     return any(found is leaf for end in _ends(z) if end is not None for found in leaves_of(end))
 
 
-def _sandwiched(problem: Problem, batch: Batch, graph: Linearised, into: list[Tensor]) -> Work:
+def _sandwiched(problem: Problem, batch: Batch, graph: Linearized, into: list[Tensor]) -> Work:
     """Jᵀ (∂²loss/∂z²) J for the outputs of a graph."""
     loss = problem.loss
     fixed = [None if x is None else x.detach() for x in graph.outputs]
@@ -182,16 +182,16 @@ def _sandwiched(problem: Problem, batch: Batch, graph: Linearised, into: list[Te
     return work
 
 
-def linearised(
+def linearized(
     problem: Problem, runner: Runner, batch: Batch, rows: Names, columns: Names, *, lazy: bool
-) -> Linearised:
+) -> Linearized:
     """The outputs as a function of leaves, with what J v and Jᵀu need."""
 
     def outputs(leaves: Leaves) -> tuple[Tensor | None, ...]:
         return tuple(_ends(runner.outputs(batch, leaves, second_order=False, lazy=lazy)))
 
     leaves, found = problem.differentiable(_union(rows, columns), outputs, lambda found: found)
-    return linearise(leaves, found, columns)
+    return linearize(leaves, found, columns)
 
 
 def _scalar(problem: Problem, batch: Batch, part: Part, z: Tensor | LinearHead) -> Tensor:

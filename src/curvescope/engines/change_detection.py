@@ -84,24 +84,24 @@ class ChangeDetector:
         self._few, self._fresh, self._digests = None, True, None
         few, held = self.few, self._tensors_by_slot()
         self._slots = tuple(slot for slot in held if slot not in self._written)
-        model, own = problem.model, {id(p) for p in problem.model.parameters.values()}
+        model, own = problem.model, {id(p) for p in problem.model.parameters()}
         others = tensors_in(problem.loss, model.call, model.output, model.options)
         self._outside = [t for t in others if id(t) not in own]
-        self._recognise(few)
+        self._recognize(few)
         self._versions = self._all_versions()
         return self.known
 
     def validated_anew(self) -> Known:
         """What is known of the model, found out again because kernels that fitted it do not any more."""
         forget_known(self._problem.model)
-        return self._recognise(self.few)
+        return self._recognize(self.few)
 
     def recomputing(self) -> Known:
         """What is known of the model with layers that are computed again, from here on."""
         self._checkpoint = True
-        return self._recognise(self.few)
+        return self._recognize(self.few)
 
-    def _recognise(self, few: Few) -> Known:
+    def _recognize(self, few: Few) -> Known:
         numbers = digest(self._other_tensors())
         self.known, self.compared = known(
             self._problem, few, numbers, engine=self._engine, checkpoint=self._checkpoint
@@ -181,7 +181,7 @@ class ChangeDetector:
         return [t for batch in self._problem.batches for t in batch.tensors()]
 
     def _parameters(self) -> list[Tensor]:
-        return [*self._problem.model.parameters.values(), *self._problem.point.values()]
+        return [*self._problem.model.parameters(), *self._problem.point.values()]
 
     def _all_digests(self) -> tuple[Digest, Digest, Digest]:
         return tuple(map(digest, (self._parameters(), self._other_tensors(), self._data())))  # pyright: ignore[reportReturnType]

@@ -97,13 +97,13 @@ def _scalar(problem: Problem, batch: Batch) -> tuple[Leaves, Tensor]:
         return problem.loss.sum(z, batch.targets, batch.weights)
 
     with differentiating():
-        return problem.differentiable(tuple(problem.model.parameters), scalar, lambda s: [s])
+        return problem.differentiable(tuple(dict(problem.model.named_parameters())), scalar, lambda s: [s])
 
 
 def _widened(problem: Problem, few: Batch) -> tuple[Problem, Batch]:
     """The problem of a few positions in float64, if a copy fits and the module runs in it; else as it is."""
     model = problem.model
-    size = 8 * sum(p.numel() for p in model.parameters.values())
+    size = 8 * sum(p.numel() for p in model.parameters())
     if problem.dtype == torch.float64 or model.widening is not None or 4 * size > free_bytes(problem.device):
         return problem, few
     try:
@@ -119,8 +119,11 @@ def _widened(problem: Problem, few: Batch) -> tuple[Problem, Batch]:
 
 
 def _compared(problem: Problem, batch: Batch, functions: str) -> Derivatives:
-    names, runner = tuple(problem.model.parameters), PlainRunner(problem, checkpoint=problem.model.releases)
-    source, own = generator(0), {name: p.detach() for name, p in problem.parameters.items()}
+    names, runner = (
+        tuple(dict(problem.model.named_parameters())),
+        PlainRunner(problem, checkpoint=problem.model.releases),
+    )
+    source, own = generator(0), {name: p.detach() for name, p in problem.named_parameters()}
     # each parameter moves in proportion to its size, and one that is zero by a unit
     moves = movable(problem, batch)
     v = [
@@ -143,7 +146,7 @@ def _compared(problem: Problem, batch: Batch, functions: str) -> Derivatives:
         slopes = lambda step: _gradient(at(step), batch)  # noqa: E731
         slopes(STEPS[torch.float64][0])  # raises if the module holds a parameter in a second way
         directions = [d[None] for d in v]
-        graph = batch_products.linearised(problem, runner, batch, (), names, lazy=False)
+        graph = batch_products.linearized(problem, runner, batch, (), names, lazy=False)
         first = difference_error([Jv[0] for Jv in graph.push(directions, 1)], outputs, problem.dtype)
         if first is not None:
             return Derivatives(_words(functions, "J v", first, "the derivative of its forward", problem))

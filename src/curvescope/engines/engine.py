@@ -168,8 +168,8 @@ class Engine:
         for start in range(0, k, step):
             part = V[:, start : start + step]
             tangents, total = columns.scatter_columns(part), rows.total(part.shape[1])
-            for index, batch in enumerate(problem.own_batches(label)):
-                form.apply(self, index, batch, rows.parameters, tangents, total.add)
+            for index, batch in enumerate(problem.local_batches(label)):
+                form.apply(self, index, batch, rows.parameter_names, tangents, total.add)
             parts.append(total.whole())
         return parts[-1] if len(parts) == 2 else torch.cat(parts, dim=1)
 
@@ -351,7 +351,7 @@ class Engine:
     def sources(
         self, index: int, batch: Batch, rows: Names, tangents: Mapping[str, Tensor], wanted: Sequence[str]
     ) -> dict[str, Tree]:
-        """The functional part applied to the tangents: each source that is wanted, and the rest."""
+        """The functional Hessian applied to the tangents: each source that is wanted, and the rest."""
         self.refuse_wrong(second=True)
         columns = tuple(tangents)
         parts = find_sources(self.problem.model)
@@ -366,7 +366,7 @@ class Engine:
     def jacobian(self, batch: Batch, tangents: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Outputs z, and J applied to the tangents: (k, *z.shape)."""
         how = self.problem, self.runner, batch, (), tuple(tangents)
-        graph = batch_products.linearised(*how, lazy=False)
+        graph = batch_products.linearized(*how, lazy=False)
         (z,), (Jv,) = (
             graph.outputs,
             graph.push(list(tangents.values()), self.caching.directions(batch, tangents)),
@@ -375,7 +375,7 @@ class Engine:
 
     def jacobian_transpose(self, batch: Batch, rows: Names, cotangents: Tensor) -> Tree:
         """Jᵀ applied to cotangents (k, *z.shape)."""
-        graph = batch_products.linearised(self.problem, self.runner, batch, rows, (), lazy=False)
+        graph = batch_products.linearized(self.problem, self.runner, batch, rows, (), lazy=False)
         group = self.caching.directions(batch, {"": cotangents})
         return _tree(rows, pull(graph.outputs, [cotangents], [graph.leaves[name] for name in rows], group))
 

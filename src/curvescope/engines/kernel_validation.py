@@ -189,7 +189,7 @@ def _widened_bytes(model: Model) -> int:
     """Of the wide weights that a pass makes where they are kept in half precision, whatever the data."""
     if model.widening is None:
         return 0
-    return sum(p.numel() * model.dtype.itemsize for p in model.parameters.values() if p.dtype != model.dtype)
+    return sum(p.numel() * model.dtype.itemsize for p in model.parameters() if p.dtype != model.dtype)
 
 
 def num_entries(batch: Batch) -> int:
@@ -198,7 +198,7 @@ def num_entries(batch: Batch) -> int:
 
 
 def _direction(problem: Problem) -> dict[str, Tensor]:
-    parameters = problem.model.parameters
+    parameters = dict(problem.model.named_parameters())
     place = drawn_on(sum(p.numel() for p in parameters.values()), problem.device)
     source = generator(0, device=place)
     options = {"generator": source, "device": place, "dtype": torch.float32}
@@ -210,7 +210,7 @@ def _direction(problem: Problem) -> dict[str, Tensor]:
 
 def _groups(problem: Problem) -> list[tuple[str, ...]]:
     """Names of parameters: all, or of a large model some at a time, of which products take little memory."""
-    sizes = {n: p.numel() * torch.finfo(problem.dtype).bits // 8 for n, p in problem.model.parameters.items()}
+    sizes = {n: p.numel() * torch.finfo(problem.dtype).bits // 8 for n, p in problem.model.named_parameters()}
     most = max(LARGE, sum(sizes.values()) // 4)
     found, held = [[]], 0
     for name, size in sizes.items():

@@ -17,7 +17,7 @@ from torch import Tensor
 from curvescope.data.batches import Batch
 from curvescope.engines import batch_products
 from curvescope.engines.batch_products import Names, required
-from curvescope.engines.vjp import Linearised, pull_each
+from curvescope.engines.vjp import Linearized, pull_each
 from curvescope.losses.base import Part
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ProductForm(ABC):
 @final
 @dataclass(frozen=True)
 class SecondDerivative(ProductForm):
-    """∂²s/∂θ_rows ∂θ_cols, s the loss or the scalar of its functional part."""
+    """∂²s/∂θ_rows ∂θ_cols, s the loss or the scalar of its functional Hessian."""
 
     part: Part
 
@@ -92,8 +92,8 @@ class Sandwich(ProductForm):
     ) -> None:
         columns, group = tuple(tangents), engine.caching.directions(batch, tangents)
         how = engine.problem, engine.runner, batch, rows, columns
-        build = partial(batch_products.linearised, *how, lazy=False)
-        graph: Linearised = engine.caching.graph((index, "sandwich", rows, columns), build, batch)
+        build = partial(batch_products.linearized, *how, lazy=False)
+        graph: Linearized = engine.caching.graph((index, "sandwich", rows, columns), build, batch)
         (z,), (Jv,) = graph.outputs, graph.push(list(tangents.values()), group)
         into = [graph.leaves[name] for name in rows]
         pulled = self.middle(index, batch, required(z).detach(), Jv)
@@ -103,7 +103,7 @@ class Sandwich(ProductForm):
 @final
 @dataclass(frozen=True)
 class SourceTerm(ProductForm):
-    """The part of one source in the functional part."""
+    """The part of one source in the functional Hessian."""
 
     source: str
 

@@ -115,7 +115,7 @@ def _random_states(problem: Problem) -> tuple[Any, ...]:
 
 
 def _numbers(problem: Problem) -> dict[str, tuple[Tensor, ...]]:
-    return {name: digest([p]) for name, p in problem.parameters.items()}
+    return {name: digest([p]) for name, p in problem.named_parameters()}
 
 
 def _refuse_writing(problem: Problem, before: Mapping[str, tuple[Tensor, ...]]) -> None:
@@ -164,7 +164,7 @@ def _cut(batch: Batch) -> Batch:
 @torch.no_grad()
 def reference(problem: Problem, batch: Batch) -> Reference:
     """Outputs of the module as it is, and their loss, on a placed batch."""
-    z = problem.answer(batch).to(problem.dtype)
+    z = problem.module_outputs(batch).to(problem.dtype)
     return Reference(z.clone(), problem.loss.sum(z, batch.targets, batch.weights).reshape(1))
 
 
@@ -182,11 +182,11 @@ def differentiated_reference(
         What the module gives, and the names of custom autograd functions in its graph.
     """
     point = {name: p.detach().requires_grad_() for name, p in problem.point.items()}
-    own = [p for name, p in problem.model.parameters.items() if name not in point]
+    own = [p for name, p in problem.model.named_parameters() if name not in point]
     frozen = [p for p in own if not p.requires_grad]
     with torch.enable_grad(), thawed(frozen) if frozen else nullcontext():
         with IgnoreTensorHooks() if gradients else nullcontext():
-            z = problem.answer(batch, point).to(problem.dtype)
+            z = problem.module_outputs(batch, point).to(problem.dtype)
             loss = problem.loss.sum(z, batch.targets, batch.weights)
         graph, names = _graph_of(loss), custom_functions(loss) if gradients else []
         sums = _gradient_sums(loss, [*own, *point.values()]) if gradients else None

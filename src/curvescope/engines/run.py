@@ -156,7 +156,7 @@ def refuse_lost(problem: Problem, batch: Batch) -> None:
         with PlainAttention():
             return problem.outputs(batch, leaves, changes=layers)
 
-    _, z = problem.differentiable(tuple(problem.model.parameters), outputs, lambda z: [z])
+    _, z = problem.differentiable(tuple(dict(problem.model.named_parameters())), outputs, lambda z: [z])
     trace.check([z])
 
 

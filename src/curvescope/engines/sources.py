@@ -1,4 +1,4 @@
-"""The functional part of a batch, source by source.
+"""The functional Hessian of a batch, source by source.
 
 For parts y = f(x, θ) of a network, cotangents λ = ∂ℓ/∂y, and D the derivative of (x, θ) by all parameters,
 
@@ -42,7 +42,7 @@ once, to results in the order of the rows."""
 def functional_sources(
     problem: Problem, parts: Mapping[str, tuple[Called, ...]], batch: Batch, rows: Names, columns: Names
 ) -> SourceWork:
-    """Σ over terms of each source's share of the functional part."""
+    """Σ over terms of each source's share of the functional Hessian."""
     calls: list[_Call] = []
     ends: list[Tensor] = []
     changes = [
@@ -118,12 +118,12 @@ def _joined(join: Callable[[list[Tensor]], Tensor], several: list[Found]) -> Fou
 
 
 def refuse_unless_whole(problem: Problem, parts: Mapping[str, tuple[Called, ...]], batch: Batch) -> None:
-    """Raise where the sources do not add up to the functional part, on one direction of all parameters.
+    """Raise where the sources do not add up to the functional Hessian, on one direction of all parameters.
 
     A part may be given something that is none of its arguments, or give what it does not return.
     """
-    names = tuple(problem.parameters)
-    v = [_random(problem.parameters[name], i)[None] for i, name in enumerate(names)]
+    names = tuple(dict(problem.named_parameters()))
+    v = [_random(problem.get_parameter(name), i)[None] for i, name in enumerate(names)]
     whole = second_derivative(problem, PlainRunner(problem), batch, "functional", names, names)
     truth = results(whole, v, 1, len(names))
     found = functional_sources(problem, parts, batch, names, names)(v, list(parts), 1)
@@ -136,7 +136,7 @@ def refuse_unless_whole(problem: Problem, parts: Mapping[str, tuple[Called, ...]
         rest += float(left.norm()) if isinstance(left, Tensor) else 0.0
     if rest > NEAR[problem.dtype] * size:
         raise CurvescopeError(
-            f"the sources of {problem.model.name} do not add up to the functional part of its Hessian: a "
+            f"the sources of {problem.model.name} do not add up to the functional Hessian of its Hessian: a "
             "part is given something that is none of its arguments, or gives what it does not return (by an "
             "attribute, a closure, an object of another kind)",
             hint="pass and return tensors, in tuples, lists or dictionaries",

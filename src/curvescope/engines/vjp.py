@@ -28,7 +28,7 @@ Receive = Callable[[int, Tensor], object]
 
 
 @dataclass(frozen=True)
-class Linearised:
+class Linearized:
     """Outputs, and Jᵀu as a function of cotangents u: one tensor z, or what a linear head makes it from."""
 
     leaves: Mapping[str, Tensor]
@@ -48,9 +48,9 @@ class Linearised:
         )
 
 
-def linearise(
+def linearize(
     leaves: Mapping[str, Tensor], outputs: tuple[Tensor | None, ...], columns: Sequence[str]
-) -> Linearised:
+) -> Linearized:
     """Outputs of leaves, to be pushed along the columns and pulled back."""
     moving = [x for x in outputs if x is not None and x.requires_grad]
     for x in moving:
@@ -60,7 +60,7 @@ def linearise(
     pulled: Sequence[Source | None] = [None] * len(wanted)
     if moving and wanted:
         pulled = _derivative_edges(moving, wanted, [u[id(x)] for x in moving])
-    return Linearised(leaves, outputs, tuple(u.get(id(x)) for x in outputs), pulled)
+    return Linearized(leaves, outputs, tuple(u.get(id(x)) for x in outputs), pulled)
 
 
 def gradient(s: Tensor, wanted: list[Tensor]) -> Sequence[Tensor | None]:

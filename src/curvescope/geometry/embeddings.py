@@ -1,4 +1,4 @@
-"""Two tables about an embedding: how far it is from its normalised form, and its extreme tokens."""
+"""Two tables about an embedding: how far it is from its normalized form, and its extreme tokens."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _CHUNK = 4096
 
 @dataclass(frozen=True)
 class Distances(Result):
-    """Distance of four forms of the embedding to n(E): original, centred, scaled, centred and scaled.
+    """Distance of four forms of the embedding to n(E): original, centered, scaled, centered and scaled.
 
-    Centred is less the mean row, scaled is times √d over the mean length of the rows (before centring).
+    Centered is less the mean row, scaled is times √d over the mean length of the rows (before centering).
     """
 
     settings: list[str]  # four names

@@ -100,7 +100,7 @@ class Factored:
         reached = self.coverage(energy=energy) >= share * (1 - 1e-12)
         return int((~reached).sum()) + 1 if self.rank else 0
 
-    def dense(self) -> Tensor:
+    def to_dense(self) -> Tensor:
         """A Bᵀ multiplied out: (d, e). For tests and small matrices."""
         return self.A @ self.B.T
 

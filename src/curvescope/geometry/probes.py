@@ -305,7 +305,7 @@ class ValueProbe(Result):
     word_ids: np.ndarray  # (n,)
     ids: np.ndarray  # (n, H + 1, k)
     scores: np.ndarray  # (n, H + 1, k) logits
-    cosine: np.ndarray  # (n, H + 1, k) of the normalised state and the token's logit direction
+    cosine: np.ndarray  # (n, H + 1, k) of the normalized state and the token's logit direction
     fraction: np.ndarray  # (n, H + 1, k) of the token's greatest attainable logit
     z: np.ndarray  # (n, H + 1, k) above the same token's logits with the values of random tokens
     percentile: np.ndarray  # (n, H + 1, k)

@@ -26,7 +26,7 @@ class Projection(Result):
     """Coordinates of points, and how much of them is shown.
 
     `explained` is the share of the variance along each axis (of the tangent vectors for `sphere`); UMAP keeps
-    neighbours, not variance, and has none.
+    neighbors, not variance, and has none.
     """
 
     coordinates: np.ndarray  # (n, dim)
@@ -54,7 +54,7 @@ def project(
     method: Method = "pca",
     dim: int = 3,
     seed: int = 0,
-    neighbours: int = 15,
+    neighbors: int = 15,
     min_dist: float = 0.1,
 ) -> Projection:
     """Project points (n, d) to `dim` axes.
@@ -64,7 +64,7 @@ def project(
             direction, v = θ (p − m cos θ) / sin θ with cos θ = p · m for unit p and m; `umap` with the cosine
             distance.
         seed: of UMAP; the others have no randomness.
-        neighbours: of UMAP.
+        neighbors: of UMAP.
         min_dist: of UMAP.
     """
     X = np.asarray(points, dtype=np.float64)
@@ -75,7 +75,7 @@ def project(
     if not np.isfinite(X).all():
         raise UsageError("expected finite points, some are infinite or NaN")
     if method == "umap":
-        found = _umap(X, dim=dim, seed=seed, neighbours=neighbours, min_dist=min_dist)
+        found = _umap(X, dim=dim, seed=seed, neighbors=neighbors, min_dist=min_dist)
         return Projection(found, method, None, seed)
     if method == "sphere":
         X = tangent(X)
@@ -116,7 +116,7 @@ def project_apart(
     *,
     dim: int = 3,
     seed: int = 0,
-    neighbours: int = 15,
+    neighbors: int = 15,
     min_dist: float = 0.1,
 ) -> Projection:
     """UMAP with the Euclidean distance, fitted to `fitted` (n, d); each group (m, d) is then put into it.
@@ -124,7 +124,7 @@ def project_apart(
     The coordinates are those of the groups, one behind the other.
     """
     X = np.asarray(fitted, dtype=np.float32)
-    model = _umap_model(len(X), "euclidean", dim=dim, seed=seed, neighbours=neighbours, min_dist=min_dist)
+    model = _umap_model(len(X), "euclidean", dim=dim, seed=seed, neighbors=neighbors, min_dist=min_dist)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.fit(X)
@@ -132,16 +132,14 @@ def project_apart(
     return Projection(np.concatenate(found).astype(np.float64), APART, None, seed)
 
 
-def _umap(X: np.ndarray, *, dim: int, seed: int, neighbours: int, min_dist: float) -> np.ndarray:
-    model = _umap_model(len(X), "cosine", dim=dim, seed=seed, neighbours=neighbours, min_dist=min_dist)
+def _umap(X: np.ndarray, *, dim: int, seed: int, neighbors: int, min_dist: float) -> np.ndarray:
+    model = _umap_model(len(X), "cosine", dim=dim, seed=seed, neighbors=neighbors, min_dist=min_dist)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a seed means one thread
         return np.asarray(model.fit_transform(X.astype(np.float32)), dtype=np.float64)
 
 
-def _umap_model(
-    num_points: int, metric: str, *, dim: int, seed: int, neighbours: int, min_dist: float
-) -> Any:
+def _umap_model(num_points: int, metric: str, *, dim: int, seed: int, neighbors: int, min_dist: float) -> Any:
     umap = need_umap()
     if num_points <= dim + 1:
         raise UsageError(
@@ -149,7 +147,7 @@ def _umap_model(
         )
     return umap.UMAP(
         n_components=dim,
-        n_neighbors=max(min(neighbours, num_points - 1), 2),
+        n_neighbors=max(min(neighbors, num_points - 1), 2),
         min_dist=min_dist,
         metric=metric,
         init="spectral" if num_points > 4 * dim else "random",

@@ -36,7 +36,7 @@ class Norm:
 
     def sphere(self, x: Tensor) -> Tensor:
         """n(x), before γ and β."""
-        return normalise(x, kind=self.kind, eps=self.eps)
+        return normalize(x, kind=self.kind, eps=self.eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         """γ ∘ n(x) + β."""
@@ -62,7 +62,7 @@ def project(x: Tensor, *, kind: NormKind = "layernorm") -> Tensor:
     return x - x.mean(-1, keepdim=True) if kind == "layernorm" else x
 
 
-def normalise(x: Tensor, *, kind: NormKind = "layernorm", eps: float = 0.0) -> Tensor:
+def normalize(x: Tensor, *, kind: NormKind = "layernorm", eps: float = 0.0) -> Tensor:
     """n(x) = √d Px / √(|Px|² + d ε) over the last axis; x itself for kind "none"."""
     if kind == "none":
         return x
@@ -142,14 +142,14 @@ def attainable(
 
 @dataclass(frozen=True)
 class Ellipsoid(Result):
-    """Where the outputs of a norm lie: centre β, semi-axes √d × the non-zero singular values of Γ P.
+    """Where the outputs of a norm lie: center β, semi-axes √d × the non-zero singular values of Γ P.
 
     Column j of `axes` is the direction of semi-axis j. For LayerNorm there are at most d − 1 of them and
-    every point y has (y − centre) · `normal` = 0, where `normal` is 1/γ (None where a γ is 0); for any γ
+    every point y has (y − center) · `normal` = 0, where `normal` is 1/γ (None where a γ is 0); for any γ
     without a zero, Σ ((y − β)/γ)² = d.
     """
 
-    centre: np.ndarray  # (d,)
+    center: np.ndarray  # (d,)
     semi_axes: np.ndarray  # (r,) falling
     axes: np.ndarray  # (d, r) orthonormal columns
     normal: np.ndarray | None  # (d,) LayerNorm only
@@ -179,7 +179,7 @@ def ellipsoid(
     rank = min(rank, width - 1) if kind == "layernorm" else rank
     has_normal = kind == "layernorm" and bool((g != 0).all())
     return Ellipsoid(
-        centre=b.numpy(),
+        center=b.numpy(),
         semi_axes=(math.sqrt(width) * s[:rank]).numpy(),
         axes=U[:, :rank].numpy(),
         normal=(1 / g).numpy() if has_normal else None,

@@ -19,8 +19,9 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from curvescope.core.errors import CurvescopeError, MissingExtra, ShapeError, UsageError
+from curvescope.core.errors import CurvescopeError, MissingExtra, ShapeError, UsageError, warn
 from curvescope.kernels.autograd import Function
+from curvescope.kernels.tensors import given
 
 Backend = Literal["auto", "torch", "triton"]
 Tensors = Sequence[Tensor | None]
@@ -28,6 +29,7 @@ Core = Callable[[Tensors, Tensors], Tensors]  # constants, directions (k, …) -
 
 _torch: Any = torch  # for names that torch does not declare
 DEEPEST = 64  # nesting of batched backwards
+_warned: set[str] = set()  # what the process has been warned of
 _SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -134,6 +136,55 @@ def refuse_third() -> None:
             "a second derivative of these kernels was taken in order to differentiate it again",
             hint="use PyTorch's own functions for third derivatives, or leave out create_graph",
         )
+
+
+def warn_of_third(what: str, cost: str = "") -> None:
+    """Warn once per process that a third derivative is computed by plain operations."""
+    if what not in _warned:
+        _warned.add(what)
+        warn(f"a third derivative of {what} is taken: it is computed by plain operations{cost}")
+
+
+def plain_second(
+    what: str, value: Callable[..., Tensor], args: Tensors, dy: Tensor, directions: Tensors
+) -> Any:
+    """The derivative of ⟨first, directions⟩ in dy and args, where first is that of ⟨value(args), dy⟩ in args.
+
+    It can be differentiated any number of times. Arguments and directions may be None.
+    """
+    warn_of_third(what)
+    there = [i for i, x in enumerate(args) if x is not None]
+
+    some = [given(args[i]) for i in there]
+
+    def full_value(*some: Tensor) -> Tensor:
+        each = dict(zip(there, some, strict=True))
+        return value(*(each.get(i) for i in range(len(args))))
+
+    def first(dy: Tensor, *some: Tensor) -> Sequence[Tensor]:
+        return pulled(full_value, some, dy)
+
+    moves = [directions[i] for i in there]
+    filled = [torch.zeros_like(x) if u is None else u for x, u in zip(some, moves, strict=True)]
+    of_dy, *found = pulled(first, (dy, *some), filled)
+    each = dict(zip(there, found, strict=True))
+    return of_dy, *(each.get(i) for i in range(len(args)))
+
+
+def pulled(function: Callable[..., Any], args: Sequence[Tensor], cotangents: Any) -> Sequence[Tensor]:
+    """Vector-Jacobian product of all arguments."""
+    return torch.func.vjp(function, *args)[1](
+        cotangents if isinstance(cotangents, Tensor) else tuple(cotangents)
+    )
+
+
+def pushed(function: Callable[..., Any], args: Sequence[Tensor], tangents: Sequence[Tensor]) -> Any:
+    """Jacobian-vector product by two vector-Jacobian products: forward mode cannot be nested everywhere."""
+    outputs, pull = torch.func.vjp(function, *args)[:2]
+    single = isinstance(outputs, Tensor)
+    zeros = torch.zeros_like(outputs) if single else tuple(map(torch.zeros_like, outputs))
+    (found,) = torch.func.vjp(pull, zeros)[1](tuple(tangents))
+    return found
 
 
 def level_of(t: Tensor) -> int:

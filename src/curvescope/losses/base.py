@@ -48,7 +48,7 @@ class Loss(ABC):
 
     name: str
     convex: bool = True  # in the outputs, so that the GGN is positive semi-definite
-    splits: bool = True  # into a function of outputs, so that H is GGN + functional part
+    splits: bool = True  # into a function of outputs, so that H is GGN + functional Hessian
     divided: bool = True  # by the total weight of its terms; False for a plain sum
     rooted: bool = False  # `root` is known
     diagonal: bool = False  # the Hessian in the outputs is

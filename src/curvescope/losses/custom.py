@@ -126,7 +126,7 @@ class ModelLoss(Loss):
         return float(len(targets)) if weights is None else float(weights.sum(dtype=torch.float64))
 
     def gradient(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> NoReturn:
-        raise unsplit("the functional part")
+        raise unsplit("the functional Hessian")
 
     def hessian_product(
         self, outputs: Tensor, targets: Tree, weights: Tensor | None, direction: Tensor

@@ -30,7 +30,7 @@ from curvescope.losses.base import (
     no_likelihood,
 )
 
-ZERO = "so the GGN is zero, and the Hessian is the functional part"
+ZERO = "so the GGN is zero, and the Hessian is the functional Hessian"
 FLAT = f"L1Loss has no second derivative in the outputs but zero, {ZERO}"
 LINEAR = (
     f"KLDivLoss is linear in the outputs, log-probabilities, {ZERO}; "
@@ -156,10 +156,10 @@ class SquaredError(ElementwiseLoss):
 
     together = True
 
-    def __init__(self, normalisation: Literal["theory", "mean"] = "theory"):
-        if normalisation not in ("theory", "mean"):
-            raise UsageError(f"expected 'theory' or 'mean', got {normalisation!r}")
-        self.normalisation, self.settings = normalisation, nn.MSELoss()
+    def __init__(self, normalization: Literal["theory", "mean"] = "theory"):
+        if normalization not in ("theory", "mean"):
+            raise UsageError(f"expected 'theory' or 'mean', got {normalization!r}")
+        self.normalization, self.settings = normalization, nn.MSELoss()
 
     @classmethod
     def of(cls, module: nn.MSELoss) -> SquaredError:
@@ -175,11 +175,11 @@ class SquaredError(ElementwiseLoss):
 
     @property
     def by_sequence(self) -> bool:
-        return self.normalisation == "theory"
+        return self.normalization == "theory"
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"normalisation": self.normalisation, "reduction": self.settings.reduction}
+        return {"normalization": self.normalization, "reduction": self.settings.reduction}
 
     def sample_targets(self, outputs: Tensor, targets: Tensor, source: torch.Generator) -> Tensor:
         """z + σ ξ with σ² = 1/(2c): the Gaussian whose negative log-likelihood is ℓ."""
@@ -204,7 +204,7 @@ class SquaredError(ElementwiseLoss):
         return hash(self.name)
 
     def __repr__(self) -> str:
-        return f"SquaredError({self.normalisation!r})"
+        return f"SquaredError({self.normalization!r})"
 
 
 Draw = Callable[[Any, Tensor, torch.Generator], Tensor]

@@ -198,7 +198,7 @@ class Choice:
 def frozen(model: Model) -> frozenset[str]:
     """Parameters that are frozen by their owner; a product in another thread may thaw them for a while."""
     with locked(model.module):
-        return frozenset(name for name, p in model.parameters.items() if not p.requires_grad)
+        return frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
 
 
 def notes_of(model: Model, frozen: frozenset[str]) -> list[str]:

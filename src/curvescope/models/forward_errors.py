@@ -148,7 +148,7 @@ def check_weights(model: Model) -> None:
             f"expected whole parameters, {model.name!r} has DTensors, as fully_shard leaves them",
             hint="model = cs.distributed.shard(module) takes them as they are",
         )
-    found = not_finite(model, model.parameters)
+    found = not_finite(model, dict(model.named_parameters()))
     if found:
         raise UsageError(
             f"expected finite weights, {model.name!r} has NaN or infinite ones in {words(found)}",

@@ -96,7 +96,7 @@ def _widened(model: Model) -> Model:
     """The model with weights that stay in half precision, and are widened where they are used."""
     if model.widening is not None:
         return model
-    note = said(model.parameters)
+    note = said(dict(model.named_parameters()))
     if model.name not in _told:
         LOG.warning("%s: %s", model.name, note)
         _told.add(model.name)
@@ -129,7 +129,7 @@ def _moved(model: Model, device: torch.device, dtype: torch.dtype, *, own: bool)
 def _changed(model: Model, kinds: set[torch.dtype], dtype: torch.dtype, *, own: bool) -> Iterator[str]:
     """What a reader should know of a model that is moved into another type, or to another device."""
     if dtype in HALVES and any(kind.itemsize > dtype.itemsize for kind in kinds):
-        wide = {n: p.detach() for n, p in model.parameters.items() if p.is_floating_point()}
+        wide = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point()}
         gap = sum(float((p - p.to(dtype).to(p)).double().square().sum()) for p in wide.values())
         size = sum(float(p.double().square().sum()) for p in wide.values())
         name = str(dtype).removeprefix("torch.")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.blocks import Block, ParamSpace, by_role, whole
-from curvescope.core.errors import UsageError
+from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.ranks.spread import Pieces, Spread
 from curvescope.models.adapters.table import Place
 from curvescope.models.choice import Params, select, words_of
@@ -75,11 +75,21 @@ class Model:
     sharding: Sharding | None = None
     widening: Widening | None = None
 
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        """Parameters by name, each once; of those that are spread over ranks, this rank's pieces."""
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters with their names, each once; if they are sharded, the pieces of this rank."""
         named: dict[str, Tensor] = dict(self.module.named_parameters())
-        return named if self.sharding is None else self.sharding.pieces(named)
+        return iter((named if self.sharding is None else self.sharding.pieces(named)).items())
+
+    def parameters(self) -> Iterator[Tensor]:
+        """The tensors of `named_parameters`."""
+        return (p for _, p in self.named_parameters())
+
+    def get_parameter(self, name: str) -> Tensor:
+        """One parameter by its name, as in torch."""
+        named = dict(self.named_parameters())
+        if name not in named:
+            raise UsageError(f"{self.name} has no parameter {name!r}", hint=near_misses(name, list(named)))
+        return named[name]
 
     @property
     def num_parameters(self) -> int:
@@ -111,7 +121,7 @@ class Model:
         words = list(words_of(patterns or (EVERYTHING,), self.module, self.name))
         chosen = select(words, self.blocks, self.heads, first=first)
         names = {block.parameter for block in chosen}
-        shapes = {name: tuple(p.shape) for name, p in self.parameters.items() if name in names}
+        shapes = {name: tuple(p.shape) for name, p in self.named_parameters() if name in names}
         covered = self._covered(chosen) if words == [EVERYTHING] else frozenset[str]()
         return ParamSpace(tuple(chosen), shapes, self.dtype, self.device, covered)
 
@@ -162,7 +172,7 @@ class Model:
             return self.widening.changes(self.module)
         if self.sharding is None:
             return []
-        pieces = {name: piece.detach() for name, piece in self.parameters.items()}
+        pieces = {name: piece.detach() for name, piece in self.named_parameters()}
         return [*self.sharding.changes(self.module), *parameters_at(self.module, pieces)]
 
     def whole(self, part: nn.Module) -> AbstractContextManager[None]:

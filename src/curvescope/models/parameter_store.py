@@ -48,7 +48,7 @@ class ParameterStore:
     @property
     def values(self) -> Leaves:
         """θ, every parameter as it is now."""
-        return {**self.model.parameters, **self.point}
+        return {**dict(self.model.named_parameters()), **self.point}
 
     @property
     def spread(self) -> Spread | None:
@@ -61,7 +61,7 @@ class ParameterStore:
         In a model whose weights are kept in half precision, given ones may be in half precision, too: the
         model's own tensors are taken as they are, others are widened, which makes a copy.
         """
-        own, kind, device = self.model.parameters, self.model.dtype, self.model.device
+        own, kind, device = dict(self.model.named_parameters()), self.model.dtype, self.model.device
         point = {**self.point, **given}
         for name, value in given.items():
             if name not in own or value.shape != own[name].shape:
@@ -100,7 +100,7 @@ class ParameterStore:
         if self.model.widening is not None:
             raise UsageError(
                 f"{what}: not for weights that are kept in half precision",
-                hint="cs.load(…, dtype='float32'); products with Hessian, GGN, functional part take them",
+                hint="cs.load(…, dtype='float32'); products with Hessian, GGN, functional Hessian take them",
             )
 
     # ------------------------------------------------------------------------------------ sums over the ranks
@@ -130,7 +130,11 @@ class ParameterStore:
         """
         values = self.values
         leaves = {name: self._leaf(name, values[name]) for name in names}
-        frozen = [p for p in map(self.model.parameters.get, names) if p is not None and not p.requires_grad]
+        frozen = [
+            p
+            for p in map(dict(self.model.named_parameters()).get, names)
+            if p is not None and not p.requires_grad
+        ]
         with locked(self.model.module), RefuseReentrant(), thawed(frozen):
             result = run(leaves)
         held = self._held(leaves, [end for end in ends(result) if end is not None])
@@ -151,7 +155,7 @@ class ParameterStore:
 
     def refusing_held(self) -> AbstractContextManager[object]:
         """Context in which a pass raises if it reads a parameter that the point replaces."""
-        return RefuseHeld(self.model.parameters, self.point) if self.point else nullcontext()
+        return RefuseHeld(dict(self.model.named_parameters()), self.point) if self.point else nullcontext()
 
     def _leaf(self, name: str, value: Tensor) -> Tensor:
         """A leaf at a parameter's value, in the type that it is used in."""
@@ -166,7 +170,7 @@ class ParameterStore:
         Raises:
             UsageError: An embedding in the graph scales its gradients, or makes sparse ones.
         """
-        own = {id(p): name for name, p in self.model.parameters.items() if name in leaves}
+        own = {id(p): name for name, p in self.model.named_parameters() if name in leaves}
         found = {}
         for node in (node for end in ends if end.requires_grad for node in nodes(end)):
             leaf, option = getattr(node, "variable", None), lookup_option(node)
@@ -182,4 +186,4 @@ class ParameterStore:
 
 
 def _shapes(model: Model) -> dict[str, torch.Size]:
-    return {name: p.shape for name, p in model.parameters.items()}
+    return {name: p.shape for name, p in model.named_parameters()}

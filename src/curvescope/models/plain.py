@@ -131,7 +131,7 @@ def _check_values(key: str, p: Tensor) -> None:
         )
     if not p.is_floating_point():
         raise UsageError(
-            f"expected real parameters, {key!r} is {p.dtype}", hint="quantised weights have no Hessian"
+            f"expected real parameters, {key!r} is {p.dtype}", hint="quantized weights have no Hessian"
         )
 
 

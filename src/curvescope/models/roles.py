@@ -78,7 +78,7 @@ def with_roles(model: Model, roles: Mapping[str, Any]) -> Model:
     layout = _layout(roles)
     blocks: dict[str, Block] = {}
     singles: dict[str, Block] = {}
-    shapes = {name: tuple(p.shape) for name, p in model.parameters.items()}
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     for front, packed, parameter, axes in _claimed(roles, model):
         for role, cut in _cuts(packed, parameter, axes, layout):
             name = front + role
@@ -166,7 +166,7 @@ def _found(key: str, given: Any, model: Model) -> list[Claim]:
         raise UsageError(
             f"expected axes, each once, of the letters i, o, h, k and 1 for the role {key!r}, got {axes!r}"
         )
-    names = list(model.parameters)
+    names = list(dict(model.named_parameters()))
     rule = re.compile(re.escape(pattern).replace(re.escape(LAYER), r"(\d+)", 1))
     matches = [match for match in map(rule.fullmatch, names) if match]
     if not matches:
@@ -225,6 +225,6 @@ def _put_together(model: Model, blocks: dict[str, Block], singles: dict[str, Blo
     if first is not None and layout.query:
         facts |= {"n_heads": layout.query, "n_kv_heads": layout.key, "d_model": first.shape[0]}
         facts |= {"d_head": first.shape[1] // layout.query}
-    order = {name: i for i, name in enumerate(model.parameters)}
+    order = {name: i for i, name in enumerate(dict(model.named_parameters()))}
     merged = dict(sorted(merged.items(), key=lambda item: order[item[1].parameter]))
     return replace(model, blocks=merged, heads={**heads, **singles}, facts=facts)

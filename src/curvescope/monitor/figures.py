@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.monitor.telling.words import ceiling, is_near
+from curvescope.monitor.telling import ceiling, is_near
 from curvescope.viz.history import line, panels, positive, step_map
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
 from curvescope.viz.scenes.curves import axis, log_axis
-from curvescope.viz.style import GREY, LOOKS, PALETTE, Look
+from curvescope.viz.style import GRAY, LOOKS, PALETTE, Look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +30,7 @@ BLOCKS = {
     "blocks_lambda_max": ("lambda_max", "lambda_max_error", "λ_max"),
     "blocks_trace": ("trace", "trace_stderr", "trace"),
 }
-CEILING = Look(GREY, "--", "D")
+CEILING = Look(GRAY, "--", "D")
 
 
 def draw(result: Monitored) -> dict[str, Figure]:
@@ -52,11 +52,11 @@ def _stability(result: Monitored) -> Figure:
     h = result.history
     seen = np.isfinite(h["sharpness"]).any()
     figure, axes = panels(2 if seen else 1)
-    line(axes[0], h["step"], h["lambda_max"], h["lambda_max_error"], label="λ_max", colour=BLUE)
+    line(axes[0], h["step"], h["lambda_max"], h["lambda_max_error"], label="λ_max", color=BLUE)
     limit, near = ceiling(h), is_near(h)
     if near:
         words = _ceiling(h["threshold"][np.isfinite(limit)][-1])
-        line(axes[0], h["step"], limit, label=words, colour=RED, style="--")
+        line(axes[0], h["step"], limit, label=words, color=RED, style="--")
     positive(axes[0], h["lambda_max"], limit if near else h["lambda_max"])
     axes[0].set_title("λ_max and its ceiling" if near else "λ_max", fontsize=10, loc="left")
     axes[0].legend(fontsize=8, frameon=False)
@@ -64,9 +64,9 @@ def _stability(result: Monitored) -> Figure:
         ratio, error = (
             h["lr"] * h[key] / h["sharpness_threshold"] for key in ("sharpness", "sharpness_error")
         )
-        line(axes[1], h["step"], ratio, error, label="as the optimizer sees it", colour=GREEN)
+        line(axes[1], h["step"], ratio, error, label="as the optimizer sees it", color=GREEN)
         plain = h["lr_lambda_max"] / h["threshold"]
-        line(axes[1], h["step"], plain, label="without its diagonal", colour=BLUE)
+        line(axes[1], h["step"], plain, label="without its diagonal", color=BLUE)
         axes[1].axhline(1, color=RED, ls="--", lw=1.2)
         positive(axes[1], ratio, plain)
         axes[1].set_title("η λ_max / threshold: unstable above 1", fontsize=10, loc="left")
@@ -82,8 +82,8 @@ def _training(result: Monitored) -> Figure:
     """Loss and gradient norm on the probe batches."""
     h = result.history
     figure, axes = panels(2)
-    line(axes[0], h["step"], h["loss"], label="loss", colour=BLUE)
-    line(axes[1], h["step"], h["grad_norm"], label="‖∇L‖", colour=PURPLE)
+    line(axes[0], h["step"], h["loss"], label="loss", color=BLUE)
+    line(axes[1], h["step"], h["grad_norm"], label="‖∇L‖", color=PURPLE)
     for ax, title, name in zip(axes, ("loss", "gradient norm"), ("loss", "grad_norm"), strict=True):
         ax.set_title(f"{title} on the probe batches", fontsize=10, loc="left")
         positive(ax, h[name])
@@ -94,14 +94,14 @@ def _curvature(result: Monitored) -> Figure:
     """Trace, smallest eigenvalue, the GGN, and where the gradient lies."""
     h = result.history
     figure, axes = panels(3)
-    line(axes[0], h["step"], h["trace"], h["trace_stderr"], label="trace", colour=BLUE)
+    line(axes[0], h["step"], h["trace"], h["trace_stderr"], label="trace", color=BLUE)
     axes[0].set_title("trace ± its standard error", fontsize=10, loc="left")
-    line(axes[1], h["step"], h["lambda_min"], h["lambda_min_error"], label="λ_min", colour=PURPLE)
+    line(axes[1], h["step"], h["lambda_min"], h["lambda_min_error"], label="λ_min", color=PURPLE)
     axes[1].axhline(0, color="0.6", lw=0.6)
     axes[1].set_title("λ_min", fontsize=10, loc="left")
-    line(axes[2], h["step"], h["overlap"], label="overlap with the last eigenspace", colour=BLUE)
-    line(axes[2], h["step"], h["grad_share"], label="gradient in the top eigenspace", colour=OCHRE)
-    line(axes[2], h["step"], h["ggn_gap"], h["ggn_gap_stderr"], label="‖H − G‖ / ‖H‖", colour=RED)
+    line(axes[2], h["step"], h["overlap"], label="overlap with the last eigenspace", color=BLUE)
+    line(axes[2], h["step"], h["grad_share"], label="gradient in the top eigenspace", color=OCHRE)
+    line(axes[2], h["step"], h["ggn_gap"], h["ggn_gap_stderr"], label="‖H − H_o‖ / ‖H‖", color=RED)
     axes[2].set_ylim(bottom=0)
     axes[2].set_title("shares", fontsize=10, loc="left")
     if axes[2].has_data():
@@ -163,4 +163,4 @@ def _map(result: Monitored, column: str, error: str, label: str) -> Scene:
     ]
     columns = [f"{step:g}" for step in steps]
     label = f"{label} of the block, as last measured"
-    return grid_map(names, columns, cells, label=label, colours="signed", titles=("step", ""))
+    return grid_map(names, columns, cells, label=label, colors="signed", titles=("step", ""))

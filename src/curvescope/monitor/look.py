@@ -3,7 +3,7 @@
     ends       loss, gradient, both ends of the spectrum, the gradient in the top eigenspace
     sharpness  the top of the spectrum that the optimizer sees
     trace      of the Hessian and of its blocks, from shared probes
-    ggn        the top of the generalised Gauss–Newton matrix, and how far it is from the Hessian
+    ggn        the top of the generalized Gauss–Newton matrix, and how far it is from the Hessian
     verify     searches from random vectors for what following eigenvectors may have missed
     blocks     λ_max of single blocks, as many as time allows, those first that were seen longest ago
 
@@ -82,7 +82,7 @@ class Look:
 
     def ends(self) -> None:
         """L, ‖g‖, λ_max, λ_min, the share of g in the top eigenspace, gᵀHg/‖g‖², overlap with the last."""
-        loss, g = self.problem.value(), self._own(self.problem.gradient())
+        loss, g = self.problem.loss_value(), self._own(self.problem.gradient())
         size = float(g.double().norm())
         self.numbers |= {"loss": loss, "grad_norm": size}
         if not (math.isfinite(loss) and math.isfinite(size)):
@@ -136,14 +136,14 @@ class Look:
 
     def _rate(self, optimizer: torch.optim.Optimizer) -> float:
         """The largest learning rate among the parameters that are measured; of all if it has none of them."""
-        own = {id(self.problem.model.parameters[name]) for name in self.space.parameters}
+        own = {id(self.problem.model.get_parameter(name)) for name in self.space.parameter_names}
         groups = optimizer.param_groups
         meant = [group for group in groups if any(id(p) in own for p in group["params"])]
         return max(float(group["lr"]) for group in meant or groups)
 
     def _descent(self, optimizer: torch.optim.Optimizer) -> Descent | None:
         try:
-            return read_optimizer(_own(optimizer), self.problem.model.parameters, self.space)
+            return read_optimizer(_own(optimizer), dict(self.problem.model.named_parameters()), self.space)
         except UsageError as error:
             self.notes.append(f"no sharpness as the optimizer sees it: {error.message}")
             return None
@@ -172,7 +172,7 @@ class Look:
             self.blocks.setdefault(name, {}).update(_with_interval("trace", own))
 
     def ggn(self) -> None:
-        """λ_max of G, and ‖H − G‖_F / ‖H‖_F from the probes of the trace."""
+        """λ_max of H_o, and ‖H − H_o‖_F / ‖H‖_F from the probes of the trace."""
         if self._ends is None or not self.problem.loss.splits:
             return
         G = GGN(self.problem).in_blocks()

@@ -28,9 +28,7 @@ from curvescope.monitor.memory import Memory
 from curvescope.monitor.progress import MeasurementProgress
 from curvescope.monitor.quiet import settled, unseen
 from curvescope.monitor.result import Monitored
-from curvescope.monitor.telling.ending import end_of
-from curvescope.monitor.telling.notes import Notes
-from curvescope.monitor.telling.words import skipping
+from curvescope.monitor.telling import Notes, end_of, skipping
 from curvescope.monitor.wrapped import load_inner
 from curvescope.monitor.writers import Writer, open_writers
 from curvescope.problem import Problem
@@ -409,7 +407,7 @@ class CurvatureMonitor:
     def _open(self, folder: Path) -> Files:
         """The folder, and what a run that was killed left there."""
         problem = self._problem
-        shapes = {name: tuple(p.shape) for name, p in self._model.parameters.items()}
+        shapes = {name: tuple(p.shape) for name, p in self._model.named_parameters()}
         settings = {
             "loss": problem.loss.name,
             "every": self.every,

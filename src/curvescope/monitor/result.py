@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.monitor.telling import words
+from curvescope.monitor import telling
 from curvescope.runs.shown import Line, Shown
 from curvescope.viz.interactive import Scene
 
@@ -34,15 +34,15 @@ class Monitored(Shown):
 
     def summary(self) -> list[Line]:
         """The numbers to look at first."""
-        return words.summary(self)
+        return telling.summary(self)
 
     def opening(self) -> str:
         """What these numbers say."""
-        return words.opening(self)
+        return telling.opening(self)
 
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
-        return words.captions(self)
+        return telling.captions(self)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """The history, one row a measurement; blocks, one row a block and measurement."""

@@ -270,9 +270,9 @@ def _written_out(
 ) -> Tensor:
     """(x − mean)/√(var + ε) in plain operations, with running statistics as PyTorch keeps them."""
     mean = x.mean(axes, keepdim=True)
-    centred = x - mean
-    var = centred.square().mean(axes, keepdim=True)
-    y = centred * (var + eps).rsqrt()
+    centered = x - mean
+    var = centered.square().mean(axes, keepdim=True)
+    y = centered * (var + eps).rsqrt()
     n = x.numel() / mean.numel()
     with torch.no_grad():
         for old, new in zip(running, (mean, var * (n / (n - 1))), strict=True):

@@ -8,17 +8,20 @@ of them inside each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from curvescope.kernels import activations, norms
+from curvescope.core.tensors.targets import IGNORED
+from curvescope.kernels import norms
+from curvescope.kernels.activations.function import activate
 from curvescope.kernels.activations.gated import gated
 from curvescope.kernels.attention.sdpa import RelativeBias
 from curvescope.kernels.attention.sdpa import sdpa as _sdpa
 from curvescope.kernels.backends import casting, forward_mode, transformed
+from curvescope.kernels.cross_entropy import cross_entropy_head
 from curvescope.kernels.norms.written_out import plain_layer_norm, plain_rms_norm
 
 __all__ = [
@@ -67,8 +70,9 @@ def scaled_dot_product_attention(
             `RelativeBias` needs memory linear in the length.
         window: Query i sees only keys with |i − j| < window, of those that the other arguments leave.
         key_lengths: (...,) whole numbers; keys at and after this position are not seen.
-        third_order: "warn" computes derivatives of order three and more by plain operations, in memory
-            quadratic in the length, and warns once; "error" raises.
+        third_order: Where the sequence is long enough for the kernels, "warn" computes derivatives of order
+            three and more by plain operations, in memory quadratic in the length, and warns once; "error"
+            raises.
 
     Returns:
         (..., H, Lq, d_v).
@@ -99,40 +103,51 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """PyTorch's function of this name. PyTorch's own is silently wrong in reverse-over-forward mode."""
-    if _plainly() or len(normalized_shape) != 1:
-        return plain_layer_norm(input, normalized_shape, weight, bias, eps)
-    return norms.layer_norm(input, weight, bias, eps)
+    """PyTorch's function of this name.
+
+    PyTorch's own is silently wrong where a backward goes through the result of forward mode, which is what
+    `torch.func.hessian` and `jacrev(jacfwd(…))` do, and in third derivatives.
+    """
+    shape, num = tuple(normalized_shape), len(normalized_shape)
+    if _plainly() or not num or input.shape[-num:] != shape:
+        return plain_layer_norm(input, shape, weight, bias, eps)
+    gain, shift = (None if t is None else t.flatten() for t in (weight, bias))
+    return norms.layer_norm(input.flatten(-num), gain, shift, eps, third_order=True).view(input.shape)
 
 
 def rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     """PyTorch's function of this name."""
-    if _plainly() or len(normalized_shape) != 1:
-        return plain_rms_norm(input, normalized_shape, weight, eps)
-    return norms.rms_norm(input, weight, torch.finfo(input.dtype).eps if eps is None else eps)
+    shape, num = tuple(normalized_shape), len(normalized_shape)
+    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    if _plainly() or not num or input.shape[-num:] != shape:
+        return plain_rms_norm(input, shape, weight, eps)
+    gain = None if weight is None else weight.flatten()
+    return norms.rms_norm(input.flatten(-num), gain, eps, third_order=True).view(input.shape)
 
 
 def gelu(input: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
     """PyTorch's function of this name."""
-    if _plainly():
+    if _plainly() or approximate not in ("none", "tanh"):
         return F.gelu(input, approximate=approximate)
-    return activations.gelu(input, approximate)
+    return activate(input, "gelu" if approximate == "none" else "gelu_tanh", third_order=True)
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """PyTorch's function of this name."""
-    if _plainly() or inplace:
-        return F.silu(input, inplace=inplace)
-    return activations.silu(input)
+    if inplace:
+        return F.silu(input, inplace=True)
+    if _plainly():
+        return input * torch.sigmoid(input)  # PyTorch's own has no backward through its tangent
+    return activate(input, "silu", third_order=True)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """SiLU(gate) ∘ up, the gated activation of LLaMA."""
-    if _plainly() or gate.shape != up.shape:
-        return F.silu(gate) * up
-    return gated(gate, up, "silu")
+    if _plainly() or gate.shape != up.shape or gate.dtype != up.dtype:
+        return silu(gate) * up
+    return gated(gate, up, "silu", third_order=True)
 
 
 def cross_entropy(
@@ -145,10 +160,51 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """PyTorch's function of this name, which has every derivative."""
+    """PyTorch's function of this name.
+
+    PyTorch's own has every derivative but one: a backward through the tangent of dual numbers raises.
+    """
+    if size_average is None and reduce is None and forward_mode() and not transformed():
+        named: Any = {
+            "reduction": reduction,
+            "ignore_index": ignore_index,
+            "label_smoothing": label_smoothing,
+        }
+        return _plain_cross_entropy(input, target, weight, **named)
     return F.cross_entropy(
         input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
     )
+
+
+def _plain_cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    *,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+) -> Tensor:
+    """F.cross_entropy with the softmax written out."""
+    dim, C = min(1, input.dim() - 1), input.shape[min(1, input.dim() - 1)]
+    z = input - input.detach().amax(dim, keepdim=True)
+    log_p = z - z.exp().sum(dim, keepdim=True).log()
+    gain = input.new_ones(C) if weight is None else weight
+    weighted = log_p * gain.view(-1, *(1,) * (input.dim() - dim - 1))
+    if target.is_floating_point():
+        terms = -(weighted * (target * (1 - label_smoothing) + label_smoothing / C)).sum(dim)
+        return _reduced(terms, reduction, max(1, terms.numel()))
+    counted = target != ignore_index
+    index = target.clamp(0, C - 1)
+    picked = weighted.gather(dim, index.unsqueeze(dim)).squeeze(dim)
+    terms = -((1 - label_smoothing) * picked + label_smoothing / C * weighted.sum(dim)) * counted
+    return _reduced(terms, reduction, (gain[index] * counted).sum())
+
+
+def _reduced(terms: Tensor, reduction: str, total: Tensor | int) -> Tensor:
+    if reduction == "none":
+        return terms
+    return terms.sum() / total if reduction == "mean" else terms.sum()
 
 
 def linear_cross_entropy(
@@ -159,21 +215,29 @@ def linear_cross_entropy(
     linear_bias: Tensor | None = None,
     weight: Tensor | None = None,
     reduction: str = "mean",
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """cross_entropy(input Wᵀ + b, target), PyTorch's function of this name."""
-    logits = F.linear(input, linear_weight, linear_bias)
-    return F.cross_entropy(
-        logits,
-        target,
-        weight,
-        reduction=reduction,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-    )
+    """PyTorch's function of this name: cross_entropy(input Wᵀ + b, target), a slice of the logits at a time.
+
+    Forward mode, targets that are probabilities, weights of classes and `reduction="none"` need all logits.
+    """
+    ignored = -100 if ignore_index is None else ignore_index
+    fits = linear_weight.dim() == 2 and input.dim() in (1, 2) and target.dim() == input.dim() - 1
+    classes = not target.is_floating_point() and weight is None and reduction in ("mean", "sum")
+    one_dtype = all(t is None or t.dtype == input.dtype for t in (linear_weight, linear_bias))
+    if _plainly() or not (fits and classes and one_dtype and target.numel()):
+        logits = F.linear(input, linear_weight, linear_bias)
+        named: Any = {"reduction": reduction, "label_smoothing": label_smoothing, "ignore_index": ignored}
+        return cross_entropy(logits, target, weight, **named)
+    rows, target = input.view(-1, input.shape[-1]), target.reshape(-1)
+    if ignored != IGNORED:
+        target = target.masked_fill(target == ignored, IGNORED)
+    smooth = {"label_smoothing": label_smoothing, "third_order": True}
+    total = cross_entropy_head(rows, linear_weight, linear_bias, target, **smooth)
+    return total if reduction == "sum" else total / (target != IGNORED).sum()
 
 
 def _plainly() -> bool:
-    """Whether plain operations have to be recorded: the kernels answer two reverse derivatives."""
+    """Whether plain operations are recorded: the kernels answer two reverse derivatives of eager code."""
     return casting() or forward_mode() or transformed() or torch.compiler.is_compiling()

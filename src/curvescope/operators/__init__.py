@@ -1,13 +1,20 @@
 """Operators: Hessian, its two parts, Fishers and the Jacobian, over named blocks, matrix-free."""
 
 from curvescope.operators.activations import ActivationGGN, ActivationHessian, TokenBlocks
-from curvescope.operators.curvature import GGN, EmpiricalFisher, Functional, Hessian, MonteCarloFisher
+from curvescope.operators.curvature import GGN, EmpiricalFisher, FunctionalHessian, Hessian, MonteCarloFisher
 from curvescope.operators.diagonals import DiagonalCost, ExactDiagonal, diagonal_cost, exact_diagonal
 from curvescope.operators.jacobian import Jacobian
 from curvescope.operators.kronecker import EKFAC, KFAC, KFACQuality, KroneckerOperator, Shampoo, kfac_quality
 from curvescope.operators.samples.per_sample import PerSample, SampleTraces, per_sample
-from curvescope.operators.sources import Source, Sources
-from curvescope.operators.taylor import Line, Plane, ThirdDerivative, line, plane, third_derivative
+from curvescope.operators.sources import FunctionalSource, FunctionalSources
+from curvescope.operators.taylor import (
+    LossLine,
+    LossPlane,
+    ThirdDerivative,
+    loss_line,
+    loss_plane,
+    third_derivative,
+)
 
 __all__ = [
     "EKFAC",
@@ -18,26 +25,26 @@ __all__ = [
     "DiagonalCost",
     "EmpiricalFisher",
     "ExactDiagonal",
-    "Functional",
+    "FunctionalHessian",
+    "FunctionalSource",
+    "FunctionalSources",
     "Hessian",
     "Jacobian",
     "KFACQuality",
     "KroneckerOperator",
-    "Line",
+    "LossLine",
+    "LossPlane",
     "MonteCarloFisher",
     "PerSample",
-    "Plane",
     "SampleTraces",
     "Shampoo",
-    "Source",
-    "Sources",
     "ThirdDerivative",
     "TokenBlocks",
     "diagonal_cost",
     "exact_diagonal",
     "kfac_quality",
-    "line",
+    "loss_line",
+    "loss_plane",
     "per_sample",
-    "plane",
     "third_derivative",
 ]

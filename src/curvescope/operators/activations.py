@@ -298,7 +298,7 @@ class ActivationHessian(ActivationOperator):
 
 
 class ActivationGGN(ActivationOperator):
-    """The Gauss-Newton part, positive semi-definite where the loss is convex in the outputs."""
+    """The GGN, positive semi-definite where the loss is convex in the outputs."""
 
     name = "ggn"
 

@@ -90,10 +90,9 @@ class CurvatureOperator(LinearOperator):
     always_psd: bool = False
     needs_outputs: bool = True  # whether it is made of outputs and their loss, apart from each other
 
-    @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        """The model's own parameters by name, as its optimizer has them."""
-        return self.problem.model.parameters
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The model's own parameters with their names, as its optimizer has them."""
+        return self.problem.model.named_parameters()
 
     def block(self, rows: Params, columns: Params | None = None) -> Self:
         """The operator between the blocks that match `rows` and those that match `columns`.
@@ -177,7 +176,7 @@ class Shift:
 
     def __init__(self, model: Model, damping: float, weight_decay: WeightDecay):
         by_block = _by_block(model, not_negative("damping", damping), weight_decay)
-        self.weights = {name: _weight(model, name, by_block) for name in model.parameters}
+        self.weights = {name: _weight(model, name, by_block) for name in dict(model.named_parameters())}
         values = set(by_block.values())
         self.uniform = values.pop() if len(values) == 1 else None
 
@@ -191,7 +190,7 @@ class Shift:
         if self.uniform is not None and rows.segments == columns.segments:
             return torch.add(product, V, alpha=self.uniform)
         given = columns.scatter_columns(V)
-        shared = [name for name in columns.parameters if name in rows.shapes]
+        shared = [name for name in columns.parameter_names if name in rows.shapes]
         tree = {name: (given[name] * self.weights[name]).contiguous() for name in shared}
         return product + rows.gather_columns(tree, V.shape[1])
 
@@ -228,7 +227,7 @@ def _weight(model: Model, parameter: str, by_block: Mapping[str, float]) -> floa
     values = {by_block[name] for name in own}
     if len(values) < 2:
         return values.pop() if values else 0.0
-    found = torch.zeros(model.parameters[parameter].shape, dtype=model.dtype, device=model.device)
+    found = torch.zeros(model.get_parameter(parameter).shape, dtype=model.dtype, device=model.device)
     for name, block in own.items():
         block.view(found).fill_(by_block[name])
     return found

@@ -2,10 +2,10 @@
 
 With outputs z(θ), loss L = (1/N) Σ_t w_t ℓ_t(z) and J = ∂z/∂θ:
 
-    Hessian     H   = ∇²L = GGN + Functional
-    GGN         H_o = (1/N) Jᵀ (∂²ℓ/∂z²) J
-    Functional  H_f = (1/N) Σ_i (∂ℓ/∂z_i) ∇²z_i
-    Fishers         = (1/N) Σ_t w_t g_t g_tᵀ, g_t = ∇ℓ_t at the data's targets or at drawn ones
+    Hessian            H   = ∇²L = H_o + H_f
+    GGN                H_o = (1/N) Jᵀ (∂²ℓ/∂z²) J
+    FunctionalHessian  H_f = (1/N) Σ_i (∂ℓ/∂z_i) ∇²z_i
+    Fishers            (1/N) Σ_t w_t g_t g_tᵀ, g_t = ∇ℓ_t at the data's targets or at drawn ones
 
 The diagonal of the GGN as a mean of squares, from a random root of the loss in the outputs.
 
@@ -53,8 +53,8 @@ class Hessian(CurvatureOperator):
         return SecondDerivative("hessian")
 
 
-class Functional(CurvatureOperator):
-    """The functional part, computed directly: the Hessian of ⟨G, z(θ)⟩ with G = ∂ℓ/∂z held fixed."""
+class FunctionalHessian(CurvatureOperator):
+    """The functional Hessian, computed directly: the Hessian of ⟨G, z(θ)⟩ with G = ∂ℓ/∂z held fixed."""
 
     @property
     def form(self) -> SecondDerivative:
@@ -63,7 +63,7 @@ class Functional(CurvatureOperator):
 
 
 class GGN(CurvatureOperator):
-    """The generalised Gauss-Newton matrix, the outer-product part: Jᵀ (∂²ℓ/∂z²) J.
+    """The generalized Gauss-Newton matrix H_o = Jᵀ (∂²ℓ/∂z²) J.
 
     Positive semi-definite where the loss is convex in the outputs, as those of this package are.
     """
@@ -178,7 +178,7 @@ def sampled_targets(loss: Loss, z: Tensor, batch: Batch, first: int, sample: int
 
 
 OPERATORS: Mapping[str, type[CurvatureOperator]] = MappingProxyType(
-    {"hessian": Hessian, "ggn": GGN, "functional": Functional}
+    {"hessian": Hessian, "ggn": GGN, "functional": FunctionalHessian}
 )
 """The Hessian and its parts by their names in `core/parts.py`."""
 BY_SYMBOL: Mapping[str, type[CurvatureOperator]] = MappingProxyType(

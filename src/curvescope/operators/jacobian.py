@@ -60,7 +60,7 @@ class Jacobian(LinearOperator):
         start = 0
         for shape, batch in zip(self.output_shapes, self.problem.placed_batches("Jacobian"), strict=True):
             cotangents = U[start : start + prod(shape)].T.reshape(-1, *shape)
-            tree = self.engine.jacobian_transpose(batch, self.space.parameters, cotangents)
+            tree = self.engine.jacobian_transpose(batch, self.space.parameter_names, cotangents)
             total += self.space.gather_columns(tree, U.shape[1])
             start += prod(shape)
         return total

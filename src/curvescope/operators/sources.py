@@ -1,8 +1,8 @@
-"""Who contributes which curvature: the functional part as a sum over the parts of a network.
+"""Who contributes which curvature: the functional Hessian as a sum over the parts of a network.
 
 With parts y = f(x, θ) (norms, attentions, feed-forward networks), λ = ∂ℓ/∂y and D = d(x, θ)/dθ_all,
 
-    H = GGN + Σ_f Dᵀ (λ · f'') D
+    H = H_o + Σ_f Dᵀ (λ · f'') D
 
 exactly: the second derivative of each part alone, seen through the first derivatives of all others.
 """
@@ -23,13 +23,13 @@ from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
 
 
-class Source(CurvatureOperator):
+class FunctionalSource(CurvatureOperator):
     """Dᵀ (λ · f'') D of one source: what the second derivative of that part adds to the Hessian.
 
     Args:
         source: `L0.attention`, `L0.ffn`, `L0.ln1`, `ln_f`, …, or `rest`: what lies in none of them, such as
-            the head, and norms that have no role. `Sources(problem)` lists them. Where the sources do not add
-            up to the functional part, seen on a few positions, it is an error.
+            the head, and norms that have no role. `FunctionalSources(problem)` lists them. If the sources do
+            not add up to the functional Hessian on a few positions, that is an error.
     """
 
     def __init__(self, problem: Problem, source: str, *blocks: Params, chunk: int | None = None):
@@ -47,7 +47,7 @@ class Source(CurvatureOperator):
         return SourceTerm(self.source)
 
 
-class Sources(Mapping[str, Source]):
+class FunctionalSources(Mapping[str, FunctionalSource]):
     """All sources of a problem by name, in the order of the network; they share what they keep."""
 
     def __init__(self, problem: Problem, *blocks: Params):
@@ -55,9 +55,9 @@ class Sources(Mapping[str, Source]):
             raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
         self.problem, self._blocks = problem, blocks
         self._names = (*find_sources(problem.model), REST)
-        self._first = Source(problem, REST, *blocks)
+        self._first = FunctionalSource(problem, REST, *blocks)
 
-    def __getitem__(self, name: str) -> Source:
+    def __getitem__(self, name: str) -> FunctionalSource:
         if name not in self._names:
             raise KeyError(name)
         found = self._first.block(self._blocks or "*")
@@ -85,7 +85,7 @@ class Sources(Mapping[str, Source]):
         for some in (slice(start, start + step) for start in range(0, V.shape[1], step)):
             tangents = op.columns.scatter_columns(V[:, some])
             for index, batch in enumerate(self.problem.placed_batches("sources")):
-                found = op.engine.sources(index, batch, op.space.parameters, tangents, self._names)
+                found = op.engine.sources(index, batch, op.space.parameter_names, tangents, self._names)
                 for name, tree in found.items():
                     part = total[name][:, some]
                     part += op.space.gather_columns(tree, part.shape[1]) / n

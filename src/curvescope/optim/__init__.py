@@ -1,4 +1,4 @@
-"""Optimisers that use curvature, with the interface of torch.optim.
+"""Optimizers that use curvature, with the interface of torch.optim.
 
 `opt.step(closure)`, where the closure returns the loss with its graph, without backward.
 """

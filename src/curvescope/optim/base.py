@@ -1,14 +1,14 @@
-"""What the optimisers of this room share: torch.optim's interface, and how a step gets its curvature.
+"""What the optimizers of this room share: torch.optim's interface, and how a step gets its curvature.
 
 `opt.step(closure)` calls the closure, which returns the loss *with its graph*: no `zero_grad`, no `backward`.
 The gradient and all products are derivatives of that loss, so one batch defines a step. `.grad` is neither
 read nor written. Settings lie in `param_groups`, everything else in `state`, so that `state_dict`,
-`copy.deepcopy` and pickles carry all of an optimiser.
+`copy.deepcopy` and pickles carry all of an optimizer.
 
 Random estimates of a diagonal of curvature, from the loss of one step.
 
     hutchinson   z ⊙ (H z), z of random signs: its mean is diag H (Bekas et al., 2007)
-    ggn          z ⊙ (G z), with the Gauss-Newton matrix, of which no entry of the mean is negative
+    ggn          z ⊙ (G z), with the GGN, of which no entry of the mean is negative
     bartlett     N ĝ ⊙ ĝ, ĝ the gradient of the mean loss of N terms at targets drawn from the model: its mean
                  is diag G for a log-likelihood whose terms weigh 0 or 1 (Liu et al., 2024, algorithm 2)
 
@@ -41,7 +41,7 @@ PRECISIONS = (torch.float32, torch.float64)
 
 
 class CurvatureOptimizer(torch.optim.Optimizer, ABC):
-    """An optimiser that asks the closure's loss for curvature.
+    """An optimizer that asks the closure's loss for curvature.
 
     `work` counts what all steps have cost so far. A loss is one forward pass, a gradient one backward pass. A
     product is backward passes through the graph of the gradient, or through those of Jᵀu, the loss and Jᵀ.
@@ -97,7 +97,7 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
 
         Args:
             closure: Returns the loss with its graph, (loss, outputs), something that has a `loss`, or a
-                `cs.Problem`; it is called again where an optimiser compares losses, with the random numbers
+                `cs.Problem`; it is called again where an optimizer compares losses, with the random numbers
                 that torch drew the first time, and has to mean the same batch then.
 
         Returns:
@@ -110,7 +110,7 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
             )
         parameters = self.trained()
         if not parameters:
-            raise UsageError("all parameters of the optimiser are frozen")
+            raise UsageError("all parameters of the optimizer are frozen")
         again = Replay(closure, parameters[0].device)
         with torch.enable_grad(), PlainAttention():  # the one that has a second derivative
             self.count("losses")
@@ -149,7 +149,7 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch.optim, of an optimiser of this class."""
+        """As in torch.optim, of an optimizer of this class."""
         settings = [self.defaults.keys() - group.keys() - self.added for group in state_dict["param_groups"]]
         states = [s.keys() - self.kept for key, s in state_dict["state"].items() if isinstance(key, int)]
         missing, foreign = sorted(set().union(*settings)), sorted(set().union(*states))
@@ -222,7 +222,7 @@ def _generators(device: torch.device) -> list[torch.Generator]:
 
 @contextmanager
 def kept_statistics() -> Iterator[None]:
-    """Running statistics of every normalisation that is called inside are, after it, as they were."""
+    """Running statistics of every normalization that is called inside are, after it, as they were."""
     before: dict[int, tuple[Tensor, Tensor]] = {}
 
     def remember(module: nn.Module, _: Any) -> None:

@@ -19,7 +19,7 @@ class HutchinsonAdam(CurvatureOptimizer):
     signs z is the squared norm of a row of H, Σ_j H_ij², and not H_ii² unless H is diagonal.
 
     From the published algorithm it differs in what D is averaged over: AdaHessian takes means of |D| within
-    convolution kernels and, for matrices, over blocks of neighbours; here every entry has its own. Weight
+    convolution kernels and, for matrices, over blocks of neighbors; here every entry has its own. Weight
     decay is apart from the gradient, as in AdamW.
 
     Cost of a step: 1 loss, 1 gradient, and at every `every`-th step `num_probes` products; two vectors that

@@ -88,9 +88,9 @@ class KFACDescent(CurvatureOptimizer):
         if problem is None:
             raise UsageError("KFACDescent needs a closure that returns a cs.Problem of the batch")
         gradient = objective.gradient(curved=False)
-        names = {id(p): name for name, p in problem.model.parameters.items()}
+        names = {id(p): name for name, p in problem.model.named_parameters()}
         if unknown := [i for i, p in enumerate(objective.parameters) if id(p) not in names]:
-            raise UsageError(f"parameter {unknown[0]} of the optimiser is none of {problem.model.name}")
+            raise UsageError(f"parameter {unknown[0]} of the optimizer is none of {problem.model.name}")
         tree = {names[id(p)]: g for p, g in zip(objective.parameters, gradient, strict=True)}
         with torch.enable_grad():
             moved = self._preconditioned(problem, tree)
@@ -119,7 +119,7 @@ class KFACDescent(CurvatureOptimizer):
         spectra = [_inverse(factors, self.one("damping")) for factors in kept]
         step = layerwise(spectra, layers, space, space.gather(tree)[:, None])[:, 0]
         rest = {id(p): float(group["rest"]) for group in self.param_groups for p in group["params"]}
-        found = {name: g * rest[id(problem.model.parameters[name])] for name, g in tree.items()}
+        found = {name: g * rest[id(problem.model.get_parameter(name))] for name, g in tree.items()}
         for block, part in zip(space, space.to_dict(step).values(), strict=True):
             block.put(part, found[block.parameter])
         return found
@@ -129,7 +129,7 @@ class KFACDescent(CurvatureOptimizer):
         if self.steps % self.one("every") and self.whole(FACTORS).get("parameters") == names:
             return
         own = copy.copy(problem)
-        own.choice = Choice(problem.model, [problem.model.parameters[name] for name in names])
+        own.choice = Choice(problem.model, [problem.model.get_parameter(name) for name in names])
         self.count("losses")
         K = KFAC(own, kind=self.one("kind"), seed=self.one("seed") + self.steps)
         layers = [_plain(layer, s) for layer, s in zip(K.layers, K.spectra(), strict=True)]

@@ -1,4 +1,4 @@
-"""What one step minimises: a loss with its graph, its gradient, and products with its curvature.
+"""What one step minimizes: a loss with its graph, its gradient, and products with its curvature.
 
 With L(θ) the loss that a closure returned, z the outputs it was made of and J = ∂z/∂θ:
 
@@ -79,11 +79,11 @@ def _words(made: object) -> str:
 class Objective:
     """A loss at the parameters of a step. Vectors are lists of tensors, one for each parameter.
 
-    `parameters` are those of the optimiser that are in the graph of the loss.
+    `parameters` are those of the optimizer that are in the graph of the loss.
 
     Args:
         made: What the closure returned.
-        parameters: Those that the optimiser trains.
+        parameters: Those that the optimizer trains.
         count: Called with "gradients", "products" or "block_products" whenever one is taken.
     """
 
@@ -102,7 +102,7 @@ class Objective:
         used = {id(leaf) for leaf in leaves_of(self.loss)} | {id(self.loss)}  # it may be a parameter itself
         self.parameters = [p for p in parameters if id(p) in used]
         if not self.parameters:
-            raise UsageError("the loss depends on none of the optimiser's parameters")
+            raise UsageError("the loss depends on none of the optimizer's parameters")
         _refuse_hooks(self.parameters)
         self.check: Callable[[], None] | None = None  # called once, before the first product
         self._gradient: list[Tensor] = []
@@ -117,7 +117,7 @@ class Objective:
         return [g.detach() for g in self._gradient]
 
     def product(self, v: Sequence[Tensor], curvature: Curvature = "hessian") -> list[Tensor]:
-        """∇²L v, or that of the generalised Gauss-Newton matrix."""
+        """∇²L v, or that of the generalized Gauss-Newton matrix."""
         self._count("products")
         return self._ggn(v) if curvature == "ggn" else self._hessian(v, range(len(self.parameters)))
 

@@ -16,7 +16,6 @@ from curvescope.runs.work import State
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Profile = Literal["quick", "full"]
@@ -114,17 +113,3 @@ def published_table(paper: str, name: str) -> list[dict[str, str]]:
     """The rows of a table under `published/` of a paper; lines that begin with # are its citation."""
     text = (files(f"curvescope.papers.{paper}") / "published" / f"{name}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
-
-
-def plain(ax: Axes, *, grid: bool = True) -> None:
-    """Remove the frame above and on the right; draw a faint grid."""
-    ax.spines[["top", "right"]].set_visible(False)
-    if grid:
-        ax.grid(lw=0.3, color="0.9")
-
-
-def logarithmic(ax: Axes, *, grid: bool = True) -> None:
-    """Make both axes logarithmic, without a frame."""
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    plain(ax, grid=grid)

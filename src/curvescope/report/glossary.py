@@ -19,12 +19,12 @@ TERMS = (
     Term("H", "the Hessian: second derivatives of the mean loss in the parameters.", ("Hessian", "H")),
     Term(
         "GGN, H_o",
-        "the generalized Gauss–Newton matrix Jᵀ (∂²ℓ) J, or outer-product part: the Hessian of the model "
-        "linearised in its parameters; it has no negative eigenvalue for a convex loss.",
-        ("GGN", "H_o", "outer-product part"),
+        "the generalized Gauss–Newton matrix Jᵀ (∂²ℓ) J: the Hessian of the model "
+        "linearized in its parameters; it has no negative eigenvalue for a convex loss.",
+        ("GGN", "H_o"),
     ),
     Term(
-        "functional part, H_f",
+        "functional Hessian, H_f",
         "what the Hessian has beyond the GGN, Σ (∂ℓ/∂f) ∂²f: curvature of the model itself; H = H_o + H_f.",
         ("functional", "H_f"),
     ),
@@ -84,7 +84,7 @@ TERMS = (
     ),
     Term(
         "brightness",
-        "the mean of log10(|entry| + 1e-6) over a block: its colour in a picture of all entries.",
+        "the mean of log10(|entry| + 1e-6) over a block: its color in a picture of all entries.",
     ),
     Term(
         "stripe",
@@ -104,7 +104,7 @@ TERMS = (
     Term(
         "source",
         "a norm, attention or feed-forward network whose own second derivative, seen through the first "
-        "derivatives of all others, adds a part to the Hessian: H = GGN + Σ over sources.",
+        "derivatives of all others, adds a part to the Hessian: H = H_o + Σ over sources.",
         ("source", "sources"),
     ),
     Term(
@@ -145,19 +145,18 @@ TERMS = (
     ),
     Term(
         "gap",
-        "‖H − GGN‖_F/‖H‖_F: how much of the Hessian the Gauss–Newton matrix misses.",
-        ("‖H − GGN‖_F",),
+        "‖H − H_o‖_F/‖H‖_F: how much of the Hessian the GGN misses.",
+        ("‖H − H_o‖_F",),
     ),
     Term(
         "functional share",
-        "‖H_f‖_F/‖H‖_F: the functional part beside the whole Hessian. It may exceed 1, where GGN and "
-        "functional part take away from each other.",
+        "‖H_f‖_F/‖H‖_F: the functional Hessian beside the whole Hessian. It may exceed 1, where GGN and "
+        "functional Hessian take away from each other.",
         ("functional share", "functional_share"),
     ),
     Term(
         "λ_max gap",
-        "1 − λ_max(GGN)/λ_max(H): what the Gauss–Newton matrix misses of the largest eigenvalue; below "
-        "zero it has too much.",
+        "1 − λ_max(H_o)/λ_max(H): what the GGN misses of the largest eigenvalue; below zero it has too much.",
         ("λ_max gap", "lambda_max_gap"),
     ),
     Term(

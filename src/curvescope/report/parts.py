@@ -244,7 +244,7 @@ def heading(name: str) -> str:
 
 
 class Level(NamedTuple):
-    """A level: its name among the page's colours, its symbol, its word."""
+    """A level: its name among the page's colors, its symbol, its word."""
 
     key: str
     symbol: str

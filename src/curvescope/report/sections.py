@@ -18,7 +18,7 @@ SECTIONS = {
     "model": Place("The model", "Model"),
     "comparison": Place("Side by side", "Comparison", ("compare",)),
     "spectra": Place(
-        "Spectra of H, GGN and functional part", "Spectra", ("spectrum", "gap", "exact_spectra")
+        "Spectra of H, GGN and functional Hessian", "Spectra", ("spectrum", "gap", "exact_spectra")
     ),
     "block-map": Place("The block map", "Block map", ("blocks",)),
     "blocks": Place("Blocks, and how they differ", "Blocks"),

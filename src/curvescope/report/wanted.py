@@ -58,7 +58,7 @@ SECTIONS: dict[str, tuple[Wanted, ...]] = {
 }  # fmt: skip
 MORE: tuple[Wanted, ...] = (
     Wanted("gap", "how well the GGN stands for the Hessian", 75),
-    Wanted("embeddings", "how near the embedding is to its normalised form", 4),
+    Wanted("embeddings", "how near the embedding is to its normalized form", 4),
     Wanted("layernorm", "the ellipsoids of its norms", 5),
     Wanted("activations", "how sharply the loss bends in states of tokens", 15),
 )

@@ -64,20 +64,20 @@ def _described(parts: Iterable[Part]) -> Iterator[Description]:
 
 
 def _contents(part: Part) -> Iterator[tuple[str, memoryview | bytes]]:
-    """Labelled bytes; equal sequences of them mean equal contents."""
+    """Labeled bytes; equal sequences of them mean equal contents."""
     if part is None:
         yield "nothing", b""
     elif isinstance(part, str):
         yield "text", part.encode("utf-8", "surrogateescape")
     elif isinstance(part, Tensor):
-        yield _labelled("tensor", part)
+        yield _labeled("tensor", part)
     elif isinstance(part, Batches):
         yield "batches", str(len(part)).encode()
         for batch in part:
             names = list(batch.inputs) if isinstance(batch.inputs, Mapping) else None
             yield "batch", repr((names, batch.weights is None)).encode()
             for tensor in batch.tensors():
-                yield _labelled("tensor", tensor)
+                yield _labeled("tensor", tensor)
     else:
         yield from _of_model(part)
 
@@ -90,7 +90,7 @@ def _of_model(model: Model) -> Iterator[tuple[str, memoryview | bytes]]:
     yield from made_of(model)
     for kind, tensors in (("parameter", model.whole_parameters()), ("buffer", module.named_buffers())):
         for name, tensor in tensors:
-            yield _labelled(f"{kind} {name}", tensor)
+            yield _labeled(f"{kind} {name}", tensor)
     if model.tokenizer is not None:
         yield from _of_tokenizer(as_tokenizer(model.tokenizer))
 
@@ -107,6 +107,6 @@ def _of_tokenizer(tokenizer: Tokenizer) -> Iterator[tuple[str, memoryview | byte
             yield f"tokenizer {tokenizer.name} {path.name}", path.read_bytes()
 
 
-def _labelled(label: str, tensor: Tensor) -> tuple[str, memoryview]:
+def _labeled(label: str, tensor: Tensor) -> tuple[str, memoryview]:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return f"{label} {tensor.dtype} {tuple(tensor.shape)}", flat.view(torch.uint8).numpy().data

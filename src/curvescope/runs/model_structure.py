@@ -74,7 +74,7 @@ def structure(model: Model) -> str:
 
 
 def made_of(model: Model) -> Iterator[Part]:
-    """Labelled bytes; equal sequences of them mean that equal tensors give equal outputs."""
+    """Labeled bytes; equal sequences of them mean that equal tensors give equal outputs."""
     walk = _Walk()
     for name, module in model.module.named_modules():
         yield from walk.module(name, module)

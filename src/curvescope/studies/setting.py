@@ -17,10 +17,10 @@ from curvescope.core.ranks import spreading
 from curvescope.data import denoising
 from curvescope.data.batches import IGNORED, Batches
 from curvescope.data.corpora import CORPORA, read_source
-from curvescope.data.labels import classification, images, num_sequences, read_labelled, sample
-from curvescope.data.masking import continuation, masked_lm
+from curvescope.data.labels import classification_data, image_data, num_sequences, read_labeled, sample
+from curvescope.data.masking import continuation, masked_lm_data
 from curvescope.data.tasks import task_from_text
-from curvescope.data.text import text
+from curvescope.data.text import text_data
 from curvescope.models.forward_errors import check_vocabulary, check_weights
 from curvescope.models.hf.module import MIXTURE
 from curvescope.models.load import as_device, load
@@ -84,7 +84,7 @@ class ModelOnData(Config):
     model: str = setting("tiny-gpt", "a bundled name, a folder, a hub id, a checkpoint or a TOML file")
     revision: str | None = setting(None, "a training checkpoint of a bundled model")
     data: str = setting("sample", "a corpus, a file, a folder, task:NAME or task:NAME?OPTION=VALUE")
-    tokens: int = setting(512, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(512, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     seq_len: int = setting(64, "tokens of one sequence")
     batch_size: int = setting(8, "sequences of one batch; changes no number beyond rounding")
     loss: str = setting(
@@ -174,7 +174,7 @@ def sequences_there(cfg: ModelOnData, model: Model) -> int | None:
 
 
 def make_batches(cfg: ModelOnData, model: Model) -> Batches:
-    """A task, or what the model was made for: text, masked or cut in two, labelled texts or images.
+    """A task, or what the model was made for: text, masked or cut in two, labeled texts or images.
 
     A model without a head gets a part of these hidden, and its own hidden states on the whole as targets.
     """
@@ -183,18 +183,18 @@ def make_batches(cfg: ModelOnData, model: Model) -> Batches:
     kind = kind_of(model)
     _check(cfg, model, kind)
     if kind == denoising.FEATURES:
-        return denoising.denoising(
+        return denoising.denoising_data(
             cfg.data, model, tokens=cfg.tokens, seq_len=cfg.seq_len, batch_size=cfg.batch_size, seed=cfg.seed
         )
     if kind == "image-classification":
         count = num_sequences(cfg.tokens, cfg.seq_len)
-        return images(model, count, cfg.seed, batch_size=cfg.batch_size)
+        return image_data(model, count, cfg.seed, batch_size=cfg.batch_size)
     if kind == "classification":
-        texts, labels = read_labelled(cfg.data)
+        texts, labels = read_labeled(cfg.data)
         chosen = sample(len(texts), num_sequences(cfg.tokens, cfg.seq_len), seed=cfg.seed)
         texts, labels = [texts[i] for i in chosen], [labels[i] for i in chosen]
-        return classification(texts, labels, model, seq_len=cfg.seq_len, batch_size=cfg.batch_size)
-    make = {"masked-lm": masked_lm, PAIRED: continuation}.get(kind, text)
+        return classification_data(texts, labels, model, seq_len=cfg.seq_len, batch_size=cfg.batch_size)
+    make = {"masked-lm": masked_lm_data, PAIRED: continuation}.get(kind, text_data)
     tokens = taken_tokens(cfg, model)
     return make(cfg.data, model, tokens=tokens, seq_len=cfg.seq_len, batch_size=cfg.batch_size, seed=cfg.seed)
 
@@ -295,8 +295,8 @@ def read_data(cfg: TokenModelOnData, model: Model) -> Batches:
         "seed": cfg.seed,
     }
     if model.facts.get("task") == "masked-lm":
-        return masked_lm(cfg.data, model, **options)
-    found = text(cfg.data, model, **options)
+        return masked_lm_data(cfg.data, model, **options)
+    found = text_data(cfg.data, model, **options)
     if model.facts.get("causal", True):
         return found
     inputs = torch.cat([batch.inputs for batch in found])  # pyright: ignore[reportCallIssue, reportArgumentType]

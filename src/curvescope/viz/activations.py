@@ -1,4 +1,4 @@
-"""Numbers of tokens at points of a model, as text in colours too; what was predicted and what was found."""
+"""Numbers of tokens at points of a model, as text in colors too; what was predicted and what was found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 88  # characters of a line of text
-COLOURS = style.MANY
+COLORS = style.MANY
 
 
 def quartiles(ax: Axes, names: Sequence[str], values: Sequence[np.ndarray], *, title: str) -> Axes:
@@ -46,8 +46,8 @@ def position_map(ax: Axes, values: np.ndarray, names: Sequence[str], *, label: s
     return ax
 
 
-def coloured_text(ax: Axes, tokens: Sequence[str], values: np.ndarray, *, title: str, label: str) -> Axes:
-    """Tokens as running text, each on its colour; the scale is logarithmic, grey is not above zero."""
+def colored_text(ax: Axes, tokens: Sequence[str], values: np.ndarray, *, title: str, label: str) -> Axes:
+    """Tokens as running text, each on its color; the scale is logarithmic, gray is not above zero."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
@@ -55,24 +55,24 @@ def coloured_text(ax: Axes, tokens: Sequence[str], values: np.ndarray, *, title:
 
     positive = values[values > 0]
     low, high = (float(positive.min()), float(positive.max())) if len(positive) else (0.1, 1.0)
-    norm, colours = LogNorm(low, high if high > low else 10 * low), colormaps[style.MAP]
+    norm, colors = LogNorm(low, high if high > low else 10 * low), colormaps[style.MAP]
     lines = wrapped(tokens)
     for row, line in enumerate(lines):
         column = 0
         for i in line:
             shown = short(tokens[i], 24)
-            colour: Any = colours(norm(values[i])) if values[i] > 0 else (0.85, 0.85, 0.85, 1.0)
-            ax.add_patch(Rectangle((column, -row - 0.42), len(shown) - 0.1, 0.84, color=colour, lw=0))
+            color: Any = colors(norm(values[i])) if values[i] > 0 else (0.85, 0.85, 0.85, 1.0)
+            ax.add_patch(Rectangle((column, -row - 0.42), len(shown) - 0.1, 0.84, color=color, lw=0))
             ax.text(
                 column + len(shown) / 2 - 0.05, -row, shown, family="monospace", fontsize=8,
-                color=style.ink(colour), ha="center", va="center",
+                color=style.ink(color), ha="center", va="center",
             )  # fmt: skip
             column += len(shown)
     ax.set_xlim(-0.5, min(COLUMNS, sum(len(short(token, 24)) for token in tokens)) + 0.5)
     ax.set_ylim(-len(lines) + 0.4, 0.6)
     ax.axis("off")
     ax.set_title(f"{title}: {label}", fontsize=9, loc="left")
-    bar = ax.figure.colorbar(ScalarMappable(norm, colours), ax=ax, pad=0.01, aspect=8)
+    bar = ax.figure.colorbar(ScalarMappable(norm, colors), ax=ax, pad=0.01, aspect=8)
     ends = (float(norm.vmin or low), float(norm.vmax or high))
     bar.set_ticks(ends, labels=[f"{end:.2g}" for end in ends])
     bar.minorticks_off()
@@ -101,9 +101,9 @@ def agreement(
     middle = max(np.median(np.abs(found)), 1e-3 * limit)
     decades = 10.0 ** np.arange(np.round(np.log10(middle)), np.log10(limit))
     ticks = [*-decades[::-1], 0.0, *decades]
-    for colour, kind in zip(COLOURS, dict.fromkeys(kinds), strict=False):
+    for color, kind in zip(COLORS, dict.fromkeys(kinds), strict=False):
         own = np.array([k == kind for k in kinds])
-        ax.scatter(predicted[own], found[own], s=11, color=colour, alpha=0.7, lw=0, label=kind)
+        ax.scatter(predicted[own], found[own], s=11, color=color, alpha=0.7, lw=0, label=kind)
     ax.plot([-limit, limit], [-limit, limit], color="0.5", lw=0.9, ls="--", zorder=0)
     for scale, marks in ((ax.set_xscale, ax.set_xticks), (ax.set_yscale, ax.set_yticks)):
         scale("symlog", linthresh=decades[0] if len(decades) else middle)
@@ -132,18 +132,18 @@ def errors(ax: Axes, sizes: np.ndarray, shares: Mapping[str, Sequence[float]]) -
 
 
 def part_bars(ax: Axes, names: Sequence[str], values: np.ndarray, stderr: np.ndarray) -> Axes:
-    """One bar for each part, in their order; the colour is that of their kind: head, feed-forward, other."""
+    """One bar for each part, in their order; the color is that of their kind: head, feed-forward, other."""
     kinds = [
         "head" if ".h" in name else "feed-forward" if name.endswith(".ff") else "other" for name in names
     ]
-    for colour, kind in zip(COLOURS, ("head", "feed-forward", "other"), strict=False):
+    for color, kind in zip(COLORS, ("head", "feed-forward", "other"), strict=False):
         own = [i for i, k in enumerate(kinds) if k == kind]
         if own:
             ax.bar(
                 own,
                 values[own],
                 yerr=np.nan_to_num(stderr[own]),
-                color=colour,
+                color=color,
                 label=kind,
                 error_kw={"lw": 0.8},
             )

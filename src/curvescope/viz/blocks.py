@@ -26,12 +26,12 @@ def heat_map(
     *,
     label: str = "",
     limits: tuple[float, float] | None = None,
-    colour_bar: bool = True,
+    color_bar: bool = True,
 ) -> Axes:
-    """Draw a positive matrix of one number per pair of blocks, colours logarithmic; zeros stay white.
+    """Draw a positive matrix of one number per pair of blocks, colors logarithmic; zeros stay white.
 
     Args:
-        limits: smallest and largest value of the colours; by default six decades below the largest.
+        limits: smallest and largest value of the colors; by default six decades below the largest.
     """
     from matplotlib.colors import LogNorm
 
@@ -45,7 +45,7 @@ def heat_map(
     image = ax.imshow(np.ma.masked_less_equal(values, 0), norm=norm, cmap=style.MAP, interpolation="nearest")
     label_blocks(ax, names)
     _rule_between_layers(ax, names)
-    if colour_bar:
+    if color_bar:
         ax.figure.colorbar(image, ax=ax, label=label, shrink=0.8)
     return ax
 
@@ -98,7 +98,7 @@ def bars(
 
 
 def largest(values: Sequence[float]) -> float:
-    """The largest size among them, for an axis or colours with a logarithm; 1 where all of them are zero."""
+    """The largest size among them, for an axis or colors with a logarithm; 1 where all of them are zero."""
     found = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     return found if found > NOTHING else 1.0
 
@@ -129,7 +129,7 @@ def label_blocks(ax: Axes, names: Sequence[str]) -> None:
 
 
 def cell_text(value: float) -> str:
-    """Three digits or more, so that neighbours can be told apart, in at most eight characters.
+    """Three digits or more, so that neighbors can be told apart, in at most eight characters.
 
     1435, 13.1, 0.0314, 1.44e6, -3.2e-5.
     """
@@ -144,8 +144,8 @@ def cell_text(value: float) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def colour_ticks(norm: Any, most: int = 5) -> list[float]:
-    """Powers of ten for a colour bar, few enough to stand apart; with zero where colours have two sides."""
+def color_ticks(norm: Any, most: int = 5) -> list[float]:
+    """Powers of ten for a color bar, few enough to stand apart; with zero where colors have two sides."""
     low = norm.linthresh if norm.vmin < 0 else norm.vmin
     exponents = np.arange(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(norm.vmax) + 1e-9) + 1)
     room = max(1, (most - 1) // 2) if norm.vmin < 0 else most

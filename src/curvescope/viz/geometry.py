@@ -31,15 +31,13 @@ def extremes_histogram(
     ax.hist(values, bins=min(60, max(10, len(values) // 12)), color=PALETTE[0], alpha=0.75)
     ax.set_yscale("symlog", linthresh=1)
     ax.set_ylim(0, ax.get_ylim()[1] * 60)  # room for the names
-    for tokens, side, colour in ((bottom, 0.02, PALETTE[1]), (top, 0.98, PALETTE[2])):
+    for tokens, side, color in ((bottom, 0.02, PALETTE[1]), (top, 0.98, PALETTE[2])):
         words = "\n".join(f"{short(t)}  {v:.3g}" for t, v in tokens)
         ax.text(
             side, 0.97, words, transform=ax.transAxes, va="top", ha="left" if side < 0.5 else "right",
-            fontsize=7, color=colour, linespacing=1.15,
+            fontsize=7, color=color, linespacing=1.15,
         )  # fmt: skip
-        ax.plot(
-            [v for _, v in tokens], np.zeros(len(tokens)), "|", color=colour, ms=9, mew=1.5, clip_on=False
-        )
+        ax.plot([v for _, v in tokens], np.zeros(len(tokens)), "|", color=color, ms=9, mew=1.5, clip_on=False)
     ax.set_title(title, fontsize=10, loc="left")
     ax.tick_params(labelsize=8)
     ax.spines[["top", "right"]].set_visible(False)
@@ -50,8 +48,8 @@ def spectra(
     ax: Axes, values: np.ndarray, *, title: str, label: str = "singular value", log: bool = True
 ) -> Axes:
     """Draw the singular values (H, r) of all heads, one line each; rows may end in NaN."""
-    for colour, row, head in zip(_colours(len(values)), values, range(len(values)), strict=True):
-        ax.plot(np.arange(1, len(row) + 1), row, color=colour, lw=1.3, label=f"h{head}")
+    for color, row, head in zip(_colors(len(values)), values, range(len(values)), strict=True):
+        ax.plot(np.arange(1, len(row) + 1), row, color=color, lw=1.3, label=f"h{head}")
     if log and np.nanmin(values) > 0 and np.nanmax(values) > 20 * np.nanmin(values):
         ax.set_yscale("log")
     _finish(ax, title, "number of the singular value", label, len(values))
@@ -60,11 +58,11 @@ def spectra(
 
 def coverage(ax: Axes, share: np.ndarray, *, title: str, num_99: np.ndarray, of: str) -> Axes:
     """Draw the share (H, r) of the first singular values in their sum; dots are the first above 99 %."""
-    for colour, row, first, head in zip(_colours(len(share)), share, num_99, range(len(share)), strict=True):
+    for color, row, first, head in zip(_colors(len(share)), share, num_99, range(len(share)), strict=True):
         x, y = np.arange(len(row) + 1), np.concatenate([[0.0], 100 * row])
-        ax.plot(x, y, color=colour, lw=1.3, label=f"h{head}")
+        ax.plot(x, y, color=color, lw=1.3, label=f"h{head}")
         if 0 < first <= len(row):
-            ax.plot(first, 100 * row[int(first) - 1], "o", color=colour, ms=4)
+            ax.plot(first, 100 * row[int(first) - 1], "o", color=color, ms=4)
     ax.axhline(99, color="0.6", lw=0.8, ls="--")
     _finish(ax, title, "number of singular values", f"share of {of} (%)", len(share))
     return ax
@@ -73,7 +71,7 @@ def coverage(ax: Axes, share: np.ndarray, *, title: str, num_99: np.ndarray, of:
 def composition_map(
     ax: Axes, z: np.ndarray, senders: Sequence[str], receivers: Sequence[str], *, title: str, limit: float
 ) -> AxesImage:
-    """Draw how far composition scores are above chance, in its standard deviations, colours up to ± limit."""
+    """Draw how far composition scores are above chance, in its standard deviations, colors up to ± limit."""
     from matplotlib.colors import SymLogNorm
 
     norm = SymLogNorm(linthresh=2.0, vmin=-limit, vmax=limit)
@@ -104,8 +102,8 @@ def head_map(
     )
     for (i, j), value in np.ndenumerate(values):
         depth = abs(value) / max(abs(low), abs(high)) if two_sided else (value - low) / ((high - low) or 1.0)
-        colour = "white" if depth > 0.65 else "black"
-        ax.text(j, i, f"{value:.2g}", ha="center", va="center", fontsize=7, color=colour)
+        color = "white" if depth > 0.65 else "black"
+        ax.text(j, i, f"{value:.2g}", ha="center", va="center", fontsize=7, color=color)
     ax.set_xticks(range(values.shape[1]), [f"h{j}" for j in range(values.shape[1])], fontsize=8)
     ax.set_yticks(range(len(layers)), [f"L{i}" for i in layers], fontsize=8)
     ax.tick_params(length=0)
@@ -122,7 +120,7 @@ def four_panels(axes: Sequence[Axes], *, seed: int = 0) -> Sequence[Axes]:
     W = np.array([[0.8, -0.5], [0.3, 0.9]])
     shift, axes_of = np.array([3.0, 2.0]), np.array([4.0, 2.0])
     circle, dots = (np.stack([np.cos(t), np.sin(t)], 1) for t in (turn, marks))
-    shown = (("Layer normalisation\nx → n(x), the sphere", 3 * circle, 3 * dots),
+    shown = (("Layer normalization\nx → n(x), the sphere", 3 * circle, 3 * dots),
              ("scaling γ\nn → γ ∘ n, an ellipsoid", circle * axes_of, dots * axes_of),
              ("shift β\n→ γ ∘ n + β, moved", circle * axes_of + shift, dots * axes_of + shift),
              ("matrix W\n→ (γ ∘ n + β) W", circle * axes_of + shift, dots * axes_of + shift))  # fmt: skip
@@ -148,8 +146,8 @@ def four_panels(axes: Sequence[Axes], *, seed: int = 0) -> Sequence[Axes]:
 
 def semi_axes(ax: Axes, lengths: Mapping[str, np.ndarray], *, radius: float, title: str) -> Axes:
     """Draw the semi-axes of ellipsoids, longest first, logarithmic; dashed is the sphere of radius √d."""
-    for colour, (name, values) in zip(_colours(len(lengths)), lengths.items(), strict=True):
-        ax.plot(np.arange(1, len(values) + 1), values, color=colour, lw=1.3, label=name)
+    for color, (name, values) in zip(_colors(len(lengths)), lengths.items(), strict=True):
+        ax.plot(np.arange(1, len(values) + 1), values, color=color, lw=1.3, label=name)
     ax.axhline(radius, color="0.5", lw=0.8, ls="--")
     ax.set_yscale("log")
     _finish(ax, title, "number of the axis", "length of the semi-axis", len(lengths))
@@ -216,12 +214,12 @@ def box_per_head(
     return ax
 
 
-def _arrow(ax: Axes, start: tuple[float, float], end: tuple[float, ...], colour: str) -> None:
-    style = {"arrowstyle": "->", "color": colour, "lw": 1.6, "shrinkA": 0, "shrinkB": 0}
+def _arrow(ax: Axes, start: tuple[float, float], end: tuple[float, ...], color: str) -> None:
+    style = {"arrowstyle": "->", "color": color, "lw": 1.6, "shrinkA": 0, "shrinkB": 0}
     ax.annotate("", xy=(end[0], end[1]), xytext=start, arrowprops=style)
 
 
-def _colours(count: int) -> list[ColorType]:
+def _colors(count: int) -> list[ColorType]:
     import matplotlib
 
     if count <= len(PALETTE):

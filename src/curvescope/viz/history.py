@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.viz.blocks import cell_text, colour_ticks
+from curvescope.viz.blocks import cell_text, color_ticks
 from curvescope.viz.style import MAP, SIGNED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DECADES, SIGNED_DECADES = 6, 4  # of the colours of a map, below its largest value
+DECADES, SIGNED_DECADES = 6, 4  # of the colors of a map, below its largest value
 CROWDED = 40  # points on a line beyond which they have no marks
 
 
@@ -37,7 +37,7 @@ def line(
     errors: np.ndarray | None = None,
     *,
     label: str,
-    colour: str,
+    color: str,
     style: str = "-",
 ) -> bool:
     """A line through what was measured, with a band of ± its errors; False where nothing was."""
@@ -46,10 +46,10 @@ def line(
         return False
     x, y = steps[there], values[there]
     mark = "o" if len(x) <= CROWDED and style == "-" else ""
-    ax.plot(x, y, ls=style, marker=mark, ms=2.5, lw=1.3, color=colour, label=label)
+    ax.plot(x, y, ls=style, marker=mark, ms=2.5, lw=1.3, color=color, label=label)
     if errors is not None:
         e = np.nan_to_num(errors[there])
-        ax.fill_between(x, y - e, y + e, color=colour, alpha=0.25, lw=0)
+        ax.fill_between(x, y - e, y + e, color=color, alpha=0.25, lw=0)
     return True
 
 
@@ -61,7 +61,7 @@ def positive(ax: Axes, *values: np.ndarray) -> None:
 
 
 def step_map(ax: Axes, steps: np.ndarray, names: Sequence[str], values: np.ndarray, *, label: str) -> None:
-    """Rows of blocks (B, S) over steps, colours logarithmic, both sides of zero where there are signs.
+    """Rows of blocks (B, S) over steps, colors logarithmic, both sides of zero where there are signs.
 
     What is not known stays white. A column is as wide as the time until the next.
     """
@@ -85,7 +85,7 @@ def step_map(ax: Axes, steps: np.ndarray, names: Sequence[str], values: np.ndarr
     every = max(1, -(-len(names) // 40))
     ax.set_yticks(range(0, len(names), every), [*names][::every], fontsize=7)
     ax.grid(visible=False)
-    ticks = [] if signed else colour_ticks(norm)
+    ticks = [] if signed else color_ticks(norm)
     bar = ax.figure.colorbar(image, ax=ax, label=label, shrink=0.8)
     if len(ticks) > 1:
         bar.set_ticks(ticks, labels=[cell_text(tick) for tick in ticks])

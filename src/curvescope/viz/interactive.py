@@ -129,9 +129,9 @@ def _traces(ax: Axes, key: str, shown: set[str]) -> list[Scene]:
     for group in ax.collections:
         if isinstance(group, LineCollection):
             x, y = _joined([np.asarray(part) for part in group.get_segments()])
-            colour = np.asarray(group.get_color())[0] if len(group.get_color()) else "black"
+            color = np.asarray(group.get_color())[0] if len(group.get_color()) else "black"
             found.append(
-                _line(x, y, colour, float(np.max(group.get_linewidth())), "-") | {"showlegend": False}
+                _line(x, y, color, float(np.max(group.get_linewidth())), "-") | {"showlegend": False}
             )
         elif isinstance(group, PolyCollection) and len(group.get_facecolor()):
             parts = [np.asarray(path.vertices) for path in group.get_paths()]
@@ -143,8 +143,8 @@ def _traces(ax: Axes, key: str, shown: set[str]) -> list[Scene]:
         if line.get_transform() == ax.transData and line.get_visible() and np.size(line.get_xdata()):
             trace = _line(line.get_xdata(), line.get_ydata(), line.get_color(), line.get_linewidth(),
                           str(line.get_linestyle()), line.get_marker(), line.get_alpha())  # fmt: skip
-            edge = {"color": _colour(line.get_markeredgecolor()), "width": line.get_markeredgewidth()}
-            size, face = 1.2 * line.get_markersize(), _colour(line.get_markerfacecolor())
+            edge = {"color": _color(line.get_markeredgecolor()), "width": line.get_markeredgewidth()}
+            size, face = 1.2 * line.get_markersize(), _color(line.get_markerfacecolor())
             trace["marker"] = {"color": face, "size": size, "line": edge}
             found.append(_named(trace, line, shown))
     return [trace | {"xaxis": f"x{key}", "yaxis": f"y{key}"} for trace in found]
@@ -153,7 +153,7 @@ def _traces(ax: Axes, key: str, shown: set[str]) -> list[Scene]:
 def _line(
     x: ArrayLike,
     y: ArrayLike,
-    colour: ColorType,
+    color: ColorType,
     width: float,
     style: str,
     marker: object = None,
@@ -165,17 +165,17 @@ def _line(
     return {
         "type": "scatter", "mode": mode, "x": _numbers(x), "y": _numbers(y),
         "opacity": 1 if alpha is None else alpha,
-        "line": {"color": _colour(colour), "width": width, "dash": DASHES.get(style, "solid")},
+        "line": {"color": _color(color), "width": width, "dash": DASHES.get(style, "solid")},
         "showlegend": False,
         "hovertemplate": "%{x:.4g}, %{y:.5g}<extra>%{fullData.name}</extra>",
     }  # fmt: skip
 
 
-def _polygons(parts: Sequence[np.ndarray], colour: ColorType) -> Scene:
+def _polygons(parts: Sequence[np.ndarray], color: ColorType) -> Scene:
     x, y = _joined(parts)
     return {
         "type": "scatter", "mode": "lines", "x": _numbers(x), "y": _numbers(y), "fill": "toself",
-        "fillcolor": _colour(colour), "line": {"width": 0.4, "color": "white"}, "showlegend": False,
+        "fillcolor": _color(color), "line": {"width": 0.4, "color": "white"}, "showlegend": False,
         "hovertemplate": "%{x:.4g}, %{y:.5g}<extra>%{fullData.name}</extra>",
     }  # fmt: skip
 
@@ -213,7 +213,7 @@ def _rules(ax: Axes, key: str) -> list[Scene]:
     found = []
     for line in ax.lines:
         (x0, x1), (y0, y1) = _ends(line.get_xdata()), _ends(line.get_ydata())
-        style = {"color": _colour(line.get_color()), "width": line.get_linewidth(),
+        style = {"color": _color(line.get_color()), "width": line.get_linewidth(),
                  "dash": DASHES.get(str(line.get_linestyle()), "dash")}  # fmt: skip
         layer = "above" if ax.images else "below"
         shape = {"type": "line", "x0": x0, "x1": x1, "y0": y0, "y1": y1, "line": style, "layer": layer}
@@ -255,7 +255,7 @@ def _texts(ax: Axes, key: str) -> list[Scene]:
             "yanchor": {"center": "middle", "baseline": "bottom", "center_baseline": "middle"}.get(
                 text.get_verticalalignment(), text.get_verticalalignment()
             ),
-            "font": {"size": float(text.get_fontsize()), "color": _colour(text.get_color())},
+            "font": {"size": float(text.get_fontsize()), "color": _color(text.get_color())},
         })  # fmt: skip
     return found
 
@@ -289,10 +289,10 @@ def _numbers(values: ArrayLike) -> list[float | None]:
     return [float(f"{v:.7g}") if math.isfinite(v) else None for v in found.ravel()]
 
 
-def _colour(colour: ColorType) -> str:
+def _color(color: ColorType) -> str:
     from matplotlib.colors import to_rgba
 
-    r, g, b, a = to_rgba(colour)
+    r, g, b, a = to_rgba(color)
     return f"rgba({round(255 * r)},{round(255 * g)},{round(255 * b)},{a:.3g})"
 
 

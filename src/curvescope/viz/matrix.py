@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
 
-FLOOR = 1e-6  # colours are log10(|entry| + FLOOR)
+FLOOR = 1e-6  # colors are log10(|entry| + FLOOR)
 LABEL = "log10(|entry| + 1e-6)"
 GAP = 0.033  # between the names of blocks, as a share of the side
 
 
-def colours(entries: np.ndarray) -> np.ndarray:
+def colors(entries: np.ndarray) -> np.ndarray:
     """log10(|entry| + FLOOR)."""
     return np.log10(np.abs(entries) + FLOOR)
 
@@ -26,10 +26,10 @@ def colours(entries: np.ndarray) -> np.ndarray:
 def entries_map(
     ax: Axes, values: np.ndarray, names: Sequence[str], sizes: Sequence[int], limits: tuple[float, float]
 ) -> AxesImage:
-    """Draw a square of colours with dashed lines between its blocks.
+    """Draw a square of colors with dashed lines between its blocks.
 
     Args:
-        values: (n, n), what `colours` gave, or means of it over cells.
+        values: (n, n), what `colors` gave, or means of it over cells.
         sizes: of the blocks, in pixels; they add up to n.
     """
     low, high = limits
@@ -48,22 +48,22 @@ def mark_blocks(ax: Axes, names: Sequence[str], sizes: Sequence[int]) -> None:
     ax.set_yticks([])
     total = float(stops[-1])
     where = apart((stops - np.asarray(sizes) / 2) / total, GAP)
-    for name, centre, place in zip(names, (stops - np.asarray(sizes) / 2) / total, where, strict=True):
+    for name, center, place in zip(names, (stops - np.asarray(sizes) / 2) / total, where, strict=True):
         arrow = {"arrowstyle": "-", "lw": 0.6, "color": "0.4", "shrinkA": 0, "shrinkB": 0}
         words = name.removeprefix("L0.")
         ax.annotate(
-            words, (0, 1 - centre), (-0.016, 1 - place), xycoords="axes fraction", ha="right", va="center",
+            words, (0, 1 - center), (-0.016, 1 - place), xycoords="axes fraction", ha="right", va="center",
             fontsize=10, arrowprops=arrow,
         )  # fmt: skip
         ax.annotate(
-            words, (centre, 0), (place, -0.016), xycoords="axes fraction", ha="center", va="top",
+            words, (center, 0), (place, -0.016), xycoords="axes fraction", ha="center", va="top",
             fontsize=10, rotation=90, arrowprops=arrow,
         )  # fmt: skip
 
 
-def apart(centres: np.ndarray, gap: float) -> np.ndarray:
-    """Positions in the same order, at least `gap` from each other, as near to `centres` as one pass gets."""
-    found = centres.copy()
+def apart(centers: np.ndarray, gap: float) -> np.ndarray:
+    """Positions in the same order, at least `gap` from each other, as near to `centers` as one pass gets."""
+    found = centers.copy()
     for i in range(1, len(found)):
         found[i] = max(found[i], found[i - 1] + gap)
     over = max(0.0, found[-1] - (1 - gap / 4))
@@ -86,7 +86,7 @@ def block_split(
 ) -> Sequence[Axes]:
     """Draw heat maps side by side, one per panel, with lines between blocks; return their Axes.
 
-    All panels share one logarithmic colour scale, so that they can be compared; zeros and NaN stay white.
+    All panels share one logarithmic color scale, so that they can be compared; zeros and NaN stay white.
 
     Args:
         axes: where to draw, one Axes per panel; a new figure if None.
@@ -118,9 +118,9 @@ def block_split(
 def _mark_blocks(ax: Axes, names: Sequence[str], sizes: Sequence[int]) -> None:
     """Names in the middle of each block, lines where the next one begins."""
     stops = np.cumsum(sizes)
-    centres = stops - np.asarray(sizes) / 2 - 0.5
-    ax.set_xticks(centres, list(names))
-    ax.set_yticks(centres, list(names))
+    centers = stops - np.asarray(sizes) / 2 - 0.5
+    ax.set_xticks(centers, list(names))
+    ax.set_yticks(centers, list(names))
     ax.tick_params(length=0)
     for stop in stops[:-1]:
         ax.axhline(stop - 0.5, color="0.35", lw=0.7)

@@ -1,6 +1,6 @@
 """What a notebook shows of a thing: a small box of HTML with facts, a table and a picture.
 
-All text is escaped, pictures are data: addresses, there is no script, and colours are those of the notebook,
+All text is escaped, pictures are data: addresses, there is no script, and colors are those of the notebook,
 light or dark. Showing must never stand in the way of work: a part that cannot be made is left out, and where
 none is left the box holds `repr`.
 """
@@ -27,7 +27,7 @@ LIMIT = 100_000  # characters of a box
 PICTURE, DPI = 70_000, 100  # and of a picture in it, and its dots of an inch
 ROWS, FEW, COLUMNS, TEXT = 20, 6, 8, 160  # of a table, of one below a figure, and characters of a cell
 LONG = 200  # rows of a table whose beginning says nothing
-COLOURS = ("#1565a8", "#d1591b", "#37a791", "#6b2c5f", "#d8a900", "#808080", "#8cc4e8", "#d1608f")
+COLORS = ("#1565a8", "#d1591b", "#37a791", "#6b2c5f", "#d8a900", "#808080", "#8cc4e8", "#d1608f")
 CELL = "padding:1px 8px;border-bottom:1px solid rgba(128,128,128,.25)"
 Part = Callable[[], str]
 
@@ -132,14 +132,14 @@ def bar(shares: Mapping[str, float]) -> str:
     if not shares or not total > 0:
         return ""
     order = sorted(shares.items(), key=lambda item: -item[1])
-    most = len(COLOURS) - 1
+    most = len(COLORS) - 1
     kept = order if len(order) <= most + 1 else [*order[:most], ("others", sum(v for _, v in order[most:]))]
     drawn, legend, at = [], [], 0.0
-    for colour, (name, value) in zip(COLOURS, kept, strict=False):
+    for color, (name, value) in zip(COLORS, kept, strict=False):
         width, words = 600 * value / total, f"{_text(name)} {value / total:.1%}"
         place = f'x="{at:.1f}" width="{width:.1f}" height="14"'
-        drawn.append(f'<rect {place} fill="{colour}"><title>{words}</title></rect>')
-        legend.append(f'<span style="color:{colour}">■</span> {words}')
+        drawn.append(f'<rect {place} fill="{color}"><title>{words}</title></rect>')
+        legend.append(f'<span style="color:{color}">■</span> {words}')
         at += width
     svg = f'<svg viewBox="0 0 600 14" style="width:100%;max-width:600px" role="img">{"".join(drawn)}</svg>'
     return f"<div style='margin:.3em 0'>{svg}<div style='font-size:85%'>{' &nbsp; '.join(legend)}</div></div>"
@@ -166,7 +166,7 @@ def picture(draw: Callable[[], Figure], words: str = "") -> str:
 
 
 def _address(figure: Figure) -> str:
-    """A data: address of the figure, drawn once, its colours counted; empty where it would be too large."""
+    """A data: address of the figure, drawn once, its colors counted; empty where it would be too large."""
     from PIL import Image
 
     file = BytesIO()

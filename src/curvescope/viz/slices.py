@@ -13,9 +13,9 @@ from curvescope.viz.blocks import PALETTE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LOSS, COLOURS = "0.1", {"quadratic": PALETTE[0], "cubic": PALETTE[1]}
+LOSS, COLORS = "0.1", {"quadratic": PALETTE[0], "cubic": PALETTE[1]}
 STYLES = {"quadratic": "--", "cubic": ":"}
-DASHED = "#ff8c69"  # the quadratic, on the colours of a plane
+DASHED = "#ff8c69"  # the quadratic, on the colors of a plane
 LEVELS = 14
 
 
@@ -43,10 +43,10 @@ def along(
         top = np.full(int((~finite).sum()), high + 0.08 * room)
         ax.plot(t[~finite], top, "x", color=LOSS, ms=5, label="no finite loss")
     for name, values in predictions.items():
-        ax.plot(dense, values, STYLES[name], color=COLOURS[name], lw=1.6, label=name)
+        ax.plot(dense, values, STYLES[name], color=COLORS[name], lw=1.6, label=name)
     for i, (name, (left, right)) in enumerate(reach.items()):
         y = low - (0.08 + 0.05 * i) * room
-        ax.plot([left, right], [y, y], color=COLOURS[name], lw=3, solid_capstyle="butt")
+        ax.plot([left, right], [y, y], color=COLORS[name], lw=3, solid_capstyle="butt")
     ax.axvline(0, color="0.7", lw=0.6, zorder=0)
     ax.set_xlabel("t")
     ax.set_title(title, fontsize=10, loc="left")
@@ -73,14 +73,14 @@ def errors(
     shown = [allowed[away]]
     for name, found in difference.items():
         error = np.abs(found)
-        for side, inside in ((1, COLOURS[name]), (-1, "white")):
+        for side, inside in ((1, COLORS[name]), (-1, "white")):
             here = (side * t > 0) & np.isfinite(error) & (error > 0)
             label = f"{name}, {'ahead' if side > 0 else 'behind'}"
             ax.plot(
                 np.abs(t[here]),
                 error[here],
                 "o",
-                color=COLOURS[name],
+                color=COLORS[name],
                 ms=3.5,
                 mew=0.8,
                 label=label,
@@ -115,7 +115,7 @@ def plane(
     names: Sequence[str] = ("u", "v"),
     title: str = "",
 ) -> Axes:
-    """Draw the loss (A, B) as colours with lines of equal height, those of the quadratic dashed, at the same
+    """Draw the loss (A, B) as colors with lines of equal height, those of the quadratic dashed, at the same
     heights; dots where the quadratic holds (`verdicts` 1). White: no finite loss.
 
     `quadratic` is its own a, b and values, on a finer grid.
@@ -126,7 +126,7 @@ def plane(
     ax = _axes(ax, (6.2, 5.0))
     shown = np.ma.masked_invalid(loss.T)
     levels = _levels(loss)
-    colours = ax.contourf(a, b, shown, levels=levels, cmap="viridis", extend="both")
+    colors = ax.contourf(a, b, shown, levels=levels, cmap="viridis", extend="both")
     ax.contour(a, b, shown, levels=levels[1:-1:2], colors="white", linewidths=0.8)
     lines = ax.contour(
         *quadratic[:2], quadratic[2].T, levels=levels[1:-1:2], colors=DASHED, linewidths=1.2, linestyles="--"
@@ -136,7 +136,7 @@ def plane(
     ax.plot(x[verdicts > 0], y[verdicts > 0], ".", color="white", ms=2.5)
     ax.plot(0, 0, "+", color="white", ms=10, mew=1.6)
     figure = ax.figure
-    figure.colorbar(colours, ax=ax, label="loss", pad=0.02, format="%.3g")
+    figure.colorbar(colors, ax=ax, label="loss", pad=0.02, format="%.3g")
     proxies = [Line2D([], [], color="white", lw=1), Line2D([], [], color=DASHED, lw=1.2, ls="--")]
     ax.legend(
         proxies, ["loss", "quadratic"], fontsize=8, loc="lower left", facecolor="0.35", labelcolor="white"

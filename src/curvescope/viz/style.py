@@ -1,11 +1,11 @@
-"""The look of all figures: colours by name, marks, dashes, and settings for figures of one's own.
+"""The look of all figures: colors by name, marks, dashes, and settings for figures of one's own.
 
     with cs.viz.style.context():
         figure, ax = plt.subplots()
         ax.plot(x, y, **cs.viz.style.line("ggn"))
 
-Every hue has a lightness of its own, so that lines differ in grey too, and stay apart for people who do not
-see red, green or blue as others do. What has a name keeps its colour, dash and mark everywhere.
+Every hue has a lightness of its own, so that lines differ in gray too, and stay apart for people who do not
+see red, green or blue as others do. What has a name keeps its color, dash and mark everywhere.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, TEAL, PLUM, GOLD = PALETTE = ("#1565a8", "#d1591b", "#37a791", "#6b2c5f", "#d8a900")
-GREY = "#808080"  # of what is compared with; it is seen on light and on dark ground
+GRAY = "#808080"  # of what is compared with; it is seen on light and on dark ground
 SKY, PINK = "#8cc4e8", "#d1608f"
-MANY = (*PALETTE, GREY, SKY, PINK)
-"""Of things that marks or places tell apart as well: beyond five, hues alone do not in grey."""
+MANY = (*PALETTE, GRAY, SKY, PINK)
+"""Of things that marks or places tell apart as well: beyond five, hues alone do not in gray."""
 LIGHTER = {BLUE: "#2f86d6", PLUM: "#b07aa8"}
 """What is too dark for a dark page, and how scenes show it."""
-ON_SCREEN = (LIGHTER[BLUE], ORANGE, TEAL, GOLD, LIGHTER[PLUM], GREY)
+ON_SCREEN = (LIGHTER[BLUE], ORANGE, TEAL, GOLD, LIGHTER[PLUM], GRAY)
 """Of scenes, which light and dark pages show alike."""
 DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 MARKS = ("o", "s", "^", "D", "v")
 MAP, SIGNED = "YlOrRd", "RdBu_r"
-"""matplotlib's names of the two scales of colours below."""
+"""matplotlib's names of the two scales of colors below."""
 SEQUENTIAL = (
     "#ffffcc",
     "#ffeda0",
@@ -60,7 +60,7 @@ TEX = {"λ": r"\lambda", "‖": r"\|"}
 class Look(NamedTuple):
     """How one thing is drawn everywhere."""
 
-    colour: str
+    color: str
     dash: Any  # as matplotlib takes it
     mark: str
 
@@ -69,7 +69,7 @@ LOOKS = {
     "hessian": Look(BLUE, "-", "o"),
     "ggn": Look(ORANGE, "--", "s"),
     "functional": Look(TEAL, ":", "^"),
-    "loss": Look("#000000", "-", "o"),  # the page draws black in the colour of its ink
+    "loss": Look("#000000", "-", "o"),  # the page draws black in the color of its ink
     "quadratic": Look(BLUE, "--", "s"),
     "cubic": Look(ORANGE, ":", "^"),
 }
@@ -79,7 +79,7 @@ LOOKS = {
 def line(name: str) -> dict[str, Any]:
     """What `ax.plot` needs to draw a thing of `LOOKS` as we do."""
     look = LOOKS[name]
-    return {"color": look.colour, "ls": look.dash, "marker": look.mark}
+    return {"color": look.color, "ls": look.dash, "marker": look.mark}
 
 
 def look(number: int) -> Look:
@@ -87,18 +87,18 @@ def look(number: int) -> Look:
     return Look(MANY[number % len(MANY)], DASHES[number % len(DASHES)], MARKS[number % len(MARKS)])
 
 
-def on_screen(colour: str) -> str:
-    """A colour as scenes show it, seen on light and on dark ground."""
-    return LIGHTER.get(colour, colour)
+def on_screen(color: str) -> str:
+    """A color as scenes show it, seen on light and on dark ground."""
+    return LIGHTER.get(color, color)
 
 
-def ink(colour: Sequence[float]) -> str:
-    """Black or white, what is read on a colour (r, g, b, …) between 0 and 1."""
-    return "white" if 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 0.5 else "black"
+def ink(color: Sequence[float]) -> str:
+    """Black or white, what is read on a color (r, g, b, …) between 0 and 1."""
+    return "white" if 0.3 * color[0] + 0.59 * color[1] + 0.11 * color[2] < 0.5 else "black"
 
 
 def ink_at(image: Any, value: float) -> str:
-    """What is read on the colour that a map (`ax.imshow`) gives to a value; black where it has none."""
+    """What is read on the color that a map (`ax.imshow`) gives to a value; black where it has none."""
     return ink(image.cmap(image.norm(value))) if math.isfinite(value) else "black"
 
 

@@ -33,7 +33,7 @@ class Names(NamedTuple):
 
     points: np.ndarray
     names: Sequence[str]
-    colour: str
+    color: str
     size: float
 
 
@@ -130,10 +130,10 @@ def _write(
 ) -> None:
     """A name whose middle is `offset` away from a point, with a thin line to it where it is far."""
     place = ax.transData.inverted().transform(middle * ax.figure.dpi / 72)
-    line = {"arrowstyle": "-", "lw": 0.4, "color": group.colour, "shrinkA": 0, "shrinkB": MARKER}
+    line = {"arrowstyle": "-", "lw": 0.4, "color": group.color, "shrinkA": 0, "shrinkB": MARKER}
     ax.annotate(
         name, place, offset, textcoords="offset points", ha="center", va="center", fontsize=group.size,
-        color=group.colour, annotation_clip=False, arrowprops=line if far else None,
+        color=group.color, annotation_clip=False, arrowprops=line if far else None,
     )  # fmt: skip
 
 
@@ -156,22 +156,22 @@ def depth_curve(
 
     Args:
         names: the points, `in, L0.mid, L0.out, …`; those inside a block get small marks.
-        baseline: mean and stderr with shuffled targets, dashed and grey.
+        baseline: mean and stderr with shuffled targets, dashed and gray.
         log_y: a logarithmic axis for exp(mean), e.g. of the mean logarithm of a rank.
     """
     x = np.arange(len(names))
     inside = np.array([name.endswith(".mid") for name in names])
     drawn = list(curves.items()) + ([("shuffled targets", baseline)] if baseline is not None else [])
     for i, (label, (mean, stderr)) in enumerate(drawn):
-        grey = baseline is not None and i == len(drawn) - 1
-        colour = "0.45" if grey else PALETTE[i % len(PALETTE)]
+        gray = baseline is not None and i == len(drawn) - 1
+        color = "0.45" if gray else PALETTE[i % len(PALETTE)]
         low, mid, high = mean - 2 * np.nan_to_num(stderr), mean, mean + 2 * np.nan_to_num(stderr)
         if log_y:
             low, mid, high = np.exp(low), np.exp(mid), np.exp(high)
-        ax.fill_between(x, low, high, color=colour, alpha=0.22, lw=0)
-        ax.plot(x, mid, "--" if grey else "-", color=colour, lw=1.5, label=label)
-        ax.plot(x[~inside], mid[~inside], "o", color=colour, ms=4)
-        ax.plot(x[inside], mid[inside], ".", color=colour, ms=4)
+        ax.fill_between(x, low, high, color=color, alpha=0.22, lw=0)
+        ax.plot(x, mid, "--" if gray else "-", color=color, lw=1.5, label=label)
+        ax.plot(x[~inside], mid[~inside], "o", color=color, ms=4)
+        ax.plot(x[inside], mid[inside], ".", color=color, ms=4)
     if log_y:
         ax.set_yscale("log")
     _depth_axis(ax, names)
@@ -207,7 +207,7 @@ def token_map(
 ) -> Axes:
     """Draw one number per token (columns) and point (rows, deepest on top); `words` are written into it.
 
-    What has no number is grey.
+    What has no number is gray.
     """
     image = ax.imshow(values.T[::-1], aspect="auto", cmap=style.MAP, interpolation="nearest")
     ax.set_facecolor("0.9")
@@ -216,9 +216,9 @@ def token_map(
     ax.tick_params(length=0)
     if words is not None:
         for (i, j), value in np.ndenumerate(values):
-            colour = style.ink_at(image, value)
+            color = style.ink_at(image, value)
             text = short(str(words[i][j]), 7)
-            ax.text(i, len(names) - 1 - j, text, ha="center", va="center", fontsize=6.5, color=colour)
+            ax.text(i, len(names) - 1 - j, text, ha="center", va="center", fontsize=6.5, color=color)
     ax.figure.colorbar(image, ax=ax, label=label, pad=0.01)
     return ax
 
@@ -268,7 +268,7 @@ def single_path(
     """Draw the path (N, 3) of one token among the directions (T, 3) of the prompt's tokens, in three views.
 
     Args:
-        names: the points of the path; the ends of blocks are labelled.
+        names: the points of the path; the ends of blocks are labeled.
         target: which of the tokens it should come to; it is ringed.
     """
     figure = _figure(13, 4.7)
@@ -322,8 +322,8 @@ def path_scene(
         ]
         for i in choices.get(path, range(len(labels))):
             at = [f"{labels[i]} {name}" for name in names]
-            colour = PATH if i == token else STATE
-            data.append(_trace(states[i], "lines+markers", colour, f"{i}: {labels[i]}", hover=at, size=3))
+            color = PATH if i == token else STATE
+            data.append(_trace(states[i], "lines+markers", color, f"{i}: {labels[i]}", hover=at, size=3))
         return {"data": data, "layout": layout}
 
     return switched({"path": [first, ALL_PATHS, *others]}, draw)
@@ -354,7 +354,7 @@ def _drawable(c: str) -> bool:
 def _trace(
     points: np.ndarray,
     mode: str,
-    colour: str,
+    color: str,
     name: str,
     *,
     text: Sequence[str] | None = None,
@@ -370,8 +370,8 @@ def _trace(
         "name": name,
         "text": list(text or hover or []),
         "hoverinfo": "text",
-        "marker": {"size": size, "color": colour, "symbol": symbol},
-        "line": {"color": colour, "width": 4},
+        "marker": {"size": size, "color": color, "symbol": symbol},
+        "line": {"color": color, "width": 4},
     }  # fmt: skip
 
 
@@ -396,10 +396,10 @@ def _figure(width: float, height: float) -> Figure:
     return figure
 
 
-def _names(points: np.ndarray, tokens: Sequence[str], colour: str, size: int, *, once: bool = False) -> Names:
+def _names(points: np.ndarray, tokens: Sequence[str], color: str, size: int, *, once: bool = False) -> Names:
     """Tokens as names of points; `once`: one that occurs again, at the same place, has its name already."""
     kept = [tokens.index(t) for t in dict.fromkeys(tokens)] if once else list(range(len(tokens)))
-    return Names(points[kept], [short(tokens[i]) for i in kept], colour, size)
+    return Names(points[kept], [short(tokens[i]) for i in kept], color, size)
 
 
 def _same_box(ax: Any, *clouds: np.ndarray) -> None:
@@ -407,8 +407,8 @@ def _same_box(ax: Any, *clouds: np.ndarray) -> None:
     everything = np.concatenate(clouds)
     middle = (everything.max(0) + everything.min(0)) / 2
     half = float((everything.max(0) - everything.min(0)).max()) / 2 or 1.0
-    for axis, centre in zip(("x", "y", "z"), middle, strict=True):
-        getattr(ax, f"set_{axis}lim")(centre - half, centre + half)
+    for axis, center in zip(("x", "y", "z"), middle, strict=True):
+        getattr(ax, f"set_{axis}lim")(center - half, center + half)
         getattr(ax, f"set_{axis}ticklabels")([])
     ax.set_box_aspect((1, 1, 1), zoom=1.12)
     ax.set_proj_type("ortho")

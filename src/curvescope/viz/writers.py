@@ -79,7 +79,7 @@ def as_json(frame: pd.DataFrame) -> str:
 
 
 def markdown(frame: pd.DataFrame, *, tokens: Sequence[str] = ()) -> str:
-    """A Markdown table; numbers to the right, tokens as code with their control characters spelt out."""
+    """A Markdown table; numbers to the right, tokens as code with their control characters spelled out."""
     header = [str(c) for c in frame.columns]
     rows = frame.to_numpy(dtype=object).tolist()
     right = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(header))]

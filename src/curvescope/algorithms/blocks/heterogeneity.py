@@ -43,8 +43,8 @@ class Heterogeneity(Result):
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
         """Ends of 95 % intervals, (B, B) each, without the bias; nan from one probe or an unknown number."""
         half = student(self.num_probes - 1) * self.stderr
-        centre = self.divergence - self.bias
-        return np.clip(centre - half, 0.0, 1.0), np.clip(centre + half, 0.0, 1.0)
+        center = self.divergence - self.bias
+        return np.clip(center - half, 0.0, 1.0), np.clip(center + half, 0.0, 1.0)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per pair of blocks."""

@@ -106,7 +106,7 @@ def krylov_basis(op: LinearOperator, num_steps: int, *, seed: int) -> Krylov:
     """
     check_symmetric(op, "krylov_basis")
     steps = max(1, min(num_steps, op.shape[0], BASIS_GIB * GIB // vector_bytes(op) - 1))
-    recurrence = Recurrence(op, op.here[0], 1, steps)
+    recurrence = Recurrence(op, op.local_shape[0], 1, steps)
     random_vector(op, seed=seed, index=0, out=recurrence.vectors[:, 0])
     recurrence.begin()
     for _ in track(range(steps), "Lanczos"):
@@ -294,7 +294,7 @@ def _zero(found: OwnProbes, op: LinearOperator) -> OwnProbes:
 
 def _written_out(op: LinearOperator, seed: int) -> OwnProbes:
     """From the matrix itself."""
-    A = to_numpy(op.dense(chunk=columns_at_once(op)))
+    A = to_numpy(op.to_dense(chunk=columns_at_once(op)))
     check_finite(A)
     trace, norm = float(np.trace(A)), length(A)
     ends, zero = None, False

@@ -149,7 +149,7 @@ def _of(op: LinearOperator, values: Tensor) -> Tensor:
 def _xdiag(op: LinearOperator, count: int, kind: Probe, seed: int) -> DiagonalEstimate:
     """As many products as rows write the operator out."""
     if count >= op.shape[0]:
-        values = own_entries(op, op.dense(chunk=columns_at_once(op)).diagonal()).clone()
+        values = own_entries(op, op.to_dense(chunk=columns_at_once(op)).diagonal()).clone()
         products, stderr, row_norms = op.shape[0], torch.zeros_like(values), None
     else:
         values, stderr, row_norms = leave_one_out(op, count, kind=kind, seed=seed)
@@ -175,7 +175,7 @@ def _drawn(op: LinearOperator, count: int, kind: Probe, seed: int) -> Iterator[T
 def _mean(op: LinearOperator, samples: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
     """The mean of columns of samples and its standard error, (n,) each; nan for a single one."""
     wide = summing_dtype(op.device)
-    mean = torch.zeros(op.here[0], dtype=wide, device=op.device)
+    mean = torch.zeros(op.local_shape[0], dtype=wide, device=op.device)
     squares = torch.zeros_like(mean)  # sum of squared deviations from the mean
     seen, scale = 0, 1.0
     for V in samples:
@@ -191,7 +191,7 @@ def _mean(op: LinearOperator, samples: Iterator[Tensor]) -> tuple[Tensor, Tensor
 def _slopes(op: LinearOperator, num_probes: int, seed: int) -> tuple[Tensor, Tensor]:
     """Slope of (A v)ᵢ on vᵢ over Gaussian v and its standard error, (n,) each; nan for a single v."""
     wide = summing_dtype(op.device)
-    slope, rest, weight = (torch.zeros(op.here[0], dtype=wide, device=op.device) for _ in range(3))
+    slope, rest, weight = (torch.zeros(op.local_shape[0], dtype=wide, device=op.device) for _ in range(3))
     scale = 0.0
     for V in probe_batches(op, num_probes, seed=seed, kind="gaussian", what="diagonal"):
         product = op @ V

@@ -258,7 +258,7 @@ def _hutchinson(
 
 def _exact(op: LinearOperator, count: int, method: Method, kind: Probe, seed: int) -> TraceEstimate:
     """Trace of the operator written out, as `count` equal samples."""
-    n, value = op.shape[0], float(np.trace(to_numpy(op.dense(chunk=columns_at_once(op)))))
+    n, value = op.shape[0], float(np.trace(to_numpy(op.to_dense(chunk=columns_at_once(op)))))
     return TraceEstimate(value, 0.0, np.full(count, value), n, method, kind, seed, low=value, high=value)
 
 

@@ -39,7 +39,7 @@ def leave_one_out(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> 
 
     The norm of row k is the root mean square over i of entry k of (I − Qᵢ Qᵢᵀ) A ωᵢ = γᵢ pᵢ.
     """
-    n, eps = op.here[0], torch.finfo(op.dtype).eps
+    n, eps = op.local_shape[0], torch.finfo(op.dtype).eps
     Q, R, _, scale = range_sketch(op, count, kind=kind, seed=seed)
     Z = fresh(op, n, count)
     for block in column_blocks(op, count):

@@ -45,7 +45,7 @@ class Sketch(NamedTuple):
 
 def range_sketch(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> Sketch:
     """From the first `count` probes of a seed; `count` is at most the number of rows."""
-    Q, forms = fresh(op, op.here[0], count), []
+    Q, forms = fresh(op, op.local_shape[0], count), []
     blocks = column_blocks(op, count)
     for V in probe_batches(op, count, seed=seed, kind=kind, what="sketch"):
         place = Q[:, next(blocks)].copy_(op @ V)
@@ -128,7 +128,7 @@ def leave_one_out(
 
 
 def left_out(R: np.ndarray, eps: float) -> np.ndarray:
-    """Normalised columns of R⁻ᵀ; a singular R is moved by a rounding first, which keeps them orthogonal."""
+    """Normalized columns of R⁻ᵀ; a singular R is moved by a rounding first, which keeps them orthogonal."""
     U, sigma, Vt = np.linalg.svd(R)
     floor = eps * sigma[0] if sigma[0] > 0 else 1.0
     S = (U / np.maximum(sigma, floor)) @ Vt

@@ -252,8 +252,8 @@ def spectral_density(
         grid: points, or how many, evenly over the range of the nodes with five widths on either side;
             1024 by default.
         width: standard deviation of the Gaussian; by default the range of the nodes over `num_steps`,
-            about the distance of neighbouring nodes.
-        reorthogonalize: keep each probe's basis of num_steps + 1 vectors and orthogonalise against all of
+            about the distance of neighboring nodes.
+        reorthogonalize: keep each probe's basis of num_steps + 1 vectors and orthogonalize against all of
             it; without, two vectors suffice and eigenvalues found early get several nodes.
         max_gib: memory of the device for bases; probes that do not fit run one group after the other. By
             default 8, and for a single probe that takes more, on a card, half of what is free.

@@ -60,11 +60,11 @@ class Tridiagonals(Result):
 class Recurrence:
     """State of the Lanczos recurrence for columns (n, k), advanced by one batched product at a time.
 
-    Start columns are written to `vectors` before `begin`. Columns never meet: each is orthogonalised against
+    Start columns are written to `vectors` before `begin`. Columns never meet: each is orthogonalized against
     its own basis when `reorthogonalize`, else only against its two predecessors. A column whose space is
     exhausted becomes zero and stays so.
 
-    Memory: k (num_steps + 1) vectors, or 2k without reorthogonalisation. If `near` is given, so many of each
+    Memory: k (num_steps + 1) vectors, or 2k without reorthogonalization. If `near` is given, so many of each
     column are on the device, at least three, and the others in host memory (`bases`).
     """
 
@@ -79,7 +79,7 @@ class Recurrence:
         near: int | None = None,
     ):
         self.reorthogonalize, self.count, self.num_steps = reorthogonalize, 0, num_steps
-        # rows[c, s] is basis vector s of column c; without reorthogonalisation only the last two are kept
+        # rows[c, s] is basis vector s of column c; without reorthogonalization only the last two are kept
         depth = num_steps + 1 if reorthogonalize else 2
         self.depth = depth if near is None else min(depth, max(near, ALWAYS))
         self.rows = fresh(op, k, self.depth, n)

@@ -104,7 +104,7 @@ def eigsh(
 ) -> Eigenpairs:
     """The k extreme eigenpairs of a symmetric operator, repeated eigenvalues as often as they occur.
 
-    Lanczos with full reorthogonalisation, thick restarts, and sweeps from fresh random vectors that look
+    Lanczos with full reorthogonalization, thick restarts, and sweeps from fresh random vectors that look
     for what one Krylov space cannot hold. Operators with up to 64 rows, or no more rows than the basis,
     are written out and solved directly. The residuals are measured with k further products.
 

@@ -63,7 +63,7 @@ def exact_measures(op: LinearOperator, blocks: Mapping[str, slice]) -> dict[str,
     width = columns_at_once(op)
     for start in track(range(0, len(units), width), "small blocks"):
         batch = units[start : start + width]
-        columns = torch.zeros(op.here[1], len(batch), dtype=op.dtype, device=op.device)
+        columns = torch.zeros(op.local_shape[1], len(batch), dtype=op.dtype, device=op.device)
         for column, (name, i) in enumerate(batch):
             columns[blocks[name], column] = (own[name] == i).to(op.device, op.dtype)
         product = op @ columns
@@ -164,7 +164,7 @@ def _buffer(op: LinearOperator, group: list[Job]) -> Tensor | None:
     total = sum(job.count for job in group)
     if total == 1 and block_sizes(op, {group[0].name: group[0].rows})[group[0].name] == op.shape[1]:
         return None
-    return torch.zeros(op.here[1], total, dtype=op.dtype, device=op.device)
+    return torch.zeros(op.local_shape[1], total, dtype=op.dtype, device=op.device)
 
 
 def _advance(

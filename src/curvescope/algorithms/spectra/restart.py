@@ -1,4 +1,4 @@
-"""Search for extreme eigenpairs: Lanczos with full reorthogonalisation, thick restarts and locking.
+"""Search for extreme eigenpairs: Lanczos with full reorthogonalization, thick restarts and locking.
 
 A sweep runs Lanczos from a random vector, orthogonal to the eigenvectors locked so far, and restarts from
 its best Ritz vectors whenever the basis is full. When what it wants has converged, it locks those vectors
@@ -41,7 +41,7 @@ ORTHOGONAL = 0.03  # of the tolerance, for overlaps within the basis: they move 
 
 
 def choose(values: np.ndarray, k: int, which: Which, bonus: np.ndarray | float = 0.0) -> np.ndarray:
-    """Positions of the k wanted values, best first; `bonus` counts in favour of a value.
+    """Positions of the k wanted values, best first; `bonus` counts in favor of a value.
 
     BE takes ⌈k/2⌉ from the high end and ⌊k/2⌋ from the low end.
     """
@@ -94,7 +94,7 @@ class Search:
         self.which: Which = which
         self.tol, self.max_basis, self.max_products = tol, min(max_basis, self.n), max_products
         self.seed, self.starts = seed, [] if starts is None else list(starts.T)
-        self.rows = fresh(op, self.max_basis + 1, op.here[0])
+        self.rows = fresh(op, self.max_basis + 1, op.local_shape[0])
         self.H = np.zeros((self.max_basis, self.max_basis))  # upper triangle of the projection
         self.beta = 0.0  # norm of what the last product left outside the basis
         self.locked = np.zeros(0)  # Ritz values of the locked vectors
@@ -288,7 +288,7 @@ class Found(NamedTuple):
 
 def solved_directly(op: LinearOperator, k: int, which: Which) -> Found:
     """From the matrix itself, in float64; residuals with the rounding of vectors in the operator's type."""
-    A = to_numpy(op.dense())
+    A = to_numpy(op.to_dense())
     check_finite(A)
     theta, S = np.linalg.eigh((A + A.T) / 2)
     best = choose(theta, k, which)

@@ -65,8 +65,8 @@ def wasserstein(p: SpectralDensity, q: SpectralDensity) -> SpectralDistance:
         return SpectralDistance(value, math.nan, math.nan, math.nan, math.nan, *steps, rest, 1)
     without = np.array([point_distance(*_pooled(p, i), *_pooled(q, i)) for i in range(count)])
     stderr, bias = (float(x) for x in jackknife(value, without))
-    half, centre = student(count - 1) * stderr, max(value - bias, 0.0)
-    ends = max(centre - half, 0.0), centre + half
+    half, center = student(count - 1) * stderr, max(value - bias, 0.0)
+    ends = max(center - half, 0.0), center + half
     return SpectralDistance(value, stderr, bias, *ends, *steps, rest, count)
 
 

@@ -1,7 +1,7 @@
 """What PyTorch's optimizers do to a gradient, from their settings and their state.
 
     SGD       P = I                                          g = 1 − dampening
-    RMSprop   P = √v + ε, centred: √(v − m²) + ε              g = 1
+    RMSprop   P = √v + ε, centered: √(v − m²) + ε              g = 1
     Adam(W)   P = (1 − β₁ᵗ) (√(v / (1 − β₂ᵗ)) + ε)             g = 1 − β₁, momentum β₁
 
 with v the running mean of squared gradients as it is now. Where groups have learning rates of their own, P is
@@ -88,7 +88,7 @@ def read_optimizer(
         )
     groups = _groups(optimizer, parameters, space)
     if any(group.get("maximize") for group in groups.values()):
-        raise UsageError("expected an optimizer that minimises, got maximize=True")
+        raise UsageError("expected an optimizer that minimizes, got maximize=True")
     largest = max(float(group["lr"]) for group in groups.values())
     if largest <= 0:
         raise UsageError(f"expected a learning rate above 0, got {largest:g}")
@@ -102,13 +102,13 @@ def _groups(
 ) -> dict[str, Group]:
     """The group of each parameter of the space."""
     of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    for name in space.parameters:
+    for name in space.parameter_names:
         if id(parameters[name]) not in of:
             raise UsageError(
                 f"{type(optimizer).__name__} does not train {name}, which is part of the operator",
                 hint="choose the blocks that it trains, or make it of the parameters of this model",
             )
-    return {name: of[id(parameters[name])] for name in space.parameters}
+    return {name: of[id(parameters[name])] for name in space.parameter_names}
 
 
 def _assumed(
@@ -165,7 +165,7 @@ class _Reading:
             .detach()
             .expand(space.shapes[name])
             .contiguous()
-            for name in space.parameters
+            for name in space.parameter_names
         }
         return space.gather(tree)
 

@@ -193,9 +193,9 @@ def _named(op: LinearOperator) -> tuple[Mapping[str, Tensor], Any]:
 
 def _parameters(op: LinearOperator) -> Mapping[str, Tensor] | None:
     """Those of the operator, or of the first of its parts that has some."""
-    found = getattr(op, "parameters", None)
-    if found is not None:
-        return found
+    named_parameters = getattr(op, "named_parameters", None)
+    if named_parameters is not None:
+        return dict(named_parameters())
     parts = (part for part in vars(op).values() if isinstance(part, LinearOperator))
     return next((found for part in parts if (found := _parameters(part)) is not None), None)
 

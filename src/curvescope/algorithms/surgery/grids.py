@@ -11,7 +11,7 @@ Weights are rounded one after the other; each time those that are still free mov
     δ_F = −((w_i − q_i) / [H_F⁻¹]_ii) H_F⁻¹ e_i    over the free ones F, i among them,
 
 at the price (w_i − q_i)² / (2 [H_F⁻¹]_ii). With H⁻¹ = Uᵀ U, U upper triangular, row i of H_F⁻¹ is U_ii U_i,F:
-one factorisation serves all steps, and all columns of a matrix that share their H.
+one factorization serves all steps, and all columns of a matrix that share their H.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ any is left is read back once for each product. Vectors (n, k) are updated in pl
 
 Least squares, min ‖A x − b‖, on several right-hand sides in lock step: LSMR (Fong and Saunders 2011).
 
-Golub and Kahan's bidiagonalisation A V = U B, with two plane rotations for each step: what minimal residuals
+Golub and Kahan's bidiagonalization A V = U B, with two plane rotations for each step: what minimal residuals
 do for AᵀA x = Aᵀb, without squaring the condition of A. ‖Aᵀ r‖ never grows.
 
 It stops at ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖, where what is left of b is outside the range of A, or along singular vectors
@@ -147,7 +147,7 @@ def least_squares(
 
 
 class _Lsmr:
-    """State of the recurrence; names follow the paper, with a bar or a tilde spelt out."""
+    """State of the recurrence; names follow the paper, with a bar or a tilde spelled out."""
 
     def __init__(self, B: Tensor, AtB: Tensor):
         beta, alpha_beta = norms(B, dim=0).double(), norms(AtB, dim=0).double()

@@ -211,7 +211,7 @@ def _check_preconditioner(op: LinearOperator, M: LinearOperator | None, method: 
     n = op.shape[1]
     if (
         M.shape != (n, n)
-        or M.here != (op.here[1], op.here[1])
+        or M.local_shape != (op.local_shape[1], op.local_shape[1])
         or M.dtype != op.dtype
         or M.device.type != op.device.type
     ):
@@ -326,7 +326,7 @@ def refined(iterate: Iteration, system: System, B: Tensor, tol: float, limit: in
     """Solve, measure the residual, and solve again for it."""
     sizes = norms(B, dim=0)
     safe = torch.where(sizes > 0, sizes, 1)
-    X, R, used = B.new_zeros(system.op.here[1], B.shape[1]), B, 0
+    X, R, used = B.new_zeros(system.op.local_shape[1], B.shape[1]), B, 0
     residual, reason, size = to_numpy(sizes / safe), f"stopped at max_products = {limit}", 0.0
     for turn in range(ROUNDS):
         if (residual <= tol).all() or used + 2 > limit:

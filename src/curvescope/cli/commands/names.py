@@ -13,19 +13,12 @@ from curvescope.cli.typed.options import (
     AsJson,
     Blocks,
     Budget,
-    Checkpoints,
     ConfigFile,
-    Data,
-    Device,
-    Dtype,
     Profile,
-    Query,
     Quiet,
     Revision,
-    Seed,
     Set,
-    Tokenizer,
-    Tokens,
+    declares,
 )
 from curvescope.core.config import Value
 from curvescope.data.corpora import CORPORA
@@ -36,7 +29,7 @@ from curvescope.studies import STUDIES
 
 LOSSES = {
     "cross_entropy": "a term is one target that counts",
-    "mse": "squared error in the theory's normalisation; a term is one sequence",
+    "mse": "squared error in the theory's normalization; a term is one sequence",
     "mse_mean": "squared error as a plain mean; a term is one entry",
 }
 
@@ -64,6 +57,7 @@ def list_names(json: AsJson = False) -> None:
     typer.echo("\nsettings of a study, with defaults and meaning: curvescope run STUDY --settings")
 
 
+@declares("data tokens tokenizer dtype device checkpoints query seed")
 def info(
     model: Annotated[str, typer.Argument(help=MODEL, autocompletion=options.models)],
     revision: Revision = None,
@@ -79,20 +73,14 @@ def info(
             autocompletion=options.studies,
         ),
     ] = None,
-    data: Data = None,
-    tokens: Tokens = None,
-    tokenizer: Tokenizer = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    checkpoints: Checkpoints = None,
-    query: Query = None,
-    seed: Seed = None,
     config: ConfigFile = None,
     set: Set = None,
     profile: Profile = None,
     budget: Budget = None,
     json: AsJson = False,
     quiet: Quiet = False,
+    *,
+    given: dict[str, Value],
 ) -> None:
     """What a model is made of: roles, blocks, parameters, what was switched, what to know about it.
 
@@ -104,25 +92,14 @@ def info(
     curvescope info tiny-gpt --plan spectrum --tokens 128
     """
     from curvescope.cli import model_info
-    from curvescope.cli.typed.asking import split
     from curvescope.studies.folder import Limit
 
-    of_study: dict[str, Value] = {
-        "data": data,
-        "tokens": tokens,
-        "tokenizer": tokenizer,
-        "dtype": dtype,
-        "device": device,
-        "checkpoints": split(checkpoints),
-        "query": query,
-        "seed": seed,
-    }
     if plan is None:
         others = {"config": config and str(config), "set": set, "profile": profile, "budget": budget}
-        model_info.refuse_options({**of_study, **others})
+        model_info.refuse_options({**given, **others})
         model_info.show_model(model, revision=revision, heads=heads, blocks=blocks or (), as_json=json)
         return
-    given = {"model": model, "revision": revision, "blocks": blocks, **of_study}
+    given |= {"model": model, "revision": revision, "blocks": blocks}
     limit = Limit(profile, budget)
     model_info.show_plan(plan, config, set or [], given, limit=limit, quiet=quiet, as_json=json)
 

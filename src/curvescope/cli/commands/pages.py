@@ -10,24 +10,19 @@ import typer
 from curvescope.cli.typed import options
 from curvescope.cli.typed.options import (
     AsJson,
-    Checkpoints,
-    Data,
     Device,
-    Dtype,
     Force,
     Out,
     Profile,
     Quiet,
-    Revision,
-    Seed,
     Set,
     Settings,
-    Tokenizer,
-    Tokens,
+    declares,
 )
 from curvescope.core.config import Value
 
 
+@declares("data tokens tokenizer revision checkpoints dtype device seed")
 def report(
     what: Annotated[
         list[str] | None,
@@ -38,14 +33,6 @@ def report(
             autocompletion=options.models,
         ),
     ] = None,
-    data: Data = None,
-    tokens: Tokens = None,
-    tokenizer: Tokenizer = None,
-    revision: Revision = None,
-    checkpoints: Checkpoints = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    seed: Seed = None,
     profile: Profile = None,
     sections: Annotated[
         list[str] | None,
@@ -61,6 +48,8 @@ def report(
     json: AsJson = False,
     out: Out = Path("runs"),
     quiet: Quiet = False,
+    *,
+    given: dict[str, Value],
 ) -> None:
     """One self-contained HTML page of a model, or of run folders.
 
@@ -74,16 +63,6 @@ def report(
     from curvescope.cli import page_run
     from curvescope.cli.typed.asking import split
 
-    given: dict[str, Value] = {
-        "data": data,
-        "tokens": tokens,
-        "tokenizer": tokenizer,
-        "revision": revision,
-        "checkpoints": split(checkpoints),
-        "dtype": dtype,
-        "device": device,
-        "seed": seed,
-    }
     wish = page_run.Wish(page, out, profile, split(sections), force, quiet, json, open)
     page_run.show(what or [], given, wish)
 

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from curvescope.cli.typed import options
 from curvescope.cli.typed.options import (
     MODEL,
-    AsJson,
-    Blocks,
-    Budget,
-    Checkpoints,
     ConfigFile,
-    Data,
-    Device,
-    Dtype,
-    Force,
-    Out,
-    Parallel,
-    Profile,
-    Query,
-    Quiet,
-    Revision,
-    Seed,
     Set,
     Settings,
-    Tokenizer,
-    Tokens,
+    declares,
 )
 from curvescope.core.config import Value
 
-Tables = Annotated[bool, typer.Option("--tables", help="Print the tables too.")]
 
-
+@declares(
+    "data tokens tokenizer revision dtype device blocks checkpoints query seed",
+    "profile budget parallel force tables json out quiet",
+)
 def run(
     study: Annotated[
         str, typer.Argument(help="Name of a study: see `curvescope list`.", autocompletion=options.studies)
@@ -44,31 +29,16 @@ def run(
         str | None,
         typer.Argument(help=f"{MODEL} Default: the study's own.", autocompletion=options.models),
     ] = None,
-    data: Data = None,
-    tokens: Tokens = None,
-    tokenizer: Tokenizer = None,
-    revision: Revision = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    blocks: Blocks = None,
     experiments: Annotated[
         list[str] | None,
         typer.Option("--experiments", help="Of a study that has several: a,b; repeatable."),
     ] = None,
-    checkpoints: Checkpoints = None,
-    query: Query = None,
-    seed: Seed = None,
     config: ConfigFile = None,
     set: Set = None,
     settings: Settings = False,
-    profile: Profile = None,
-    budget: Budget = None,
-    parallel: Parallel = "auto",
-    force: Force = False,
-    tables: Tables = False,
-    json: AsJson = False,
-    out: Out = Path("runs"),
-    quiet: Quiet = False,
+    *,
+    given: dict[str, Value],
+    wish: dict[str, Any],
 ) -> None:
     """Run a study and save its numbers, tables and figures in a run folder.
 
@@ -83,56 +53,24 @@ def run(
     if settings:
         study_run.show_settings(study)
         return
-    given: dict[str, Value] = {
-        "model": model,
-        "data": data,
-        "tokens": tokens,
-        "tokenizer": tokenizer,
-        "revision": revision,
-        "dtype": dtype,
-        "device": device,
-        "blocks": blocks,
-        "experiments": split(experiments),
-        "checkpoints": split(checkpoints),
-        "query": query,
-        "seed": seed,
-    }
-    wish = study_run.Wish(
-        out,
-        quiet,
-        alone=quiet,
-        force=force,
-        tables=tables,
-        as_json=json,
-        profile=profile,
-        budget=budget,
-        parallel=parallel,
-    )
-    study_run.show(study, config, set or [], given, wish)
+    given |= {"model": model, "experiments": split(experiments)}
+    wishes = study_run.Wish(alone=wish["quiet"], **wish)
+    study_run.show(study, config, set or [], given, wishes)
 
 
+@declares("data tokens tokenizer revision dtype device seed", "budget parallel force json out quiet")
 def diagnose(
     model: Annotated[str, typer.Argument(help=MODEL, autocompletion=options.models)] = "tiny-gpt",
-    data: Data = None,
     lr: Annotated[float | None, typer.Option("--lr", help="The learning rate that is meant.")] = None,
     optimizer: Annotated[
         str | None, typer.Option("--optimizer", help="sgd (the default), adam or adamw.")
     ] = None,
     momentum: Annotated[float | None, typer.Option("--momentum", help="Of sgd.")] = None,
     state: Annotated[str | None, typer.Option("--state", help="File of Adam's state_dict.")] = None,
-    tokens: Tokens = None,
-    tokenizer: Tokenizer = None,
-    revision: Revision = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    seed: Seed = None,
     set: Set = None,
-    budget: Budget = None,
-    parallel: Parallel = "auto",
-    force: Force = False,
-    json: AsJson = False,
-    out: Out = Path("runs"),
-    quiet: Quiet = False,
+    *,
+    given: dict[str, Value],
+    wish: dict[str, Any],
 ) -> None:
     """What is wrong with a model, if anything: findings, worst first, with numbers, errors and evidence.
 
@@ -142,24 +80,17 @@ def diagnose(
     """
     from curvescope.cli import diagnosis, study_run
 
-    given: dict[str, Value] = {
+    given |= {
         "model": model,
-        "data": data,
         "lr": lr,
         "optimizer": optimizer,
         "momentum": momentum,
         "optimizer_state": state,
-        "tokens": tokens,
-        "tokenizer": tokenizer,
-        "revision": revision,
-        "dtype": dtype,
-        "device": device,
-        "seed": seed,
     }
-    wish = study_run.Wish(out, quiet, force=force, as_json=json, budget=budget, parallel=parallel)
-    diagnosis.show(set or [], given, wish)
+    diagnosis.show(set or [], given, study_run.Wish(**wish))
 
 
+@declares("tokens tokenizer dtype device blocks seed", "profile budget parallel force tables json out quiet")
 def compare(
     sides: Annotated[
         list[str] | None,
@@ -178,22 +109,11 @@ def compare(
             autocompletion=options.data,
         ),
     ] = None,
-    tokens: Tokens = None,
-    tokenizer: Tokenizer = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    blocks: Blocks = None,
-    seed: Seed = None,
     set: Set = None,
     settings: Settings = False,
-    profile: Profile = None,
-    budget: Budget = None,
-    parallel: Parallel = "auto",
-    force: Force = False,
-    tables: Tables = False,
-    json: AsJson = False,
-    out: Out = Path("runs"),
-    quiet: Quiet = False,
+    *,
+    given: dict[str, Value],
+    wish: dict[str, Any],
 ) -> None:
     """Two or more models, checkpoints or data sets side by side: differences with intervals.
 
@@ -209,31 +129,16 @@ def compare(
         study_run.show_settings("compare")
         return
     texts = data or []
-    given: dict[str, Value] = {
+    given |= {
         "models": sides,
         "data": texts[0] if len(texts) == 1 else None,
         "datasets": texts if len(texts) > 1 else None,
-        "tokens": tokens,
-        "tokenizer": tokenizer,
-        "dtype": dtype,
-        "device": device,
-        "blocks": blocks,
-        "seed": seed,
     }
-    wish = study_run.Wish(
-        out,
-        quiet,
-        alone=quiet,
-        force=force,
-        tables=tables,
-        as_json=json,
-        profile=profile,
-        budget=budget,
-        parallel=parallel,
-    )
-    study_run.show("compare", None, set or [], given, wish)
+    wishes = study_run.Wish(alone=wish["quiet"], **wish)
+    study_run.show("compare", None, set or [], given, wishes)
 
 
+@declares("device seed", "force json out quiet")
 def bench(
     what: Annotated[
         str,
@@ -255,18 +160,15 @@ def bench(
     ] = None,
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Sequences.")] = None,
     seq_len: Annotated[int | None, typer.Option("--seq-len", help="Tokens of each.")] = None,
-    device: Device = None,
-    seed: Seed = None,
     tf32: Annotated[bool | None, typer.Option("--tf32", help="Matrix products in TF32.")] = None,
     columns: Annotated[
         list[int] | None,
         typer.Option("--columns", help="Our products with so many columns at once too; may be repeated."),
     ] = None,
     set: Set = None,
-    force: Force = False,
-    json: AsJson = False,
-    out: Out = Path("runs"),
-    quiet: Quiet = False,
+    *,
+    given: dict[str, Value],
+    wish: dict[str, Any],
 ) -> None:
     """What a Hessian or Gauss-Newton product costs here, or a derivative of attention: time and memory.
 
@@ -285,15 +187,12 @@ def bench(
 
     if what not in ("hvp", "attention"):
         raise UsageError(f"expected hvp or attention, got {what!r}", hint="curvescope bench hvp")
-    given: dict[str, Value] = {
+    given |= {
         "model": model,
         "size": size,
         "batch_size": batch_size,
         "seq_len": seq_len,
-        "device": device,
-        "seed": seed,
         "tf32": tf32,
         "columns": columns,
     }
-    wish = study_run.Wish(out, quiet, force=force, tables=True, as_json=json)
-    study_run.show(what, None, set or [], given, wish)
+    study_run.show(what, None, set or [], given, study_run.Wish(tables=True, **wish))

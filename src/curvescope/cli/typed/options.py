@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
 from glob import glob
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, final
 
@@ -163,6 +165,67 @@ Parallel = Annotated[
 
 
 SIGN = "true or false"  # the kind of a setting that may stand without a value, as an option does
+
+
+Tables = Annotated[bool, typer.Option("--tables", help="Print the tables too.")]
+
+SETTINGS = {
+    "data": Data,
+    "tokens": Tokens,
+    "tokenizer": Tokenizer,
+    "revision": Revision,
+    "dtype": Dtype,
+    "device": Device,
+    "blocks": Blocks,
+    "checkpoints": Checkpoints,
+    "query": Query,
+    "seed": Seed,
+}
+"""Options that are settings of studies; one that is not given is None."""
+WISHES: dict[str, tuple[Any, Any]] = {
+    "profile": (Profile, None),
+    "budget": (Budget, None),
+    "parallel": (Parallel, "auto"),
+    "force": (Force, False),
+    "tables": (Tables, False),
+    "json": (AsJson, False),
+    "out": (Out, Path("runs")),
+    "quiet": (Quiet, False),
+}
+"""Options that say how a study is run, with their defaults."""
+
+
+def declares(settings: str, wishes: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command that takes options of `SETTINGS` and `WISHES`, which are declared there alone.
+
+    The command gets the settings as the dictionary `given`, and where there are wishes these as `wish`, a
+    dictionary of arguments of `study_run.Wish`.
+    """
+    kinds = {name: (SETTINGS[name], None) for name in settings.split()}
+    kinds |= {name: WISHES[name] for name in wishes.split()}
+
+    def declared(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def called(**values: Any) -> None:
+            from curvescope.cli.typed.asking import split
+
+            given = {name: values.pop(name) for name in settings.split()}
+            if "checkpoints" in given:
+                given["checkpoints"] = split(given["checkpoints"])
+            wish = {"as_json" if name == "json" else name: values.pop(name) for name in wishes.split()}
+            command(**values, given=given, **({"wish": wish} if wishes else {}))
+
+        own = signature(command, eval_str=True).parameters.values()
+        parameters = [each for each in own if each.name not in ("given", "wish")]
+        parameters += [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for name, (kind, default) in kinds.items()
+        ]
+        vars(called)["__signature__"] = Signature(parameters)
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        return called
+
+    return declared
 
 
 @final

@@ -10,8 +10,8 @@ p pᵀ on the rows of W_Q, W_V, W_O and on the columns of W_K:
     W_V      (A x)_i     W_O B_i W_Oᵀ
     W_O      (A v)_i     B_i
 
-where B_i = ∂²ℓ/∂F_i², k̃ is centred under A (not, if attention is linear) and τ = ∂ℓ/∂scores, which counts for
-softmax only. Then ‖Σ_a p_a p_aᵀ ⊗ S_a‖² = Σ_ab (p_a · p_b)² ⟨S_a, S_b⟩: a Gram matrix over queries.
+where B_i = ∂²ℓ/∂F_i², k̃ is centered under A (not, if attention is linear) and τ = ∂ℓ/∂scores, which counts
+for softmax only. Then ‖Σ_a p_a p_aᵀ ⊗ S_a‖² = Σ_ab (p_a · p_b)² ⟨S_a, S_b⟩: a Gram matrix over queries.
 `hessian.AttentionCurvature.frobenius` does the same for any pair of weights and any number of
 heads; this is its fast case.
 """
@@ -35,7 +35,7 @@ WEIGHTS: tuple[Weight, ...] = ("Q", "K", "V", "O")
 ROWS = 96  # of a Gram matrix at a time
 
 
-class BlockNorms(NamedTuple):
+class PartNorms(NamedTuple):
     """Frobenius norms of a block H = H_o + H_f, each a scalar tensor."""
 
     total: Tensor
@@ -55,15 +55,15 @@ class KroneckerSum:
     functional: Tensor | None
     on_columns: bool = False
 
-    def norms(self) -> BlockNorms:
+    def norms(self) -> PartNorms:
         """Exact Frobenius norms of the sum and of its parts."""
         vectors, *parts = self._merged
         weights = (vectors @ vectors.T).square()
         if self.functional is None:
             found = _norm(weights, parts[0])
-            return BlockNorms(found, found, torch.zeros_like(found))
+            return PartNorms(found, found, torch.zeros_like(found))
         outer, functional = parts
-        return BlockNorms(*(_norm(weights, S) for S in (outer + functional, outer, functional)))
+        return PartNorms(*(_norm(weights, S) for S in (outer + functional, outer, functional)))
 
     def product(self, V: Tensor, part: Part = "total") -> Tensor:
         """The block times matrices V (k, *shape of the weight): Σ_a p_a (p_aᵀ V) S_a."""
@@ -92,7 +92,7 @@ class HeadNorms:
 
     Args:
         layer: softmax or linear, without rotary positions; its G is ∂ℓ/∂F, its B is not looked at.
-        outer: R (n, L, o, r) with R Rᵀ the Gauss-Newton part of B, seen from the outputs of the model.
+        outer: R (n, L, o, r) with R Rᵀ the GGN of B, seen from the outputs of the model.
         functional: the rest of B, (n, L, o, o), if there is any.
     """
 
@@ -119,7 +119,7 @@ class HeadNorms:
             raise UsageError(f"expected one of {', '.join(layer.weights)}, got {weight!r}")
         return KroneckerSum(vectors, R @ R.mT, K)
 
-    def norms(self, weights: Iterable[Weight] = WEIGHTS) -> dict[Weight, BlockNorms]:
+    def norms(self, weights: Iterable[Weight] = WEIGHTS) -> dict[Weight, PartNorms]:
         """Exact norms by weight."""
         return {weight: self.block(weight).norms() for weight in weights}
 
@@ -136,7 +136,7 @@ class HeadNorms:
         vectors = (layer.X if weight == "Q" else layer.q[:, 0]).flatten(0, 1)
         A, slope, tau = (t[:, 0] for t in (layer.A, layer.slope, layer.tau))
         if layer.kind == "softmax":
-            feature = _centred(A, feature)
+            feature = _centered(A, feature)
         else:
             feature = feature[:, None].expand(-1, L, -1, -1)
         R = self.R.unflatten(0, (n, L))
@@ -151,7 +151,7 @@ class HeadNorms:
         return KroneckerSum(vectors, half @ half.mT, functional, on_columns=weight == "K")
 
 
-def _centred(A: Tensor, feature: Tensor) -> Tensor:
+def _centered(A: Tensor, feature: Tensor) -> Tensor:
     """f_j − Σ_l A_il f_l for every query, (n, L, S, q); differences to the most attended key come first."""
     feature = feature[:, None].expand(-1, A.shape[1], -1, -1)
     top = A.argmax(-1)[..., None, None].expand(-1, -1, 1, feature.shape[-1])

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.softmax import centred, deviations, masked_softmax
+from curvescope.closed_form.softmax import centered, deviations, masked_softmax
 from curvescope.core.errors import UsageError
 
 AttentionKind = Literal["softmax", "linear"]
@@ -32,20 +32,20 @@ class CorePoint:
     A: Tensor  # (…, T, T)
     density: Tensor  # a: (…, T, T)
     scale: float
-    centred: bool  # η = 1
+    centered: bool  # η = 1
 
     @property
     def output(self) -> Tensor:
         """O = A v: (…, T, w)."""
         return self.A @ self.v
 
-    def centre(self, u: Tensor) -> Tensor:
+    def center(self, u: Tensor) -> Tensor:
         """u − η Σ_j a u for scores u (…, T, T)."""
-        return centred(self.density, u) if self.centred else u
+        return centered(self.density, u) if self.centered else u
 
     def weigh(self, u: Tensor) -> Tensor:
         """a ∘ (u − η Σ_j a u): the derivative of A along scores u; symmetric as a map."""
-        return self.density * self.centre(u)
+        return self.density * self.center(u)
 
     def score_cotangent(self, G: Tensor) -> Tensor:
         """τ = ∂⟨G, O⟩/∂(s q kᵀ): (…, T, T)."""
@@ -53,7 +53,7 @@ class CorePoint:
 
     def spread(self, f: Tensor) -> Tensor:
         """f̃_ij = f_j − η Σ_l a_il f_l for a feature f (…, T, width) of the keys: (…, T, T, width)."""
-        return deviations(self.A, f) if self.centred else f[..., None, :, :].expand(*self.A.shape, -1)
+        return deviations(self.A, f) if self.centered else f[..., None, :, :].expand(*self.A.shape, -1)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class CoreTangent:
     """How attention moves along tangents of queries, keys and values. Make one with `core_push`."""
 
     d: Triple
-    dt: Tensor  # of the scores, centred under a if η = 1: (…, T, T)
+    dt: Tensor  # of the scores, centered under a if η = 1: (…, T, T)
     dA: Tensor  # (…, T, T)
     dO: Tensor  # (…, T, w)
 
@@ -90,7 +90,7 @@ def core_point(
 
 def core_push(at: CorePoint, d: Triple) -> CoreTangent:
     """dO = dA v + A dv, dA = a ∘ (dt − η Σ a dt), dt = s (dq kᵀ + q dkᵀ)."""
-    dt = at.centre(at.scale * (d[0] @ at.k.mT + at.q @ d[1].mT))
+    dt = at.center(at.scale * (d[0] @ at.k.mT + at.q @ d[1].mT))
     dA = at.density * dt
     return CoreTangent(d, dt, dA, dA @ at.v + at.A @ d[2])
 
@@ -112,7 +112,7 @@ def core_curve(at: CorePoint, G: Tensor, moved: CoreTangent, dG: Tensor | None =
     if dG is not None:
         d_rho, h_v = d_rho + dG @ at.v.mT, h_v + at.A.mT @ dG
     dtau = at.weigh(d_rho)
-    if at.centred:
+    if at.centered:
         turned = tau * moved.dt
         dtau = dtau + turned - at.density * turned.sum(-1, keepdim=True)
     return at.scale * (dtau @ at.k + tau @ dk), at.scale * (dtau.mT @ at.q + tau.mT @ dq), h_v
@@ -147,7 +147,7 @@ def core_curvature(at: CorePoint, G: Tensor) -> Tensor:
     I_T, I_k, k = torch.eye(T).to(at.q), torch.eye(at.q.shape[-1]).to(at.q), at.spread(at.k)
     psi = torch.zeros(*at.A.shape, T).to(at.A)
     slope = torch.diag_embed(a)  # ∂A_i/∂t_i: (…, i, j, l)
-    if at.centred:
+    if at.centered:
         cross = tau[..., :, None] * a[..., None, :]
         psi = torch.diag_embed(tau) - cross - cross.mT
         slope = slope - a[..., :, None] * a[..., None, :]

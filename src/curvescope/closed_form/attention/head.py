@@ -7,7 +7,7 @@ attention weights of the query:
 
     Cov_i(f, g) = Σ_j A_ij f̃_ij g̃_ijᵀ,   C3_i(f, g) = Σ_j τ_ij f̃_ij g̃_ijᵀ,   f̃_ij = f_j − Σ_l A_il f_l,
 
-τ_ij = A_ij (ρ_ij − ρ̄_i) with ρ_ij = G_i · v_j. The sums are over centred features, query by query, so that
+τ_ij = A_ij (ρ_ij − ρ̄_i) with ρ_ij = G_i · v_j. The sums are over centered features, query by query, so that
 they keep their digits when a query attends to one key only.
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from curvescope.closed_form.attention.layer import ROLE, AttentionLayer, rotate
 from curvescope.closed_form.attention.terms import COLUMN, MAX_ENTRIES, ROW, Term
 
-MAX_KEPT = 1 << 20  # entries of a centred feature that is kept for the next moment
+MAX_KEPT = 1 << 20  # entries of a centered feature that is kept for the next moment
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Head:
         self.W_O = None if W_O is None else W_O.unflatten(0, (layer.num_heads, -1))[index]
         self._sides: dict[str, Side] = {}
         self._inputs: dict[str, Feature] = {}
-        self._centred: dict[Feature, Tensor] = {}
+        self._centered: dict[Feature, Tensor] = {}
 
     def jacobian(self, name: str) -> Jacobian:
         """∂F/∂ of this head's part of the weight `name`.
@@ -154,7 +154,7 @@ class Head:
         return self.token(self.v)
 
     def covariance(self, f: Feature, g: Feature) -> Tensor:
-        """Cov_i(f, g) for every query: (n L, *f.shape, *g.shape); not centred if attention is linear."""
+        """Cov_i(f, g) for every query: (n L, *f.shape, *g.shape); not centered if attention is linear."""
         return self._moment(self.slope, f, g)
 
     def third(self, f: Feature, g: Feature) -> Tensor:
@@ -164,15 +164,15 @@ class Head:
     def _moment(self, weights: Tensor, f: Feature, g: Feature) -> Tensor:
         parts = []
         for queries in self._queries(f, g):
-            left = self.centred(f, queries) * weights[:, queries, :, None]
-            parts.append(left.mT @ self.centred(g, queries))
+            left = self.centered(f, queries) * weights[:, queries, :, None]
+            parts.append(left.mT @ self.centered(g, queries))
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return whole.flatten(0, 1).reshape(-1, *f.shape, *g.shape)
 
-    def centred(self, f: Feature, queries: slice) -> Tensor:
+    def centered(self, f: Feature, queries: slice) -> Tensor:
         """f̃_ij, (n, l, S, size): differences to the most attended key first, then minus their mean."""
-        if f in self._centred:
-            return self._centred[f][:, queries]
+        if f in self._centered:
+            return self._centered[f][:, queries]
         values = f.at(queries)
         if self.layer.kind == "linear":
             return values
@@ -180,7 +180,7 @@ class Head:
         values = values - values.gather(2, top)
         values = values - (self.A[:, queries, None] @ values)
         if values.shape[1] == self.A.shape[1] and values.numel() <= MAX_KEPT:
-            self._centred[f] = values
+            self._centered[f] = values
         return values
 
     def _queries(self, f: Feature, g: Feature) -> Iterator[slice]:
@@ -194,7 +194,10 @@ class Head:
         if one.on or two.on:
             return Term(one.vectors, two.vectors, self.third(one.feature, two.feature), one.on, on)
         whole = slice(0, self.A.shape[1])
-        left, right = self.centred(one.feature, whole), self.centred(two.feature, whole) * self.tau[..., None]
+        left, right = (
+            self.centered(one.feature, whole),
+            self.centered(two.feature, whole) * self.tau[..., None],
+        )
         left, right = left.flatten(0, 2), right.flatten(0, 2)
         shapes = one.feature.shape, two.feature.shape
         return Term(left.unflatten(1, shapes[0]), right.unflatten(1, shapes[1]), None, ROW, COLUMN)

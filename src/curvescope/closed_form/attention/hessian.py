@@ -2,7 +2,7 @@
 
 The Hessian of an attention layer times a direction, from scratch: no moments, no blocks.
 
-One forward pass with tangents, then one backward pass: the outer part pulls B dF back, the functional part
+One forward pass with tangents, then one backward pass: H_o pulls B dF back, the functional Hessian
 differentiates the pull-back of a fixed G. What happens between queries, keys, values and the heads' outputs
 is in `core`; here are the projections around it, with rotations and shared heads.
 """
@@ -39,7 +39,7 @@ ORDER = "QKVO"
 class Split:
     """A block H[a, c, b, e] = ∂²ℓ/∂W_ac ∂W'_be in two parts; `.reshape(W.numel(), W'.numel())` is the matrix.
 
-    `outer` is JᵀBJ (generalised Gauss–Newton), `functional` is Σ_iv G_iv ∂²F_iv.
+    `outer` is JᵀBJ (generalized Gauss–Newton), `functional` is Σ_iv G_iv ∂²F_iv.
     """
 
     outer: Tensor
@@ -60,7 +60,7 @@ class AttentionCurvature:
     """∂²ℓ of an attention layer in its weights, H = JᵀBJ + Σ G ∂²F.
 
     A block is named by two weights, ("Q", "K"), and a part of it by "outer", "functional" or "total". Only
-    `dense`, `split`, `blocks` and `hessian` form a block; the others work with sums over queries of small
+    `to_dense`, `split`, `blocks` and `hessian` form a block; the others work with sums over queries of small
     matrices, which are kept once made. `product` needs neither.
     """
 
@@ -76,7 +76,7 @@ class AttentionCurvature:
         """The query heads."""
         return [Head(self.layer, index) for index in range(self.layer.num_heads)]
 
-    def dense(self, pair: Pair, part: Part = "total") -> Tensor:
+    def to_dense(self, pair: Pair, part: Part = "total") -> Tensor:
         """The block as an array [a, c, b, e], in any memory order; one that is zero takes no memory."""
         one, two = self._check(pair)
         pieces = list(self._pieces(pair, part))
@@ -146,7 +146,7 @@ class AttentionCurvature:
 
     def split(self, pair: Pair) -> Split:
         """Both parts of a block, dense."""
-        return Split(self.dense(pair, "outer"), self.dense(pair, "functional"))
+        return Split(self.to_dense(pair, "outer"), self.to_dense(pair, "functional"))
 
     def blocks(self) -> dict[Pair, Split]:
         """Every block, dense; of two different weights also with the weights exchanged, as a view."""
@@ -164,7 +164,7 @@ class AttentionCurvature:
         H, place = self.layer.G.new_empty(sum(sizes.values()), sum(sizes.values())), slices(sizes)
         for i, one in enumerate(self.names):
             for two in self.names[i:]:
-                here, block = H[place[one], place[two]], self.dense((one, two), part)
+                here, block = H[place[one], place[two]], self.to_dense((one, two), part)
                 here.unflatten(1, block.shape[2:]).unflatten(0, block.shape[:2]).copy_(block)
                 if one != two:
                     H[place[two], place[one]] = here.T
@@ -196,7 +196,7 @@ class AttentionCurvature:
         return found
 
     def _pieces(self, pair: Pair, part: Part) -> Iterator[tuple[int, int, list[Term]]]:
-        """Terms of all pairs of places; heads meet in the outer part only."""
+        """Terms of all pairs of places; heads meet in H_o only."""
         for i in range(self._layout(pair[0])[1]):
             for j in range(self._layout(pair[1])[1]):
                 terms = self.terms(pair, part, slots=(i, j))

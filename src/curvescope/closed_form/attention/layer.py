@@ -125,7 +125,7 @@ class AttentionLayer:
         """The key each query attends to most: (n, h, L)."""
         return self.A.argmax(-1)
 
-    def centre(self, t: Tensor) -> Tensor:
+    def center(self, t: Tensor) -> Tensor:
         """Each row of t (n, h, L, S) minus its mean under A; t itself if attention is linear.
 
         Differences to the most attended key come first: their mean is then accurate relative to itself,
@@ -155,7 +155,7 @@ class AttentionLayer:
     @cached_property
     def tau(self) -> Tensor:
         """τ = ∂⟨G, F⟩/∂ scores, (n, h, L, S): A (ρ − ρ̄) with ρ = G vᵀ; rows sum to zero under softmax."""
-        return self.slope * self.centre(self.G_heads @ self.v.mT)
+        return self.slope * self.center(self.G_heads @ self.v.mT)
 
     def curve_loss(self, U: Tensor) -> Tensor:
         """B U for columns U (n, L, o, k)."""

@@ -3,7 +3,7 @@
 For F = s X W_Q W_Kᵀ Xᵀ X W_V and ℓ = (c/2) ‖F − Y‖², without mask, every block is made of the weights,
 Σ_XX = Xᵀ X and Ω_XY = Xᵀ (F − Y), and Ω_XY of Σ_XX and Σ_XY = Xᵀ Y:
 
-    block  outer part / (c s²)                                    functional part / (c s)
+    block  H_o / (c s²)                                  H_f / (c s)
     QQ     Σ_ab (W_Kᵀ Σ W_V W_Vᵀ Σ W_K)_ce                        0
     QK     (Σ W_Q)_ae (W_Kᵀ Σ W_V W_Vᵀ Σ)_cb                      (Ω W_Vᵀ Σ)_ab δ_ce
     KK     (Σ W_V W_Vᵀ Σ)_ab (W_Qᵀ Σ W_Q)_ce                      0
@@ -11,7 +11,7 @@ For F = s X W_Q W_Kᵀ Xᵀ X W_V and ℓ = (c/2) ‖F − Y‖², without mask,
     KV     (Σ W_V)_aw (W_Qᵀ Σ W_Q W_Kᵀ Σ)_cb                      Σ_ab (W_Qᵀ Ω)_cw
     VV     (Σ W_K W_Qᵀ Σ W_Q W_Kᵀ Σ)_ab δ_vw                      0
 
-All outer blocks are of third order in Σ_XX, and the functional part is hollow: softmax is what makes the
+All blocks of H_o are of third order in Σ_XX, and H_f is hollow: softmax is what makes the
 blocks of W_Q and W_V differ. Masks, biases, heads and other losses: `attention` with kind="linear".
 """
 

@@ -66,7 +66,7 @@ def rest_of_model(
 ) -> Rest:
     """X, G and B of one placed batch, not divided by the number of terms.
 
-    B is the Hessian of the rest, its Gauss-Newton part Jᵀ (∂²ℓ/∂z²) J with J = ∂z/∂F, or their difference
+    B is the Hessian of the rest, its GGN Jᵀ (∂²ℓ/∂z²) J with J = ∂z/∂F, or their difference
     (`functional`). It takes L·d passes through the rest of the network, for all sequences at once.
     """
     if curvature not in get_args(MatrixName):
@@ -197,8 +197,8 @@ def attention_curvature(
     says which B is meant:
 
         hessian     ∂²L/∂F²: the total is the block of the model's Hessian.
-        ggn         its Gauss-Newton part: `outer` is the block of the model's GGN.
-        functional  the difference of the two: the total is the block of the model's functional part.
+        ggn         its GGN: `outer` is the block of the model's GGN.
+        functional  the difference of the two: the total is the block of the model's functional Hessian.
 
     `functional` is Σ G ∂²F, the layer's own, for all three. Weights are called Q, K, V, O and b_Q, … (QK if
     merged), whether of all heads or of one.
@@ -290,7 +290,7 @@ def _weights(model: Model, layer: int, head: int | None) -> dict[str, Tensor | N
     for role in ("W_Q", "b_Q", "W_QK", "W_K", "b_K", "W_V", "b_V", "W_O", "b_O"):
         if start + role in blocks:
             block = blocks[start + role]
-            found[role.removeprefix("W_")] = block.take(model.parameters[block.parameter].detach())
+            found[role.removeprefix("W_")] = block.take(model.get_parameter(block.parameter).detach())
     return found
 
 

@@ -2,8 +2,8 @@
 
     F = Σ_h O_h W_O^h + b_O,   O_h = A_h v_h.
 
-A head sees the loss through its rows of W_O: G_h = G W_O^hᵀ. Heads meet in the outer part only,
-H_o(θ_h, θ'_g) = Σ_i J_hiᵀ B_i J_gi; the functional part of Q, K, V and O of different heads is zero, that of
+A head sees the loss through its rows of W_O: G_h = G W_O^hᵀ. Heads meet in H_o only,
+H_o(θ_h, θ'_g) = Σ_i J_hiᵀ B_i J_gi; H_f of Q, K, V and O of different heads is zero, that of
 W_O with itself too, and that of b_O with anything. Heads that share keys and values add their blocks.
 Weights are whole matrices: heads are column groups of W_Q, W_K, W_V and row groups of W_O.
 """

@@ -6,7 +6,7 @@
 For any loss ℓ(F), given by G = ∂ℓ/∂F and B = ∂²ℓ/∂F² (see `loss_curvature` for two of them), with
 EK_i = Cov_i(v, k), E_i = Cov_i(v, x), m_i = Σ_j A_ij x_j and s the scale:
 
-    block  outer part                           functional part
+    block  H_o                                  H_f
     QQ     s² Σ x_ia x_ib (EKᵀ B EK)_ce         s² Σ x_ia x_ib C3_i(k, k)_ce
     QK     s² Σ x_ia q_ie (EKᵀ B E)_cb          s² Σ x_ia q_ie C3_i(k, x)_cb + s (Xᵀ τ X)_ab δ_ce
     KK     s² Σ q_ic q_ie (Eᵀ B E)_ab           s² Σ q_ic q_ie C3_i(x, x)_ab
@@ -70,7 +70,7 @@ def blocks(
     b_V: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> dict[Pair, Split]:
-    """Every block of the Hessian of one head, dense: ("Q", "K") ↦ outer and functional part [a, c, b, e].
+    """Every block of the Hessian of one head, dense: ("Q", "K") ↦ H_o and H_f [a, c, b, e].
 
     Arguments as for `curvature`. Both orders of a pair are there, one a view of the other.
     """
@@ -113,7 +113,7 @@ def merged_blocks(
     b_V: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> dict[Pair, Split]:
-    """Every block in the merged parameterisation, dense; arguments as for `merged_curvature`."""
+    """Every block in the merged parameterization, dense; arguments as for `merged_curvature`."""
     return merged_curvature(X, W_QK, W_V, G, B, b_V=b_V, **options).blocks()
 
 

@@ -88,7 +88,7 @@ class Term:
         factors = [(self.core, "nv" + self.rows), (self.half, "nv" + self.columns)]
         return replace(self, core=_einsum(factors, "n" + self.rows + self.columns), half=None)
 
-    def dense(self) -> Tensor:
+    def to_dense(self) -> Tensor:
         """All entries: (a, c, b, e), as a view of the product of the vectors' part and the core's.
 
         The smaller of the two is the left factor of that product, which is the fast way round.
@@ -162,7 +162,7 @@ def dense_sum(terms: Sequence[Term]) -> Tensor:
     for term in terms:
         joined = merged[-1].joined(term) if merged else None
         merged[-1:] = [joined] if joined else [*merged[-1:], term]
-    total, *others = (term.dense() for term in merged)
+    total, *others = (term.to_dense() for term in merged)
     for other in others:
         total += other
     return total

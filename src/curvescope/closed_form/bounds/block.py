@@ -56,7 +56,7 @@ class _Norms:
     B: Tensor  # (5,) ‖∂S/∂W_i‖
     F: Tensor  # (3,) ‖∂F/∂W_k‖
     Y: Tensor  # (3,) ‖∂Y/∂W_k‖
-    attention: Tensor  # (3, 3) bounds of the functional part of the attention
+    attention: Tensor  # (3, 3) bounds of the functional Hessian of the attention
     bend_S: Tensor  # largest norm of the second norm's second derivative against the loss gradient
     bend_R: Tensor  # the same of the first norm
 

@@ -3,7 +3,7 @@
 A block is a sum of terms, each a power of the scaled quantity. A table lists the exponents: near zero the
 smallest gives the slope of log ‖block‖ against log scale, and the largest bounds the growth at any scale.
 They are slopes only where softmax is far from saturated, that is where the spread of the scores is well
-below one; past that blocks of W_Q and W_K fall, see `saturation_slope`. The functional part is taken at a
+below one; past that blocks of W_Q and W_K fall, see `saturation_slope`. The functional Hessian is taken at a
 fixed ∂ℓ/∂F: with fixed targets that is so for small data, with targets that scale along add one.
 
 The exponents are those of Ormaniec et al. (2025), completed by the blocks of W_K and by what is exact.
@@ -66,7 +66,7 @@ def _by_pair(values: list[Exponents]) -> Mapping[Pair, Exponents]:
 DATA = _table("X", [(6,), (6,), (6,), (4,), (4,), (2,)], [(5,), (5, 3), (5,), (3,), (3,), ()], exact=False)
 """Softmax attention against the scale of the tokens."""
 
-DATA_CENTRED = _table(
+DATA_CENTERED = _table(
     "X with Σ_j x_j = 0, no mask",
     [(6,), (6,), (6,), (6,), (6,), (6,)],
     [(5,), (5, 3), (5,), (3,), (3,), ()],
@@ -77,9 +77,9 @@ DATA_CENTRED = _table(
 DATA_LINEAR = _table(
     "X, linear attention", [(6,), (6,), (6,), (6,), (6,), (6,)], [(), (3,), (), (3,), (3,), ()], exact=True
 )
-"""Attention without softmax: Σ³ in every outer block, and no functional part on the diagonal."""
+"""Attention without softmax: Σ³ in every block of H_o, and no functional Hessian on the diagonal."""
 
-DATA_NORMALISED = _table("X behind LayerNorm", [(0,)] * 6, [(0,), (0,), (0,), (0,), (0,), ()], exact=True)
+DATA_NORMALIZED = _table("X behind LayerNorm", [(0,)] * 6, [(0,), (0,), (0,), (0,), (0,), ()], exact=True)
 """A norm in front, its ε negligible: nothing depends on the scale."""
 
 WEIGHTS_Q = _table(
@@ -98,7 +98,7 @@ MOMENTS_OUTER: Mapping[Pair, tuple[MomentPowers, ...]] = MappingProxyType(
     | {pair: (MomentPowers(M1=1, M2=1),) for pair in PAIRS[3:5]}
     | {("V", "V"): (MomentPowers(M1=2),)}
 )
-"""Moments in the outer blocks: quadratic in M₂, M₁ M₂, or M₁ squared."""
+"""Moments in the blocks of H_o: quadratic in M₂, M₁ M₂, or M₁ squared."""
 
 MOMENTS_FUNCTIONAL: Mapping[Pair, tuple[MomentPowers, ...]] = MappingProxyType(
     {

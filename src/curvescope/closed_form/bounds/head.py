@@ -82,7 +82,7 @@ def attention_bounds(
         W_V: (d, d_V).
         G: gradient of the loss in F, shaped as F.
         B: Hessian of the loss in F: c for c I, or (…, L, d_V, d_V), one symmetric matrix for each token.
-        part: the Hessian, its Gauss–Newton part JᵀBJ, or the functional part.
+        part: the Hessian, its GGN JᵀBJ, or the functional Hessian.
         mask: (L, L), True where a query may look; or numbers added to the scores.
         scale: s; 1/√d_K by default.
         lower: also give lower bounds.

@@ -47,7 +47,7 @@ class HeadLocals:
 
 @dataclass(frozen=True)
 class HeadFactors:
-    """The factors of the six blocks of JᵀBJ (`outer`), of the functional part, or of their sum."""
+    """The factors of the six blocks of JᵀBJ (`outer`), of the functional Hessian, or of their sum."""
 
     at: HeadLocals
     outer: bool
@@ -135,7 +135,7 @@ def head_locals(head: HeadInputs, G: Tensor, B: float | Tensor) -> HeadLocals:
 
 
 def _moments(X: Tensor, A: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """M2 and T of every query of one sample, by centred sums in slices of queries; u_i = W_V G_i."""
+    """M2 and T of every query of one sample, by centered sums in slices of queries; u_i = W_V G_i."""
     L, d = X.shape
     found = []
     for cut in torch.arange(L, device=X.device).split(max(1, _MAX_ENTRIES // (L * d))):

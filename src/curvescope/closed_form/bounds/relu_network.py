@@ -8,7 +8,7 @@ B = diag(π) − π πᵀ for the probabilities π, and g = π − y:
     functional (p, q), p < q:   x_pa (M_pq)_hb (G_q g)_k,   0 for p = q
 
 They hold wherever no pre-activation is zero. The bound of arXiv 2409.11995, which leaves W_p in the product
-of layer p and the functional part out, is in `printed.precursor`.
+of layer p and the functional Hessian out, is in `printed.precursor`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ReluNetworkPoint:
     g: Tensor  # (C,)
 
     def hessian(self, *, functional: bool = True) -> BlockMatrix:
-        """The Hessian in the weights W_1, W_2, …, or the Gauss–Newton matrix."""
+        """The Hessian in the weights W_1, W_2, …, or the GGN."""
         names = _names(self.inputs)
         blocks: dict[Pair, Tensor] = {}
         for p, one in enumerate(names):
@@ -85,7 +85,7 @@ def a_priori_network_bounds(x: Tensor, weights: Sequence[Tensor], *, functional:
     """Bounds from |x| and the norms of the weights alone, whatever the target.
 
     b_pq = ½ |x|² Π_{s≠p}‖W_s‖ Π_{s≠q}‖W_s‖ + √2 |x| Π_{s≠p,q}‖W_s‖, the second term for p ≠ q and of the
-    functional part. Without it the whole is ½ |x|² Σ_p Π_{s≠p}‖W_s‖².
+    functional Hessian. Without it the whole is ½ |x|² Σ_p Π_{s≠p}‖W_s‖².
     """
     x, weights = _checked(x, weights)
     size, norms = x.norm(), [float(spectral_norm(W)) for W in weights]

@@ -88,7 +88,7 @@ def symmetric_sum_bound(U: Tensor, C: Tensor) -> Tensor:
     weighted family ‖S‖ᵖ ‖Σ μ_i u_i u_iᵀ‖, μ_i = ‖S^{−p/2}|C_i|S^{−p/2}‖, and ‖R‖ᵖ ‖Σ ν_i |C_i|‖,
     ν_i = u_iᵀ R^{−p} u_i. |C| is the matrix absolute value.
     """
-    U, C, scale = _normalised(U, C)
+    U, C, scale = _normalized(U, C)
     if scale == 0:
         return scale
     values, vectors = torch.linalg.eigh(C)
@@ -200,7 +200,7 @@ def _frobenius(U: Tensor, W: Tensor, N: Tensor) -> Tensor:
     return (terms.sum().clamp(min=0) + 8 * flat.shape[1] * _EPS * terms.abs().sum()).sqrt()
 
 
-def _normalised(U: Tensor, C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _normalized(U: Tensor, C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Unit rows, their squared lengths moved into C, and the largest entry of that taken out."""
     C, scale = _scaled(C * (U * U).sum(1)[:, None, None])
     return unit_rows(U), C, scale

@@ -7,7 +7,7 @@ curvature B_i per token and Ω_i = W_2 B_i W_2ᵀ:
     H(α f, W_2)  = Σ_i f_i z̄_iᵀ ⊗ Q_i + δ_pq Σ_i f_ia D^α_ip g_io,   Q_i = D^α_i W_2 B_i
     H(W_2, W_2)  = Σ_i z̄_i z̄_iᵀ ⊗ B_i
 
-in which the outer part is what has B in it. The δ term belongs to W_2, not to b_2.
+in which H_o is what has B in it. The δ term belongs to W_2, not to b_2.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class KroneckerBlock:
     tilt: Tensor | None = None  # (L, p)
     g: Tensor | None = None  # (L, o)
 
-    def dense(self) -> Tensor:
+    def to_dense(self) -> Tensor:
         """All entries: (a p, b q)."""
         a, b = self.left.shape[1], self.right.shape[1]
         p, q = self.core.shape[1:]
@@ -97,7 +97,7 @@ def ffn_parameter_blocks(
     at: FeedForwardPoint, g: Tensor, B: float | Tensor, *, part: Part = "total"
 ) -> BlockMatrix:
     """All parameter blocks, summed from Kronecker products; B a number or one matrix per token."""
-    blocks = {pair: ffn_kronecker_block(at, g, B, pair, part=part).dense() for pair in _pairs(at)}
+    blocks = {pair: ffn_kronecker_block(at, g, B, pair, part=part).to_dense() for pair in _pairs(at)}
     return symmetric(blocks, {name: at.sizes[name] for name in at.parameters}, at.x)
 
 

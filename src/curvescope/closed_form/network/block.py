@@ -115,7 +115,7 @@ class Attention(Primitive):
     """y = Σ_h O_h W_O^h + b_O for x (B, T, d), with W_Q, W_K, W_V, W_O and the biases found under `prefix`.
 
     Heads are columns of W_Q, W_K, W_V and rows of W_O. W_K and W_V may have fewer heads, each shared by
-    neighbours (grouped queries). Without W_O the output is the heads side by side. Two sources of curvature:
+    neighbors (grouped queries). Without W_O the output is the heads side by side. Two sources of curvature:
     `core`, the attention weights, and `bilinear`, the products with the four matrices.
     """
 

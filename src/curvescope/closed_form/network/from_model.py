@@ -51,7 +51,7 @@ def stack_curvature(model: Any, batch: Any, loss: str | Loss = "cross_entropy") 
     arch, parts = architecture(cfg), list(problem.placed_batches("stack curvature"))
     inputs = [_stream_inputs(part.inputs, cfg) for part in parts]
     check_lengths(inputs)
-    tape = stack_tape(problem.model.parameters, torch.cat(inputs), arch)
+    tape = stack_tape(dict(problem.model.named_parameters()), torch.cat(inputs), arch)
     return StackCurvature(tape, lambda z: _objective(problem, parts, z))
 
 

@@ -1,4 +1,4 @@
-"""Whole networks: exact gradient, Hessian, Gauss-Newton matrix, sources of curvature and their products.
+"""Whole networks: exact gradient, Hessian, GGN, sources of curvature and their products.
 
     tape = stack_tape(params, tokens, Architecture(num_heads=2))
     curvature = StackCurvature(tape, lambda z: cross_entropy_objective(z, targets))
@@ -11,7 +11,7 @@ Exact Hessians of a tape as dense matrices, in two independent ways.
 
 Sources (any tape): H = (Dv_n)ᵀ B (Dv_n) + Σ_p (D in_p)ᵀ K_p(g_p) (D in_p), where D is the total derivative by
 the tape's input and parameters, in_p = (x_p, θ_p), and g_p the cotangent of the output of p. The first
-term is the Gauss-Newton matrix, the others name who contributes which curvature.
+term is the GGN, the others name who contributes which curvature.
 
 Assembly (backwards, block by block): over stages x_{l+1} = f_l(x_l; θ_l), with C = ∂²ℓ/∂x_{l+1}² and
 X_m = ∂²ℓ/∂x_{l+1}∂θ_m carried along. All of this is for small models.
@@ -106,16 +106,16 @@ class StackCurvature:
     def hessian(self) -> BlockMatrix:
         """Every block of the Hessian, by backward assembly. Small models only.
 
-        Rows are the parameters, and the input `x` where that is real: `.dense(names)` chooses.
+        Rows are the parameters, and the input `x` where that is real: `.to_dense(names)` chooses.
         """
         return self._ordered(assemble(self.tape, self.objective))
 
     def ggn(self) -> BlockMatrix:
-        """Every block of the Gauss-Newton matrix Jᵀ B J, by backward assembly without curvatures."""
+        """Every block of the GGN Jᵀ B J, by backward assembly without curvatures."""
         return self._ordered(assemble(self.tape, self.objective, functional=False))
 
     def sources(self) -> dict[str, BlockMatrix]:
-        """The functional part H − GGN as a sum over its sources.
+        """The functional Hessian H − H_o as a sum over its sources.
 
         Keys: `L0.ln1`, `L0.attention.core`, `L0.attention.bilinear`, `L0.ffn.activation`,
         `L0.ffn.bilinear`, …, `ln_f`, `unembedding`.
@@ -124,7 +124,7 @@ class StackCurvature:
         return {source: self._ordered(term) for source, term in found.items()}
 
     def product(self, direction: Tree, *, part: Part = "total") -> dict[str, Tensor]:
-        """H v (`total`), GGN v (`outer`) or (H − GGN) v (`functional`), without forming a matrix.
+        """H v (`total`), GGN v (`outer`) or (H − H_o) v (`functional`), without forming a matrix.
 
         One forward sweep of tangents and one backward sweep. `direction` is a tree of parameters; a
         missing name is zero.
@@ -220,7 +220,7 @@ def total_derivatives(tape: Tape) -> list[Tensor]:
 def gauss_newton(tape: Tape, objective: Objective) -> BlockMatrix:
     """(Dv_n)ᵀ B (Dv_n) over the input and the parameters."""
     D = total_derivatives(tape)[-1]
-    return BlockMatrix(D.mT @ objective.dense() @ D, tape.sizes)
+    return BlockMatrix(D.mT @ objective.to_dense() @ D, tape.sizes)
 
 
 def curvature_sources(tape: Tape, g: Tensor) -> dict[str, BlockMatrix]:
@@ -287,7 +287,7 @@ def assemble(tape: Tape, objective: Objective, *, functional: bool = True) -> Bl
     sizes, place = tape.sizes, slices(tape.sizes)
     everywhere = torch.arange(sum(sizes.values()))
     H = tape.output.new_zeros(len(everywhere), len(everywhere))
-    C, g = objective.dense(), objective.gradient
+    C, g = objective.to_dense(), objective.gradient
     later: list[tuple[Tensor, Tensor]] = []  # positions of θ_m, and X_m
     for stage in reversed(stages(tape)):
         n_x = stage.input.numel()

@@ -6,7 +6,7 @@ The setting is the paper's: one head, d_V = d, squared error ‖· − target‖
 
 The bound of arXiv 2409.11995, the precursor of petrov2025, exactly as it is printed.
 
-It is kept to be compared with: for ‖W‖ < 1 it is false, and it is a bound of the Gauss–Newton part only
+It is kept to be compared with: for ‖W‖ < 1 it is false, and it is a bound of the GGN only
 (`bounds.relu_network` says why and has the corrected ones).
 """
 
@@ -121,7 +121,7 @@ def layernorm_norms_as_printed(
     """The paper's estimates of ‖∂LN/∂X‖ and ‖∂²LN/∂X²‖ for X (m, n).
 
     1/σ + ‖X‖²/(√n σ³) and ‖X‖/σ³ (1 + √(m/n)) + ‖X‖²/(√n σ³) + 3‖X‖³/(n σ⁵). The lemma defines σ as the
-    least norm of a centred row ("row_norm"), its proof uses the least standard deviation ("std"); with the
+    least norm of a centered row ("row_norm"), its proof uses the least standard deviation ("std"); with the
     former both estimates can fail. `norm` stands in for ‖X‖.
     """
     if sigma not in ("row_norm", "std"):

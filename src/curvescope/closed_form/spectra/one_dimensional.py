@@ -2,7 +2,7 @@
 
 Each is a case of the reduction lemma (`reduction`): the outputs depend on the weights through a few inner
 products, so that only their derivatives in those scalars are needed. Any loss enters by its gradient G and
-Hessian B in the outputs. The small matrix is diagonalised; its characteristic polynomial is not used, because
+Hessian B in the outputs. The small matrix is diagonalized; its characteristic polynomial is not used, because
 roots of a cubic lose half of the digits where two outliers meet.
 """
 
@@ -47,7 +47,7 @@ class SpectrumOptions(TypedDict, total=False):
     targets: Samples | None  # squared error: the mean over tokens, then over samples
     G: Tensor | None  # instead of targets, the gradient of any loss in the outputs, samples end to end: (N,)
     B: Tensor | None  # with G, its Hessian in the outputs, (N,) if diagonal or (N, N)
-    part: MatrixName  # "hessian" unless given, its Gauss–Newton part JᵀBJ ("ggn"), or the rest ("functional")
+    part: MatrixName  # "hessian" unless given, its GGN JᵀBJ ("ggn"), or the rest ("functional")
     eigenvectors: bool  # also return them, each weight row-major
 
 

@@ -34,7 +34,7 @@ class LinearOperator(ABC):
     symmetric, `_rmatmat`. One over named blocks sets `space`, those of its rows, and `columns`.
 
     Where vectors are spread over ranks `shape` is that of the whole matrix, and a vector or a space is what
-    this rank holds, with `here` entries.
+    this rank holds, with `local_shape` entries.
     """
 
     shape: tuple[int, int]
@@ -46,7 +46,7 @@ class LinearOperator(ABC):
     keeps_names: bool = False  # entry i of a product is named as entry i of the vector, whatever the names
 
     @property
-    def here(self) -> tuple[int, int]:
+    def local_shape(self) -> tuple[int, int]:
         """Rows and columns that this process holds of vectors: `shape`, unless they are spread over ranks."""
         return self.shape if self.pieces is None else (self.pieces[0].size, self.pieces[1].size)
 
@@ -89,8 +89,8 @@ class LinearOperator(ABC):
     def __rmatmul__(self, other: Any) -> Any:
         """x A = (Aᵀ xᵀ)ᵀ for a vector (m,) or rows (k, m), in the kind of x."""
         rows = isinstance(other, Tensor | np.ndarray) and other.ndim == 2
-        if rows and other.shape[1] != self.here[0]:
-            m = self.here[0]
+        if rows and other.shape[1] != self.local_shape[0]:
+            m = self.local_shape[0]
             raise ShapeError(
                 f"expected a vector of {m} entries or rows (k, {m}) to the left, got {tuple(other.shape)}"
             )
@@ -172,15 +172,15 @@ class LinearOperator(ABC):
         index = slice(None) if space is None else torch.cat([space.positions(block) for block in space])
         return self._selection(index, "space" if axis == 0 else "columns", axis)
 
-    def same_as(self, other: LinearOperator) -> bool:
+    def is_same_as(self, other: LinearOperator) -> bool:
         """Whether both are one matrix by how they are made; False where that is not known."""
         return self is other
 
-    def mirrors(self, other: LinearOperator) -> bool:
+    def is_transpose_of(self, other: LinearOperator) -> bool:
         """Whether this is the transpose of the other, by how they are made; False where that is not known."""
         if isinstance(other, Transpose):
-            return self.same_as(other.A)
-        return self.symmetric and self.same_as(other)
+            return self.is_same_as(other.A)
+        return self.symmetric and self.is_same_as(other)
 
     def _chain(self) -> tuple[float, list[LinearOperator]]:
         """A number and operators whose product this is."""
@@ -199,7 +199,7 @@ class LinearOperator(ABC):
                     parts.enter_context(part.frozen())
             yield
 
-    def dense(self, *, chunk: int = 64) -> Tensor:
+    def to_dense(self, *, chunk: int = 64) -> Tensor:
         """The matrix itself, (m, n), from products with `chunk` columns of the identity at a time."""
         if chunk < 1:
             raise UsageError(f"expected a chunk of at least 1 column, got {chunk}")
@@ -267,7 +267,7 @@ class Sum(LinearOperator):
         self.A, self.B = A, B
         self.shape, self.dtype, self.device = A.shape, A.dtype, A.device
         self.pieces = _both(A, B)
-        self.symmetric = (A.symmetric and B.symmetric) or A.mirrors(B)
+        self.symmetric = (A.symmetric and B.symmetric) or A.is_transpose_of(B)
         self.psd, self.keeps_names = A.psd and B.psd, A.keeps_names and B.keeps_names
         for side in ("space", "columns"):
             found = [space for x in (A, B) if (space := named(x, side)) is not None]
@@ -286,15 +286,15 @@ class Sum(LinearOperator):
         A, B = self.A.in_blocks(), self.B.in_blocks()
         return self if A is self.A and B is self.B else Sum(A, B)
 
-    def same_as(self, other: LinearOperator) -> bool:
+    def is_same_as(self, other: LinearOperator) -> bool:
         if not isinstance(other, Sum):
             return False
-        return self is other or (self.A.same_as(other.A) and self.B.same_as(other.B))
+        return self is other or (self.A.is_same_as(other.A) and self.B.is_same_as(other.B))
 
-    def mirrors(self, other: LinearOperator) -> bool:
+    def is_transpose_of(self, other: LinearOperator) -> bool:
         if self.symmetric or not isinstance(other, Sum):
-            return super().mirrors(other)
-        return self.A.mirrors(other.A) and self.B.mirrors(other.B)
+            return super().is_transpose_of(other)
+        return self.A.is_transpose_of(other.A) and self.B.is_transpose_of(other.B)
 
     def _matmat(self, V: Tensor) -> Tensor:
         return self.A._matmat(V) + self.B._matmat(V)
@@ -320,11 +320,11 @@ class Scaled(LinearOperator):
         own = self.A.in_blocks()
         return self if own is self.A else Scaled(own, self.factor)
 
-    def same_as(self, other: LinearOperator) -> bool:
-        return isinstance(other, Scaled) and self.factor == other.factor and self.A.same_as(other.A)
+    def is_same_as(self, other: LinearOperator) -> bool:
+        return isinstance(other, Scaled) and self.factor == other.factor and self.A.is_same_as(other.A)
 
-    def mirrors(self, other: LinearOperator) -> bool:
-        return isinstance(other, Scaled) and self.factor == other.factor and self.A.mirrors(other.A)
+    def is_transpose_of(self, other: LinearOperator) -> bool:
+        return isinstance(other, Scaled) and self.factor == other.factor and self.A.is_transpose_of(other.A)
 
     def _chain(self) -> tuple[float, list[LinearOperator]]:
         factor, chain = self.A._chain()
@@ -353,7 +353,7 @@ class Product(LinearOperator):
         self.pieces = _both(A, B)
         factor, chain = self._chain()
         half = len(chain) // 2
-        mirrored = all(f.mirrors(g) for f, g in zip(chain[:half], reversed(chain), strict=False))
+        mirrored = all(f.is_transpose_of(g) for f, g in zip(chain[:half], reversed(chain), strict=False))
         middle = chain[half] if len(chain) % 2 else None
         self.symmetric = mirrored and (middle is None or middle.symmetric)
         self.psd = self.symmetric and (middle is None or middle.psd) and factor >= 0
@@ -364,18 +364,18 @@ class Product(LinearOperator):
     def T(self) -> LinearOperator:
         return self if self.symmetric else Product(self.B.T, self.A.T)
 
-    def same_as(self, other: LinearOperator) -> bool:
+    def is_same_as(self, other: LinearOperator) -> bool:
         if not isinstance(other, Product):
             return False
         (c, own), (d, others) = self._chain(), other._chain()
-        return c == d and len(own) == len(others) and all(map(lambda f, g: f.same_as(g), own, others))
+        return c == d and len(own) == len(others) and all(map(lambda f, g: f.is_same_as(g), own, others))
 
-    def mirrors(self, other: LinearOperator) -> bool:
+    def is_transpose_of(self, other: LinearOperator) -> bool:
         if not isinstance(other, Product):
             return False
         (c, own), (d, others) = self._chain(), other._chain()
         back = reversed(others)
-        return c == d and len(own) == len(others) and all(map(lambda f, g: f.mirrors(g), own, back))
+        return c == d and len(own) == len(others) and all(map(lambda f, g: f.is_transpose_of(g), own, back))
 
     def _chain(self) -> tuple[float, list[LinearOperator]]:
         (c, left), (d, right) = self.A._chain(), self.B._chain()
@@ -403,11 +403,11 @@ class Transpose(LinearOperator):
     def T(self) -> LinearOperator:
         return self.A
 
-    def same_as(self, other: LinearOperator) -> bool:
-        return isinstance(other, Transpose) and self.A.same_as(other.A)
+    def is_same_as(self, other: LinearOperator) -> bool:
+        return isinstance(other, Transpose) and self.A.is_same_as(other.A)
 
-    def mirrors(self, other: LinearOperator) -> bool:
-        return self.A.same_as(other)
+    def is_transpose_of(self, other: LinearOperator) -> bool:
+        return self.A.is_same_as(other)
 
     def _matmat(self, V: Tensor) -> Tensor:
         return self.A._rmatmat(V)
@@ -423,7 +423,7 @@ class Selection(LinearOperator):
         self.index = positions(n, index).to(device)
         self.shape, self.dtype, self.device = (n, len(self.index)), dtype, device
 
-    def same_as(self, other: LinearOperator) -> bool:
+    def is_same_as(self, other: LinearOperator) -> bool:
         return (
             isinstance(other, Selection)
             and self.shape[0] == other.shape[0]

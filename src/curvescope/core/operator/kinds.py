@@ -36,7 +36,7 @@ def check_vector(A: LinearOperator, v: Any) -> None:
             "expected a plain vector, got one inside a transform of torch.func",
             hint="op @ V takes columns (n, k) at once; op is linear, so its derivative along u is op @ u",
         )
-    n, where, space = A.here[1], "" if A.pieces is None else " on this rank", named(A, "columns")
+    n, where, space = A.local_shape[1], "" if A.pieces is None else " on this rank", named(A, "columns")
     if v.dim() not in (1, 2) or v.shape[0] != n:
         raise ShapeError(
             f"expected a vector of {n} entries{where} or columns ({n}, k), got {tuple(v.shape)}",
@@ -103,7 +103,7 @@ def like(found: Tensor, given: Any) -> Any:
 def named(A: LinearOperator, side: str) -> ParamSpace | None:
     """The named blocks of the rows, "space", or of the columns, "columns", of an operator that has them."""
     space = getattr(A, side, None)
-    size = A.here[0] if side == "space" else A.here[1]
+    size = A.local_shape[0] if side == "space" else A.local_shape[1]
     return space if isinstance(space, ParamSpace) and space.size == size else None
 
 

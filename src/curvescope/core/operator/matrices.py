@@ -32,7 +32,7 @@ class Matrix(LinearOperator):
         square = A.shape[0] == A.shape[1]
         self.symmetric = (square and bool(torch.equal(A, A.T))) if symmetric is None else symmetric
 
-    def same_as(self, other: LinearOperator) -> bool:
+    def is_same_as(self, other: LinearOperator) -> bool:
         return isinstance(other, Matrix) and other.A is self.A
 
     def _matmat(self, V: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class Identity(LinearOperator):
     def __init__(self, n: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"):
         self.shape, self.dtype, self.device = (n, n), dtype, torch.device(device)
 
-    def same_as(self, other: LinearOperator) -> bool:
+    def is_same_as(self, other: LinearOperator) -> bool:
         return isinstance(other, Identity) and other.shape == self.shape
 
     def _chain(self) -> tuple[float, list[LinearOperator]]:
@@ -108,7 +108,7 @@ class Diagonal(LinearOperator):
         """Whether no entry is negative."""
         return bool((self.d >= 0).all())
 
-    def same_as(self, other: LinearOperator) -> bool:
+    def is_same_as(self, other: LinearOperator) -> bool:
         return isinstance(other, Diagonal) and other._source is self._source and other._f is self._f
 
     def power(self, exponent: float) -> Diagonal:

@@ -1,4 +1,4 @@
-"""Tasks: small data with a documented construction and a seed, made by `task(name, …)`.
+"""Tasks: small data with a documented construction and a seed, made by `task_data(name, …)`.
 
 Targets align with a model's outputs: nothing is shifted later, and −100 does not count.
 """
@@ -18,7 +18,7 @@ from curvescope.data.tasks.checks import check_counts
 if TYPE_CHECKING:
     from curvescope.data.batches import Batches
 
-__all__ = ["TASKS", "task", "task_from_text", "task_options"]
+__all__ = ["TASKS", "task_data", "task_from_text", "task_options"]
 
 SEQ_LEN = "seq_len"  # an option of every task in POSITIONS, when it is given as text
 POSITIONS: dict[str, tuple[str, Callable[[int], int]]] = {
@@ -40,7 +40,7 @@ LETTERS: dict[str, tuple[str, Callable[[int], int]]] = {
 """The option that sets how many ids a task has, and its largest value for a vocabulary of V."""
 
 
-def task(name: str, **options: Any) -> Batches:
+def task_data(name: str, **options: Any) -> Batches:
     """The task `name`, as re-readable batches; the same options give the same data.
 
     `task_options(name)` lists the options; every task has `batch_size`, which cuts the data and does
@@ -101,7 +101,7 @@ def task_from_text(
             own, largest = table[name]
             if 1 <= largest(most) < known[own]:
                 given.setdefault(own, largest(most))
-    return task(name, **{"batch_size": batch_size, **given})
+    return task_data(name, **{"batch_size": batch_size, **given})
 
 
 def task_options(name: str) -> dict[str, Any]:

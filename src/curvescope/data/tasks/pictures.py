@@ -1,4 +1,4 @@
-"""Labelled pictures to train on: scikit-learn's digits, and others through the package `datasets`.
+"""Labeled pictures to train on: scikit-learn's digits, and others through the package `datasets`.
 
 Those are known by name (MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100: read from the hub, or from its cache where
 there is no network), or lie in a folder that `Dataset.save_to_disk` wrote.
@@ -30,7 +30,7 @@ def digits(
     batch_size: int | None = None,
     dtype: Dtype = "float64",
 ) -> Batches:
-    """Images (n, 1, 8, 8) with grey values k/16 in [0, 1], and classes (n,) from 0 to 9.
+    """Images (n, 1, 8, 8) with gray values k/16 in [0, 1], and classes (n,) from 0 to 9.
 
     Construction: a randperm with `seed` of scikit-learn's 1797 images (`load_digits`); the first
     `num_sequences` of it (None: all), so that more images extend a smaller choice.

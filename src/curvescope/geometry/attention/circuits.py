@@ -1,6 +1,6 @@
 """One attention head as two low-rank matrices: what its queries look for in keys, what its values write.
 
-With the norm before attention folded in, Ŵ = P Γ W and b̂ = b + β W (see `sphere`), and n the normalised
+With the norm before attention folded in, Ŵ = P Γ W and b̂ = b + β W (see `sphere`), and n the normalized
 stream, the score of query i and key j is
 
     s_ij = scale (n_i Ŵ_Q Ŵ_Kᵀ n_jᵀ + b̂_Q Ŵ_Kᵀ n_jᵀ) + what does not depend on j,
@@ -178,7 +178,7 @@ class Circuit:
         return (s if seen is None else s.masked_fill(~seen, -torch.inf)).softmax(-1)
 
     def output(self, n: Tensor, *, seen: Tensor | None = None) -> Tensor:
-        """What the head adds to the stream (…, T, d), without b_O, for normalised rows n (…, T, d)."""
+        """What the head adds to the stream (…, T, d), without b_O, for normalized rows n (…, T, d)."""
         return self.pattern(n, seen=seen) @ self.values(n)
 
     def _queries(self, n: Tensor, *, bias: bool = True) -> Tensor:
@@ -214,7 +214,7 @@ def circuits(
 ) -> Circuit:
     """The circuits of one head from its matrices, which act from the right.
 
-    Folded, every input matrix becomes P Γ W and its bias b + β W; `.qk` and `.vo` then act on normalised
+    Folded, every input matrix becomes P Γ W and its bias b + β W; `.qk` and `.vo` then act on normalized
     streams n(x). Not folded, they act on what the norm returns, and γ and β are not used.
 
     Args:

@@ -191,7 +191,7 @@ def _references(
     read = reference(model, kind, norm=norm.name or None, **options)
     if written == "embedding":
         return read, reference(model, "raw", **options)
-    return read, reference(model, "logit", centred=True, **options)
+    return read, reference(model, "logit", centered=True, **options)
 
 
 def _decode(
@@ -256,7 +256,7 @@ def _flips(top: TopTokens, vectors: Tensor, right: Reference, sides: Sides) -> n
     """Whether the negative side is the stronger one: (p,)."""
     if sides == 1:
         return top.scores[:, 1, 0] > top.scores[:, 0, 0]
-    middle = np.zeros(len(vectors)) if right.centred else (vectors @ right.mean).numpy()
+    middle = np.zeros(len(vectors)) if right.centered else (vectors @ right.mean).numpy()
     return top.scores[:, 1].mean(-1) + middle > top.scores[:, 0].mean(-1) - middle
 
 

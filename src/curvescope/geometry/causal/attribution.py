@@ -39,16 +39,16 @@ class Attribution(Result):
     model: str
     parts: list[str]  # embed, L0.h0, …, L0.b_O, L0.ff, …, ln_f.b, b_U
     values: np.ndarray  # (C, M)
-    logits: np.ndarray  # (M,) less the mean over the vocabulary, if `centred`
+    logits: np.ndarray  # (M,) less the mean over the vocabulary, if `centered`
     sequence: np.ndarray  # (M,)
     position: np.ndarray  # (M,)
     ids: np.ndarray  # (M,) the tokens whose logits these are
-    centred: bool
+    centered: bool
     error: float  # largest difference between the sum of the parts and the model's own logit
 
 
 def logit_attribution(
-    model: Model, inputs: Tensor, tokens: Tensor | None = None, *, centred: bool = True
+    model: Model, inputs: Tensor, tokens: Tensor | None = None, *, centered: bool = True
 ) -> Attribution:
     """What the logits of given tokens are made of.
 
@@ -56,16 +56,16 @@ def logit_attribution(
         model: A pre-norm language model whose heads are known, or one without norms.
         inputs: Ids (B, T).
         tokens: Ids (B, T) whose logits are looked at, −100 for none; by default those after the inputs' own.
-        centred: Take logits less their mean over the vocabulary, which the softmax does not see.
+        centered: Take logits less their mean over the vocabulary, which the softmax does not see.
     """
     _check(model)
     wanted = torch.nn.functional.pad(inputs[:, 1:], (0, 1), value=-100) if tokens is None else tokens
     sequence, position = (wanted.cpu() >= 0).nonzero(as_tuple=True)
     ids = wanted.cpu()[sequence, position]
     outputs, seen = _run(model, inputs)
-    places, found = _contributions(model, seen, (sequence, position), ids, centred)
+    places, found = _contributions(model, seen, (sequence, position), ids, centered)
     own = outputs.double().cpu()[sequence, position]
-    truth = own.gather(-1, ids[:, None])[:, 0] - (own.mean(-1) if centred else 0.0)
+    truth = own.gather(-1, ids[:, None])[:, 0] - (own.mean(-1) if centered else 0.0)
     _check_near(found.sum(0), truth, model, "its logits are not a norm and a matrix behind the last layer")
     return Attribution(
         model=model.name,
@@ -75,17 +75,17 @@ def logit_attribution(
         sequence=sequence.numpy(),
         position=position.numpy(),
         ids=ids.numpy(),
-        centred=centred,
+        centered=centered,
         error=float((found.sum(0) - truth).abs().max()),
     )
 
 
 def _contributions(
-    model: Model, seen: dict[str, Tensor], at: tuple[Tensor, Tensor], ids: Tensor, centred: bool
+    model: Model, seen: dict[str, Tensor], at: tuple[Tensor, Tensor], ids: Tensor, centered: bool
 ) -> tuple[list[str], Tensor]:
     """Names of the parts, and what each of them adds to the logits of `ids` at some places: (C, M)."""
     rows = embedding(model, "output").double()
-    u = rows[ids] - rows.mean(0) if centred else rows[ids]
+    u = rows[ids] - rows.mean(0) if centered else rows[ids]
     norm = norm_of(model, "ln_f") if has_lens(model) else Norm("none")
     last = seen[f"L{len(block_paths(model)) - 1}.out"][at]
     r, total = norm.direction(u) * _scale(norm, last), torch.zeros_like(last)
@@ -94,7 +94,7 @@ def _contributions(
         total += part
         found[name] = (part * r).sum(-1)
     _check_near(total, last, model, "the stream is not the sum of what its layers write")
-    for name, shift in (("ln_f.b", norm.shift(u)), ("b_U", _bias(model, ids, centred))):
+    for name, shift in (("ln_f.b", norm.shift(u)), ("b_U", _bias(model, ids, centered))):
         if shift is not None and bool(shift.any()):
             found[name] = shift
     return list(found), torch.stack(list(found.values()))
@@ -165,11 +165,11 @@ def _scale(norm: Norm, x: Tensor) -> Tensor:
     return torch.rsqrt(project(x, kind=norm.kind).square().mean(-1, keepdim=True) + norm.eps)
 
 
-def _bias(model: Model, ids: Tensor, centred: bool) -> Tensor | None:
+def _bias(model: Model, ids: Tensor, centered: bool) -> Tensor | None:
     b = weight(model, "b_U")
     if b is None:
         return None
-    return b.double()[ids] - (b.double().mean() if centred else 0.0)
+    return b.double()[ids] - (b.double().mean() if centered else 0.0)
 
 
 def _check_near(found: Tensor, truth: Tensor, model: Model, why: str) -> None:

@@ -71,8 +71,8 @@ def written(model: Model, at: str) -> Reference:
     """What directions at a point are compared with: rows of tokens, less their mean."""
     check_vocabulary(model)
     if at == "final":
-        return reference(model, "raw", which="output", centred=True)
-    return reference(model, "logit", centred=True)
+        return reference(model, "raw", which="output", centered=True)
+    return reference(model, "logit", centered=True)
 
 
 def direct_change(problem: Problem, at: str, directions: Tensor, ids: Tensor) -> Tensor:

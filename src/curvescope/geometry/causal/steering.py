@@ -90,8 +90,8 @@ def ablation(
     rows = problem.placed(torch.as_tensor(directions).detach())
     rows = rows[None] if rows.dim() == 1 else rows
     U, _ = torch.linalg.qr(rows.T)
-    centre = mean_activation(problem, at) if mean == "data" else torch.zeros_like(rows[0])
-    return lambda x: -((x - centre) @ U) @ U.T
+    center = mean_activation(problem, at) if mean == "data" else torch.zeros_like(rows[0])
+    return lambda x: -((x - center) @ U) @ U.T
 
 
 def intervene(
@@ -121,8 +121,8 @@ def intervene(
                 after = _classes_last(problem, after)
                 kl[i] += np.nan if problem.loss.class_axis(after) is None else float(_kl(before, after))
                 change = (after - before).double()
-                centred = change[..., list(watch)] - change.mean(-1, keepdim=True)
-                logits[i] += centred.flatten(0, -2).sum(0).cpu().numpy()
+                centered = change[..., list(watch)] - change.mean(-1, keepdim=True)
+                logits[i] += centered.flatten(0, -2).sum(0).cpu().numpy()
     return Effect(
         at,
         np.array(alphas, dtype=float),

@@ -5,7 +5,7 @@ shuffled targets; `follow` keeps every token of one prompt.
 
 Numbers along a path of states: angles on the sphere, path length, turning, and what the lens reads.
 
-Angles are in degrees. Where states are normalised before they are read, all of them are unchanged when a
+Angles are in degrees. Where states are normalized before they are read, all of them are unchanged when a
 state is multiplied by a positive number.
 """
 
@@ -135,13 +135,13 @@ def target_numbers(unit: Tensor, tokens: Tensor) -> dict[str, Tensor]:
     return {"angle_target": angle(unit, aimed), "cos_target": (unit * aimed).sum(-1)}
 
 
-def shares(points: Tensor, *, centre: bool) -> dict[str, Tensor]:
+def shares(points: Tensor, *, center: bool) -> dict[str, Tensor]:
     """How attention and feed-forward divide each block's step, from points (…, 2L + 1, d): entries (…, L).
 
-    With the step Δ = a + m of a block (centred where the norms centre): `attention_share` = ⟨a, Δ⟩ / |Δ|²,
+    With the step Δ = a + m of a block (centered where the norms center): `attention_share` = ⟨a, Δ⟩ / |Δ|²,
     which with the feed-forward's sums to 1, and the lengths `attention_norm` |a| and `ff_norm` |m|.
     """
-    x = points - points.mean(-1, keepdim=True) if centre else points
+    x = points - points.mean(-1, keepdim=True) if center else points
     a, m = x[..., 1::2, :] - x[..., :-1:2, :], x[..., 2::2, :] - x[..., 1::2, :]
     whole = a + m
     return {
@@ -283,7 +283,7 @@ def follow(model: Model, prompt: str | Sequence[int]) -> Path:
         if causal and name in values:
             values[name][-1] = np.nan  # the last token has no next one
     reads = _reads(read, seen.points[0])
-    along = shares(points, centre=read.centre)
+    along = shares(points, center=read.center)
     return Path(
         model=model.name,
         prompt=prompt if isinstance(prompt, str) else " ".join(map(str, prompt)),
@@ -310,7 +310,7 @@ def _batch_numbers(
     current = ids[counted] if model.facts.get("causal", True) else None
     points = states.double()
     found = _point_numbers(read, points, states, batch.targets[counted], current, shuffled.to(model.device))
-    for name, value in shares(points, centre=read.centre).items():
+    for name, value in shares(points, center=read.center).items():
         found[f"share.{name}"] = value.cpu().numpy()
     return found
 

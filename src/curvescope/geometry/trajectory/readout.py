@@ -1,7 +1,7 @@
 """How a model reads its last state, applied to any state: the logit lens, and the direction of a token.
 
 With a norm before the unembedding, logit_t = n(x) · P(γ_f ∘ u_t) + β_f · u_t + b_t: on the sphere of
-normalised states a token is the direction P(γ_f ∘ u_t) (P centres for LayerNorm, is 1 for RMSNorm).
+normalized states a token is the direction P(γ_f ∘ u_t) (P centers for LayerNorm, is 1 for RMSNorm).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Readout:
         return self.U.shape[1]
 
     @property
-    def centre(self) -> bool:
+    def center(self) -> bool:
         """Whether the norm takes the mean away."""
         return self.norm.kind == "layernorm"
 

@@ -38,7 +38,7 @@ class Reference:
     at: Tensor | None = None  # (n,) their rows of the table, where these are not `ids`
     kind: ReferenceKind = "raw"
     norm: Norm = Norm("none")  # noqa: RUF009 (frozen)
-    centred: bool = False
+    centered: bool = False
     bias: Tensor | None = None
     words: str = "given rows"
 
@@ -57,7 +57,7 @@ class Reference:
     def rows(self, which: slice | Tensor) -> Tensor:
         """Rows of some of `ids`, in float64: (c, d)."""
         r = self._plain(which)
-        return r - self.mean if self.centred else r
+        return r - self.mean if self.centered else r
 
     def _plain(self, which: slice | Tensor) -> Tensor:
         e = self._entries(which)
@@ -72,7 +72,7 @@ class Reference:
 
     @cached_property
     def mean(self) -> Tensor:
-        """Mean of the rows before centring: (d,)."""
+        """Mean of the rows before centering: (d,)."""
         total, linear = torch.zeros(self.d, dtype=torch.float64), self.kind in ("raw", "logit")
         for start in range(0, len(self), _CHUNK):
             part = slice(start, start + _CHUNK)
@@ -85,7 +85,7 @@ class Reference:
 
         `sphere` and `normed`: the greatest r · v over all states, √d |Pv| or β · v + √d |P(γ ∘ v)| (the
         score of an absent token that suits the direction best). `logit`: the greatest logit that the row's
-        token can have, √d |r| plus its bias, when the direction is a normalised state, else |Pv| |r|. `raw`:
+        token can have, √d |r| plus its bias, when the direction is a normalized state, else |Pv| |r|. `raw`:
         |v| |r|, so that the fraction is the cosine.
         """
         v = directions
@@ -98,7 +98,7 @@ class Reference:
             return size * lengths if bias is None else size * lengths + bias
         shifted = self.norm if self.kind == "normed" else Norm(self.norm.kind)
         high = shifted.attainable(v)[1]
-        return (high - v @ self.mean if self.centred else high).expand_as(lengths)
+        return (high - v @ self.mean if self.centered else high).expand_as(lengths)
 
 
 def reference(
@@ -107,7 +107,7 @@ def reference(
     *,
     norm: str | None = None,
     which: Which | None = None,
-    centred: bool = False,
+    centered: bool = False,
     bias: bool = False,
     tokenizer: object = None,
 ) -> Reference:
@@ -119,7 +119,7 @@ def reference(
             rows themselves for `logit`, and one without any norm for all kinds.
         norm: the role of the norm: `ln_f` (default of `logit`) or a block's, `L3.ln1` (default L0.ln1).
         which: rows of the input or the output embedding; the default is output for `logit`, else input.
-        centred: subtract the mean row.
+        centered: subtract the mean row.
         bias: add β · u_t and the unembedding's bias to the scores of `logit`, so that they are logits.
         tokenizer: instead of the model's own; decides which rows are tokens.
     """
@@ -131,7 +131,7 @@ def reference(
     own = _norm(model, kind, norm)
     words = _WORDS["raw" if own.kind == "none" else kind].format(which=which, norm=own.name)
     shift = _bias(model, table, ids, own) if bias and kind == "logit" else None
-    return Reference(table, ids, None, kind, own, centred, shift, words + (", centred" if centred else ""))
+    return Reference(table, ids, None, kind, own, centered, shift, words + (", centered" if centered else ""))
 
 
 def rows_reference(

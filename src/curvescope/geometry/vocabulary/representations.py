@@ -164,7 +164,9 @@ def states_before(model: Model, layer: int, ids: Tensor) -> Tensor:
 def _mean(model: Model, layer: int, corpus: Tensor | None, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Mean stream before the block for the tokens of a corpus: (n, d), and these tokens."""
     if corpus is None:
-        raise UsageError("how='mean' needs a corpus of ids (N, T)", hint="cs.text(…) makes windows of a text")
+        raise UsageError(
+            "how='mean' needs a corpus of ids (N, T)", hint="cs.text_data(…) makes windows of a text"
+        )
     if corpus.dim() != 2 or corpus.is_floating_point() or not corpus.numel():
         raise UsageError(f"corpus: expected ids (N, T), got {corpus.dtype} {tuple(corpus.shape)}")
     found, index = corpus.unique(return_inverse=True)

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from curvescope.core.errors import UsageError, near_misses
@@ -24,6 +26,7 @@ from curvescope.kernels.backends import (
     Tensors,
     forward_mode,
     launch,
+    plain_second,
     recorded,
     refuse_batched,
     refuse_third,
@@ -51,6 +54,12 @@ class Form(NamedTuple):
     name: str
     second_order: bool
     triton: bool
+    third_order: bool = False  # whether plain operations take over where a third derivative is recorded
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether they do so now."""
+        return self.third_order and recorded() and not transformed()
 
 
 def gelu(
@@ -86,9 +95,15 @@ def quick_gelu(x: Tensor, *, second_order: bool = True, backend: Backend = "auto
 
 
 @unseen
-def activate(x: Tensor, name: Name, *, second_order: bool = True, backend: Backend = "auto") -> Tensor:
-    """φ(x) by the name of φ; `second_order` as in `gelu`."""
-    return _Activation.apply(x, Form(check_name(name), second_order, use_triton(backend, x)))[0]
+def activate(
+    x: Tensor, name: Name, *, second_order: bool = True, third_order: bool = False, backend: Backend = "auto"
+) -> Tensor:
+    """φ(x) by the name of φ; `second_order` as in `gelu`.
+
+    With `third_order` plain operations take over where a third derivative is recorded, which is an error
+    otherwise.
+    """
+    return _Activation.apply(x, Form(check_name(name), second_order, use_triton(backend, x), third_order))[0]
 
 
 def check_name(name: str) -> str:
@@ -144,7 +159,7 @@ class _ActivationGradient(Function):
     def forward(dy: Tensor, x: Tensor, first: Tensor | None, form: Form) -> Any:
         if form.triton and not forward_mode():
             return _slope(form.name, dy, x), None, None
-        slope = SHAPES[form.name].slope(torch.ones_like(x), x) if first is None else first
+        slope = SHAPES[form.name].slope(torch.ones_like(x), x) if first is None else first.view_as(first)
         second = SHAPES[form.name].second if form.second_order else None
         return dy * slope, slope, None if second is None else second(widen(x)).mul(dy).to(x.dtype)
 
@@ -154,20 +169,24 @@ class _ActivationGradient(Function):
         kept = [t for t in output[1:] if t is not None]
         ctx.mark_non_differentiable(*kept)
         ctx.in_triton = output[1] is None
+        point = (x, dy) if ctx.form.third_order else ()
         if ctx.in_triton:
-            ctx.save_for_backward(x, dy if ctx.form.second_order else None)
+            ctx.save_for_backward(x, dy if ctx.form.second_order else None, *point)
         else:
-            ctx.save_for_backward(*output[1:])
+            ctx.save_for_backward(*output[1:], *point)
         ctx.save_for_forward(*output[1:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        refuse_third()
-        u, needs, (one, two) = cotangents[0], ctx.needs_input_grad, ctx.saved_tensors
+        u, needs, (one, two, *point) = cotangents[0], ctx.needs_input_grad, ctx.saved_tensors
         if u is None:
             return None, None, None, None
         name, in_triton = ctx.form.name, ctx.in_triton
+        if ctx.form.takes_over:
+            x, dy = point
+            return *plain_second(name, plain(name), (x,), dy, (u,)), None, None
+        refuse_third()
 
         def core(constants: Tensors, directions: Tensors) -> Tensors:
             if in_triton:
@@ -183,9 +202,20 @@ class _ActivationGradient(Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         ddy, dx = tangents[:2]
-        slope, curve = ctx.saved_tensors
+        slope, curve = ctx.saved_tensors[:2]
         along_x = None if dx is None or curve is None else curve * dx
         return plus(None if ddy is None else slope * ddy, along_x), None, None
+
+
+def plain(name: str) -> Callable[[Tensor], Tensor]:
+    """φ as PyTorch has it, which can be differentiated any number of times."""
+    return {
+        "gelu": F.gelu,
+        "gelu_tanh": partial(F.gelu, approximate="tanh"),
+        "silu": F.silu,
+        "relu": F.relu,
+        "quick_gelu": lambda x: F.silu(_QUICK * x) / _QUICK,
+    }[name]
 
 
 def _slope(name: str, dy: Tensor, x: Tensor) -> Tensor:

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError
-from curvescope.kernels.activations.function import SHAPES, Form, Name, check_name
+from curvescope.kernels.activations.function import SHAPES, Form, Name, check_name, plain
 from curvescope.kernels.autograd import Function, unseen
 from curvescope.kernels.backends import (
     Backend,
     Tensors,
     forward_mode,
     launch,
+    plain_second,
     recorded,
     refuse_batched,
     refuse_third,
@@ -36,17 +37,23 @@ from curvescope.kernels.tensors import given, plus, widen
 
 @unseen
 def gated(
-    gate: Tensor, up: Tensor, activation: Name, *, second_order: bool = True, backend: Backend = "auto"
+    gate: Tensor,
+    up: Tensor,
+    activation: Name,
+    *,
+    second_order: bool = True,
+    third_order: bool = False,
+    backend: Backend = "auto",
 ) -> Tensor:
     """φ(gate) ∘ up, both of one shape: SwiGLU with "silu", GeGLU with "gelu".
 
-    With `second_order=False` the backward records only the derivative in its cotangent.
+    With `second_order=False` the backward records only the derivative in its cotangent; `third_order` as in
+    `activate`.
     """
     if gate.shape != up.shape:
         raise ShapeError(f"expected gate and up of one shape, got {tuple(gate.shape)} and {tuple(up.shape)}")
-    return _Gated.apply(gate, up, Form(check_name(activation), second_order, use_triton(backend, gate, up)))[
-        0
-    ]
+    form = Form(check_name(activation), second_order, use_triton(backend, gate, up), third_order)
+    return _Gated.apply(gate, up, form)[0]
 
 
 class _Gated(Function):
@@ -114,19 +121,23 @@ class _GatedGradient(Function):
         dy, gate, up, ctx.form = inputs
         ctx.mark_non_differentiable(*(t for t in output[2:] if t is not None))
         ctx.in_triton = output[2] is None
-        if ctx.in_triton:
-            ctx.save_for_backward(gate, up, dy if ctx.form.second_order else None)
-        else:
-            ctx.save_for_backward(gate, *output[2:])
+        kept = (gate, up, dy if ctx.form.second_order else None) if ctx.in_triton else (gate, *output[2:])
+        ctx.save_for_backward(*kept, *((up, dy) if ctx.form.third_order else ()))
+        ctx.num_kept = len(kept)
         ctx.save_for_forward(gate, *output[2:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        refuse_third()
         a, b = cotangents[:2]
         if a is None and b is None:
             return None, None, None, None
+        kept, point = ctx.saved_tensors[: ctx.num_kept], ctx.saved_tensors[ctx.num_kept :]
+        if ctx.form.takes_over:
+            value, (up, dy) = plain(ctx.form.name), point
+            found = plain_second("gated", lambda g, x: value(g) * x, (kept[0], up), dy, (a, b))
+            return *found, None
+        refuse_third()
         name, needs, in_triton = ctx.form.name, ctx.needs_input_grad[:3], ctx.in_triton
 
         def core(constants: Tensors, directions: Tensors) -> Tensors:
@@ -136,7 +147,7 @@ class _GatedGradient(Function):
                 return triton_kernels.gated_second(name, needs, constants, directions)
             return _gated_second(name, needs, constants, directions)
 
-        return *launch(core, ctx.saved_tensors, (a, b)), None
+        return *launch(core, kept, (a, b)), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:

@@ -350,7 +350,7 @@ def _weights(cuts: Plan, tile: Tile, q: Tensor, k: Tensor, stats: Tensor, kept: 
     """P of one tile: the kept one, or exp(S − LSE)."""
     if kept.numel():
         return tile.view(kept)
-    scores = _row_centred(stats, tile, q, k, cuts.scale)
+    scores = _row_centered(stats, tile, q, k, cuts.scale)
     if cuts.extras is None:
         return tile.hide(scores.exp_(), cuts.mask, cuts.lengths, 0)
     weights = cuts.extras.hide(cuts.extras.add(scores, tile).exp_(), tile, 0)
@@ -360,11 +360,11 @@ def _weights(cuts: Plan, tile: Tile, q: Tensor, k: Tensor, stats: Tensor, kept: 
 def _weight_gradients(D: Tensor, tile: Tile, do: Tensor, v: Tensor, Z: Tensor | None) -> Tensor:
     """Z∘(dO Vᵀ) − D."""
     if Z is None:
-        return _row_centred(D, tile, do, v)
+        return _row_centered(D, tile, do, v)
     return torch.bmm(do, v.mT).mul_(Z).sub_(_rows(D, tile)[..., None])
 
 
-def _row_centred(stat: Tensor, tile: Tile, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+def _row_centered(stat: Tensor, tile: Tile, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     """scale·a bᵀ less one number per row."""
     return torch.baddbmm(_rows(stat, tile)[..., None], a, b.mT, beta=-1, alpha=scale)
 

@@ -24,10 +24,10 @@ from curvescope.kernels.attention.extras import Extras
 from curvescope.kernels.attention.forward_mode import below
 from curvescope.kernels.attention.mask import Mask, check
 from curvescope.kernels.attention.passes import Passes, Saved
-from curvescope.kernels.attention.third_order import Plain, ThirdOrder, announce, pulled, pushed
+from curvescope.kernels.attention.third_order import Plain, ThirdOrder, announce
 from curvescope.kernels.attention.written_out import Scores
 from curvescope.kernels.autograd import Function, unseen
-from curvescope.kernels.backends import casting
+from curvescope.kernels.backends import casting, pulled, pushed
 from curvescope.kernels.tensors import given, widen
 
 Several = Sequence[Any]  # tensors, or None in the place of one

@@ -66,7 +66,7 @@ def hf_attention(
         attention_mask: None; (B, Lk), true at keys that are seen; or (B, 1 or H, Lq, Lk), true where a key
             is seen or added to the scores, in which case it stands alone.
         sliding_window: a causal query sees itself and the keys before it, this many in all.
-        **kwargs: `softcap` and `position_bias` are honoured, attention sinks are refused.
+        **kwargs: `softcap` and `position_bias` are honored, attention sinks are refused.
     """
     if kwargs.get("s_aux") is not None:
         raise CurvescopeError("attention sinks have no fused form", hint="use attn_implementation='eager'")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.errors import ShapeError
 from curvescope.kernels.attention.function import attend, own_precision
 from curvescope.kernels.attention.mask import Mask
 from curvescope.kernels.attention.operators import compiled
@@ -23,6 +23,10 @@ PLAIN_LENGTHS, PLAIN_SCORES = (
     128 * 128,
     1 << 21,
 )  # Lq·Lk, and of all heads: up to here plain is faster on a CPU
+
+
+class CallError(ShapeError, RuntimeError):
+    """Arguments that do not fit each other; also a `RuntimeError`, as PyTorch raises."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,19 @@ def sdpa(
     third_order: ThirdOrder,
 ) -> Tensor:
     """What `curvescope.nn.functional.scaled_dot_product_attention` says."""
+    if query.is_nested and not _records(query, key, value):
+        fused: Any = torch._C._nn.scaled_dot_product_attention  # pyright: ignore[reportAttributeAccessIssue]
+        return fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if is_causal and attn_mask is not None:
+        raise CallError(
+            "Explicit attn_mask should not be set when is_causal=True",
+            hint="put the future into attn_mask, or add numbers to the scores by score_bias",
+        )
     _check(query, key, value, dropout_p, enable_gqa, window, third_order)
     query, key, value = _cast(query, key, value)
     plainest = score_bias is None and window is None and key_lengths is None
     with own_precision(query):
-        if plainest and PATH == "auto" and not (is_causal and attn_mask is not None):
+        if plainest and PATH == "auto":
             given = query, key, value, attn_mask, dropout_p, is_causal
             found = _torch(*given, scale=scale, enable_gqa=enable_gqa)
             if found is not None:
@@ -70,7 +82,7 @@ def sdpa(
         if k.shape[1] != v.shape[1]:
             k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
         table = score_bias.table if isinstance(score_bias, RelativeBias) else None
-        masks = attn_mask, None if isinstance(score_bias, RelativeBias) else score_bias
+        masks = attn_mask, score_bias if isinstance(score_bias, Tensor) else None
         bias, hidden = _masks(masks, shape)
         if key_lengths is not None:
             key_lengths = _lengths(key_lengths, lead, q)
@@ -107,7 +119,7 @@ def _torch(
     """
     if forward_mode() or transformed() or torch.compiler.is_compiling():
         return None
-    if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in (q, k, v, mask)):
+    if not _records(q, k, v, mask):
         fused: Any = torch._C._nn.scaled_dot_product_attention  # pyright: ignore[reportAttributeAccessIssue]
         return fused(q, k, v, mask, dropout_p, is_causal, **named)
     if _by_kernels(q, k, v) or (mask is not None and mask.dtype != torch.bool and mask.dtype != q.dtype):
@@ -116,6 +128,10 @@ def _torch(
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
     plain: Any = torch._scaled_dot_product_attention_math  # pyright: ignore[reportPrivateImportUsage]
     return plain(q, k, v, mask, dropout_p, is_causal, **named)[0]
+
+
+def _records(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _by_kernels(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -138,32 +154,33 @@ def _check(
 ) -> None:
     """Raise unless shapes, types and options fit each other."""
     if third_order not in ("warn", "error"):
-        raise UsageError(f"expected third_order 'warn' or 'error', got {third_order!r}")
+        raise CallError(f"expected third_order 'warn' or 'error', got {third_order!r}")
     if not 0 <= dropout_p <= 1:
-        raise UsageError(f"expected a dropout probability between 0 and 1, got {dropout_p}")
+        raise CallError(f"expected a dropout probability between 0 and 1, got {dropout_p}")
     if window is not None and window < 1:
-        raise UsageError(f"expected window >= 1, got {window}")
+        raise CallError(f"expected window >= 1, got {window}")
     shapes = f"query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)}"
     if any(x.is_nested for x in (q, k, v)):
-        raise UsageError(
-            "expected query, key and value that are not nested", hint="pad them, with key_lengths"
+        raise CallError(
+            "expected query, key and value that are not nested, where a derivative is asked for",
+            hint="pad them, with key_lengths",
         )
     if q.dim() < 2 or not q.dim() == k.dim() == v.dim():
-        raise ShapeError(
+        raise CallError(
             f"expected query, key and value with the same number of axes, at least 2, got {shapes}"
         )
     if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-        raise ShapeError(f"expected queries and keys of one size, and as many keys as values, got {shapes}")
+        raise CallError(f"expected queries and keys of one size, and as many keys as values, got {shapes}")
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
-        raise ShapeError(
+        raise CallError(
             "expected query, key and value of one dtype on one device, got "
             + ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v)),
             hint="cast or move them first",
         )
     if not q.is_floating_point():
-        raise ShapeError(f"expected floating-point query, key and value, got {q.dtype}")
+        raise CallError(f"expected floating-point query, key and value, got {q.dtype}")
     if enable_gqa and q.dim() < 3:
-        raise ShapeError(f"expected an axis of heads with enable_gqa=True, got {shapes}")
+        raise CallError(f"expected an axis of heads with enable_gqa=True, got {shapes}")
 
 
 def _cast(*tensors: Tensor) -> Sequence[Tensor]:
@@ -181,9 +198,7 @@ def _heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> int:
     counts = [x.shape[-3] for x in (q, k, v)]
     if enable_gqa:
         if any(n == 0 or counts[0] % n for n in counts[1:]):
-            raise ShapeError(
-                f"expected a number of query heads that key and value heads divide, got {counts}"
-            )
+            raise CallError(f"expected a number of query heads that key and value heads divide, got {counts}")
         return counts[0]
     (heads,) = torch.broadcast_shapes(*((n,) for n in counts))
     return heads
@@ -205,7 +220,7 @@ def _mask_four(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
     except RuntimeError:
         fits = False
     if not fits:
-        raise ShapeError(f"expected a mask that broadcasts to {shape}, got {tuple(mask.shape)}")
+        raise CallError(f"expected a mask that broadcasts to {shape}, got {tuple(mask.shape)}")
     if mask.dim() > 4:
         return mask.expand(*shape[:-3], *mask.shape[-3:]).flatten(0, -4)
     if len(shape) > 4 and mask.dim() == 4 and mask.shape[0] > 1:  # the last of several batch axes
@@ -233,13 +248,13 @@ def _table(table: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
         return None
     width = q.shape[2] + k.shape[2] - 1
     if table.dim() != 2 or table.shape[0] not in (1, q.shape[1]) or table.shape[1] != width:
-        raise ShapeError(f"expected a table of shape ({q.shape[1]}, {width}), got {tuple(table.shape)}")
+        raise CallError(f"expected a table of shape ({q.shape[1]}, {width}), got {tuple(table.shape)}")
     return table[None, :, None]
 
 
 def _lengths(lengths: Tensor, lead: torch.Size, q: Tensor) -> Tensor:
     if lengths.is_floating_point() or lengths.dtype == torch.bool:
-        raise ShapeError(f"expected whole numbers as key_lengths, got {lengths.dtype}")
+        raise CallError(f"expected whole numbers as key_lengths, got {lengths.dtype}")
     return lengths.to(q.device).expand(lead).reshape(q.shape[0])
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 from torch import Tensor
 
-from curvescope.core.errors import CurvescopeError, warn
+from curvescope.core.errors import CurvescopeError
 from curvescope.kernels.attention.written_out import Scores, written_out
+from curvescope.kernels.backends import pulled, pushed, warn_of_third
 
 ThirdOrder = Literal["warn", "error"]
 Several = Sequence[Tensor]
-
-_warned: set[str] = set()
 
 
 def announce(third_order: str) -> None:
@@ -26,12 +24,7 @@ def announce(third_order: str) -> None:
             hint="switch the model to plain attention, e.g. attn_implementation='eager', or call "
             "curvescope.nn.functional.scaled_dot_product_attention with third_order='warn'",
         )
-    if third_order not in _warned:
-        _warned.add(third_order)
-        warn(
-            "a third derivative of attention is taken: it is computed by plain operations, "
-            "in memory quadratic in the length"
-        )
+    warn_of_third("attention", ", in memory quadratic in the length")
 
 
 @dataclass(frozen=True)
@@ -78,19 +71,3 @@ class Plain:
         """The derivative of `tangent` in direction s of x."""
         x, t, s = (x_t_s[i * self.num : (i + 1) * self.num] for i in range(3))
         return pushed(lambda *x: self.tangent(*x, *t), x, s)
-
-
-def pulled(function: Callable[..., Any], args: Several, cotangents: Any) -> Several:
-    """Vector-Jacobian product of all arguments."""
-    return torch.func.vjp(function, *args)[1](
-        cotangents if isinstance(cotangents, Tensor) else tuple(cotangents)
-    )
-
-
-def pushed(function: Callable[..., Any], args: Several, tangents: Several) -> Any:
-    """Jacobian-vector product by two vector-Jacobian products: forward mode cannot be nested everywhere."""
-    outputs, pull = torch.func.vjp(function, *args)[:2]
-    single = isinstance(outputs, Tensor)
-    zeros = torch.zeros_like(outputs) if single else tuple(map(torch.zeros_like, outputs))
-    (found,) = torch.func.vjp(pull, zeros)[1](tuple(tangents))
-    return found

@@ -8,16 +8,18 @@ With D = p − q, dh = w∘(D W), dW = Dᵀ(w∘h), db = Dᵀ w. For cotangents 
     ż = gh Wᵀ + h gWᵀ + gb,     Ż = p∘(ż − p·ż),
     hh = w∘(Ż W + D gW),        hW = Żᵀ(w∘h) + Dᵀ(w∘gh),        hb = Żᵀ w.
 
-The terms with Ż are the Gauss-Newton part (in the outputs), those with D the functional one. The weights
+The terms with Ż are the GGN (in the outputs), those with D the functional one. The weights
 stand at h, where they cost nothing, not at the logits. No more than two slices of logits exist at any
 time; on a CPU a third one is kept where it is all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
@@ -29,6 +31,7 @@ from curvescope.kernels.backends import (
     Tensors,
     forward_mode,
     launch,
+    plain_second,
     recorded,
     refuse_batched,
     refuse_third,
@@ -51,6 +54,7 @@ def cross_entropy_head(
     part: Part = "hessian",
     chunk: int | None = None,
     second_order: bool = True,
+    third_order: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
     """Σ_t w_t ℓ_t for h (T, d), W (V, d) of any strides, b (V,) and targets (T,), of which −100 is ignored.
@@ -61,6 +65,8 @@ def cross_entropy_head(
             ⟨D, z⟩ with D held fixed. First derivatives are the same.
         chunk: Rows of logits at a time; by default as many as fit a slice of moderate size.
         second_order: False records only the derivative in the cotangent of the loss.
+        third_order: Plain operations take over where a third derivative is recorded, which is an error
+            otherwise; they hold all logits.
     """
     _check(h, W, b, targets, weights)
     if part not in get_args(Part):
@@ -71,12 +77,12 @@ def cross_entropy_head(
     everything = transformed() or forward_mode()
     grad = torch.is_grad_enabled()
     wants = tuple(t is not None and (everything or (grad and t.requires_grad)) for t in (h, W, b))
-    how = Options(plan, part, second_order, wants)
+    how = Options(plan, part, second_order, wants, label_smoothing if third_order else None)
     return _Head.apply(h, W, b, targets.clamp(min=0), term_weights(h, targets, weights), how)[0]
 
 
 class HeadCurvature:
-    """The Gauss-Newton matrix of the head at h, W, b; what does not depend on a direction is made once."""
+    """The GGN of the head at h, W, b; what does not depend on a direction is made once."""
 
     def __init__(
         self,
@@ -136,6 +142,9 @@ class Options(NamedTuple):
     part: str
     second_order: bool
     wants: tuple[bool, ...]
+    plain: (
+        float | None
+    )  # label smoothing of the plain operations of third derivatives, None if there are none
 
 
 class _Head(Function):
@@ -192,17 +201,21 @@ class _HeadGradient(Function):
         of_c = kept if ctx.needs_input_grad[0] else [None, None, None]
         p = probabilities(ctx.how.plan, h, W, b, lse) if ctx.how.second_order else None
         constants = (h, W, b, targets, w * c.to(w.dtype), lse, top, slope, p)
-        ctx.save_for_backward(*constants, *of_c)
+        ctx.save_for_backward(*constants, *of_c, *(() if ctx.how.plain is None else (c, w)))
         ctx.save_for_forward(*constants, *kept)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        refuse_third()
         if all(t is None for t in cotangents):
             return (None,) * 13
-        constants, kept = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
+        constants, kept, point = ctx.saved_tensors[:9], ctx.saved_tensors[9:12], ctx.saved_tensors[12:]
         needs = ctx.needs_input_grad
+        if ctx.how.plain is not None and recorded() and not transformed():
+            (h, W, b, targets, *_), (c, w) = constants, point
+            value = _plain(targets, w, ctx.how.plain)
+            return *plain_second("a cross-entropy", value, (h, W, b), c, cotangents), *(None,) * 9
+        refuse_third()
         along_c = _inner(cotangents, kept) if needs[0] else None
         found = (None, None, None)
         if any(needs[1:4]):
@@ -223,6 +236,18 @@ class _HeadGradient(Function):
             torch.zeros_like(t) if u is None and t is not None else u
             for u, t in zip(found, kept, strict=True)
         )
+
+
+def _plain(targets: Tensor, w: Tensor, label_smoothing: float) -> Callable[..., Tensor]:
+    """The loss with all its logits, of h, W and b."""
+
+    def value(h: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+        terms = F.cross_entropy(
+            widen(F.linear(h, W, b)), targets, reduction="none", label_smoothing=label_smoothing
+        )
+        return (w * terms).sum().to(h.dtype)
+
+    return value
 
 
 def _run_second(how: Options, needs: Any, constants: Tensors, directions: Tensors) -> Tensors:

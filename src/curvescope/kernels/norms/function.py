@@ -14,6 +14,7 @@ sums over tokens. Between two directions only x, g and three numbers per token a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,12 +27,14 @@ from curvescope.kernels.backends import (
     Tensors,
     forward_mode,
     launch,
+    plain_second,
     recorded,
     refuse_batched,
     refuse_third,
     transformed,
     use_triton,
 )
+from curvescope.kernels.norms.written_out import plain_layer_norm, plain_rms_norm
 from curvescope.kernels.tensors import given, plus, widen
 
 MAX_WIDTH = 16384  # of a row in Triton
@@ -41,11 +44,12 @@ _LAYER_NORM = torch.ops.aten.native_layer_norm_backward
 class Form(NamedTuple):
     """Which norm, and how it is run."""
 
-    centre: bool
+    center: bool
     eps: float
     offset: float
     second_order: bool
     triton: bool
+    third_order: bool = False  # whether plain operations take over where a third derivative is recorded
 
 
 @unseen
@@ -56,15 +60,17 @@ def layer_norm(
     eps: float = 1e-5,
     *,
     second_order: bool = True,
+    third_order: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
     """γ ∘ (x − ⟨x⟩)/√(var x + ε) + β over the last axis.
 
     With `second_order=False` the backward records only the derivative in its cotangent (u ↦ Jᵀu, from which
-    J v comes), and keeps nothing for the second derivative in x and γ.
+    J v comes), and keeps nothing for the second derivative in x and γ. With `third_order` plain operations
+    take over where a third derivative is recorded, which is an error otherwise.
     """
-    form = Form(True, eps, 0.0, second_order, _in_triton(backend, x, weight, bias))
-    return _normalise(x, weight, bias, form)
+    form = Form(True, eps, 0.0, second_order, _in_triton(backend, x, weight, bias), third_order)
+    return _normalize(x, weight, bias, form)
 
 
 @unseen
@@ -75,21 +81,22 @@ def rms_norm(
     *,
     offset: float = 0.0,
     second_order: bool = True,
+    third_order: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """(offset + γ) ∘ x/√(⟨x²⟩ + ε) over the last axis; `second_order` as in `layer_norm`.
+    """(offset + γ) ∘ x/√(⟨x²⟩ + ε) over the last axis; `second_order` and `third_order` as in `layer_norm`.
 
     Without γ the gain is one, whatever the offset.
     """
-    form = Form(False, eps, offset, second_order, _in_triton(backend, x, weight))
-    return _normalise(x, weight, None, form)
+    form = Form(False, eps, offset, second_order, _in_triton(backend, x, weight), third_order)
+    return _normalize(x, weight, None, form)
 
 
 def _in_triton(backend: Backend, x: Tensor, *others: Tensor | None) -> bool:
     return use_triton(backend, x, *others) and (backend == "triton" or x.shape[-1] <= MAX_WIDTH)
 
 
-def _normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
+def _normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
     for name, t in (("weight", weight), ("bias", bias)):
         if t is not None and t.shape != x.shape[-1:]:
             raise ShapeError(f"expected a {name} of {tuple(x.shape[-1:])}, got {tuple(t.shape)}")
@@ -164,10 +171,16 @@ class _NormGradient(Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        refuse_third()
         directions = cotangents[:3]
         if all(t is None for t in directions):
             return (None,) * 7
+        if ctx.form.third_order and recorded() and not transformed():
+            x, _, _, weight, dy, _ = ctx.saved_tensors
+            bias = x.new_zeros(x.shape[-1:]) if directions[2] is not None else None
+            value = _plain(ctx.form)
+            of_dy, of_x, of_w, _ = plain_second("a norm", value, (x, weight, bias), dy, directions)
+            return of_dy, of_x, of_w, *(None,) * 4
+        refuse_third()
         found = _run_second(ctx.form, ctx.needs_input_grad[:3], ctx.saved_tensors, directions)
         return *found, None, None, None, None
 
@@ -186,6 +199,17 @@ class _NormGradient(Function):
         shapes = (x.shape, x.shape[-1:], x.shape[-1:])
         full = zip(found, needs, shapes, strict=True)
         return *(x.new_zeros(shape) if t is None and n else t for t, n, shape in full), None
+
+
+def _plain(form: Form) -> Callable[..., Tensor]:
+    """The norm in plain arithmetic, of x, γ and β."""
+
+    def value(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        if form.center:
+            return plain_layer_norm(x, x.shape[-1:], weight, bias, form.eps)
+        return plain_rms_norm(x, x.shape[-1:], _gain(form, weight), form.eps)
+
+    return value
 
 
 def _run_first(
@@ -219,7 +243,7 @@ def _run_second(form: Form, needs: Any, constants: Tensors, directions: Tensors)
 def _forward(form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
     d, wide = x.shape[-1], widen(x)
     gain, shift = (None if t is None else widen(t) for t in (weight, bias))
-    if form.centre:
+    if form.center:
         y, mean, rstd = torch.native_layer_norm(wide, [d], gain, shift, form.eps)
         return y.to(x.dtype), mean, rstd
     rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + form.eps)
@@ -232,8 +256,8 @@ def _first(form: Form, needs: Any, keep: bool, constants: Tensors, directions: T
     (x, mean, rstd, weight), g = _rows(*(constants[i] for i in (0, 2, 3, 1))), widen(given(directions[0]))
     shape, dtype = g.shape, given(constants[0]).dtype
     gain, g = _gain(form, weight), g.reshape(shape[0], -1, shape[-1])
-    fused = form.centre and shape[0] == 1
-    x_hat = _normalised(form, x, mean, rstd) if keep or not fused else None
+    fused = form.center and shape[0] == 1
+    x_hat = _normalized(form, x, mean, rstd) if keep or not fused else None
     c = row_mean(given(x_hat) * g, gain).reshape(*shape[:-1], 1) if keep else None
     if fused:
         mask = [bool(n) for n in needs]
@@ -256,7 +280,7 @@ def _second(form: Form, needs: Any, constants: Tensors, directions: Tensors) -> 
     s, t = (None if v is None else v[:, None] for v in (s, t))
     if k == 1:
         u, s, t = (None if v is None else v[0] for v in (u, s, t))
-    x_hat, gain = _normalised(form, x, mean, rstd), _gain(form, weight)
+    x_hat, gain = _normalized(form, x, mean, rstd), _gain(form, weight)
     along = Ju = None
     if u is not None:
         along = (x_hat * u).mean(-1, keepdim=True)
@@ -314,16 +338,16 @@ def _pull(
     form: Form, v: Tensor, x: Tensor, x_hat: Tensor, mean: Tensor, rstd: Tensor, along: Tensor | None = None
 ) -> Tensor:
     """J v, with ⟨x̂v⟩ if it is known; for one direction of a layer norm torch has a kernel."""
-    if form.centre and v.ndim == 2:
+    if form.center and v.ndim == 2:
         return _LAYER_NORM(v, x, [x.shape[-1]], mean, rstd, None, None, [True, False, False])[0]
     along = (x_hat * v).mean(-1, keepdim=True) if along is None else along
     Jv = (v * rstd).addcmul_(x_hat, -rstd * along)
-    return Jv.sub_(rstd * v.mean(-1, keepdim=True)) if form.centre else Jv
+    return Jv.sub_(rstd * v.mean(-1, keepdim=True)) if form.center else Jv
 
 
-def _normalised(form: Form, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+def _normalized(form: Form, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
     """x̂."""
-    return (x - mean).mul_(rstd) if form.centre else x * rstd
+    return (x - mean).mul_(rstd) if form.center else x * rstd
 
 
 def _gain(form: Form, weight: Tensor | None) -> Tensor | None:

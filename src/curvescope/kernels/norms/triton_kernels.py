@@ -32,7 +32,7 @@ def _forward_kernel(
     d,
     eps,
     offset,
-    CENTRE: tl.constexpr,
+    CENTER: tl.constexpr,
     WEIGHT: tl.constexpr,
     BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -42,7 +42,7 @@ def _forward_kernel(
     inside = cols < d
     x = tl.load(x_ptr + row * d + cols, mask=inside, other=0.0).to(tl.float32)
     mean = 0.0
-    if CENTRE:
+    if CENTER:
         mean = tl.sum(x, axis=0) / d
         x = tl.where(inside, x - mean, 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / d + eps)
@@ -70,7 +70,7 @@ def _backward_kernel(
     num_rows,
     d,
     offset,
-    CENTRE: tl.constexpr,
+    CENTER: tl.constexpr,
     WEIGHT: tl.constexpr,
     INPUT: tl.constexpr,
     GAIN: tl.constexpr,
@@ -102,7 +102,7 @@ def _backward_kernel(
         c = tl.sum(x_hat * pulled, axis=0) / d
         if INPUT:
             dx = pulled - x_hat * c
-            if CENTRE:
+            if CENTER:
                 dx = dx - tl.sum(pulled, axis=0) / d
             tl.store(dx_ptr + there, rstd * dx, mask=seen)
         if KEEP:
@@ -135,7 +135,7 @@ def _second_kernel(
     num_rows,
     d,
     offset,
-    CENTRE: tl.constexpr,
+    CENTER: tl.constexpr,
     WEIGHT: tl.constexpr,
     ALONG_X: tl.constexpr,
     ALONG_W: tl.constexpr,
@@ -179,7 +179,7 @@ def _second_kernel(
             u = tl.load(u_ptr + there, mask=seen, other=0.0).to(tl.float32)
             along = tl.sum(x_hat * u, axis=0) / d
             Ju = u - x_hat * along
-            if CENTRE:
+            if CENTER:
                 Ju = Ju - tl.sum(u, axis=0) / d
             Ju = tl.where(inside, rstd * Ju, 0.0)
             hg += gain * Ju
@@ -190,7 +190,7 @@ def _second_kernel(
             tl.store(hg_ptr + there, hg, mask=seen)
         if INPUT:
             hx = v - x_hat * (tl.sum(x_hat * v, axis=0) / d + tl.sum(moved * gain, axis=0) / d)
-            if CENTRE:
+            if CENTER:
                 hx = hx - tl.sum(v, axis=0) / d
             tl.store(hx_ptr + there, rstd * hx, mask=seen)
         if GAIN:
@@ -216,7 +216,7 @@ def forward(form: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) ->
                 d,
                 form.eps,
                 form.offset,
-                CENTRE=form.centre,
+                CENTER=form.center,
                 WEIGHT=weight is not None,
                 BIAS=bias is not None,
                 **_shape(d),
@@ -242,7 +242,7 @@ def backward(form: Any, needs: Any, keep: bool, constants: Tensors, directions: 
             rows,
             d,
             form.offset,
-            CENTRE=form.centre,
+            CENTER=form.center,
             WEIGHT=weight is not None,
             INPUT=bool(needs[0]),
             GAIN=bool(needs[1]),
@@ -274,7 +274,7 @@ def second(form: Any, needs: Any, constants: Tensors, directions: Tensors) -> Te
             rows,
             d,
             form.offset,
-            CENTRE=form.centre,
+            CENTER=form.center,
             WEIGHT=weight is not None,
             ALONG_X=u is not None,
             ALONG_W=s is not None,

@@ -44,18 +44,18 @@ def refuse_fused_norms(s: Tensor) -> None:
             )
 
 
-def _normalised(
+def _normalized(
     x: Tensor,
     axes: Sequence[int],
     eps: float,
     *,
-    centre: bool = True,
+    center: bool = True,
     moments: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """(x − mean)/√(var + ε), moments over `axes` unless given; x/√(mean x² + ε) if not `centre`."""
+    """(x − mean)/√(var + ε), moments over `axes` unless given; x/√(mean x² + ε) if not `center`."""
     if moments is not None:
         return (x - moments[0]) * torch.rsqrt(moments[1] + eps)
-    x = x - x.mean(tuple(axes), keepdim=True) if centre else x
+    x = x - x.mean(tuple(axes), keepdim=True) if center else x
     return x * torch.rsqrt((x * x).mean(tuple(axes), keepdim=True) + eps)
 
 
@@ -78,7 +78,7 @@ def plain_layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     """F.layer_norm in plain arithmetic."""
-    return _affine(_normalised(input, range(-len(normalized_shape), 0), eps), weight, bias)
+    return _affine(_normalized(input, range(-len(normalized_shape), 0), eps), weight, bias)
 
 
 def plain_rms_norm(
@@ -86,7 +86,7 @@ def plain_rms_norm(
 ) -> Tensor:
     """F.rms_norm in plain arithmetic."""
     eps = torch.finfo(input.dtype).eps if eps is None else eps
-    return _affine(_normalised(input, range(-len(normalized_shape), 0), eps, centre=False), weight, None)
+    return _affine(_normalized(input, range(-len(normalized_shape), 0), eps, center=False), weight, None)
 
 
 def _group_norm(
@@ -98,7 +98,7 @@ def _group_norm(
     cudnn_enabled: bool = True,
 ) -> Tensor:
     groups = input.reshape(input.shape[0], num_groups, -1)
-    y = _normalised(groups, (2,), eps).reshape(input.shape)
+    y = _normalized(groups, (2,), eps).reshape(input.shape)
     return _affine(y, _channels(weight, input), _channels(bias, input))
 
 
@@ -115,7 +115,7 @@ def _batch_norm(
 ) -> Tensor:
     mean, var = _channels(running_mean, input), _channels(running_var, input)
     moments = None if training or mean is None or var is None else (mean, var)
-    y = _normalised(input, [0, *range(2, input.dim())], eps, moments=moments)
+    y = _normalized(input, [0, *range(2, input.dim())], eps, moments=moments)
     return _affine(y, _channels(weight, input), _channels(bias, input))
 
 
@@ -132,7 +132,7 @@ def _instance_norm(
 ) -> Tensor:
     mean, var = _channels(running_mean, input), _channels(running_var, input)
     moments = None if use_input_stats or mean is None or var is None else (mean, var)
-    y = _normalised(input, range(2, input.dim()), eps, moments=moments)
+    y = _normalized(input, range(2, input.dim()), eps, moments=moments)
     return _affine(y, _channels(weight, input), _channels(bias, input))
 
 

@@ -181,7 +181,7 @@ def notes_of(module: Any, family: Family, *, known: bool) -> list[str]:
     if task_of(module) == "features":
         notes.append(
             "no head: the outputs are the last hidden states (B, T, d), and studies take the squared error "
-            "between those on corrupted and on whole inputs (cs.denoising)"
+            "between those on corrupted and on whole inputs (cs.denoising_data)"
         )
     return notes
 

@@ -278,7 +278,7 @@ _FILES = (
     "vocab.json",
     "spiece.model",
 )
-NONE = "no tokenizer beside the model: give text as ids, or a tokenizer to cs.text"
+NONE = "no tokenizer beside the model: give text as ids, or a tokenizer to cs.text_data"
 
 
 def read_tokenizer(package: Any, source: str, where: dict[str, Any]) -> tuple[HFTokenizer | None, str | None]:

@@ -148,7 +148,7 @@ def _zoo_norms(part: Any) -> list[Ours]:
 
 
 def _zoo_norm(norm: Any, x: Tensor, *, second_order: bool = True) -> Tensor:
-    if norm.centre:
+    if norm.center:
         return norms.layer_norm(x, norm.g, norm.b, norm.eps, second_order=second_order)
     return norms.rms_norm(x, norm.g, norm.eps, second_order=second_order)
 

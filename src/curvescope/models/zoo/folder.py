@@ -89,7 +89,7 @@ def save(model: Model, folder: str | Path) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     kind = "mlp" if isinstance(model.module, MLP) else "transformer"
-    weights = {key: p.detach().cpu().contiguous() for key, p in model.parameters.items()}
+    weights = {key: p.detach().cpu().contiguous() for key, p in model.named_parameters()}
     save_file(weights, folder / f"{WEIGHTS}.partial")
     (folder / f"{WEIGHTS}.partial").replace(folder / WEIGHTS)
     if model.tokenizer is not None:

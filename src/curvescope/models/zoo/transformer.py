@@ -113,13 +113,13 @@ class Norm(nn.Module):
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
-        self.eps, self.centre = cfg.norm_eps, cfg.norm_kind == "layernorm"
+        self.eps, self.center = cfg.norm_eps, cfg.norm_kind == "layernorm"
         self.g = nn.Parameter(torch.ones(cfg.d_model)) if cfg.norm_affine else None
-        shifted = cfg.norm_affine and cfg.bias_norm and self.centre
+        shifted = cfg.norm_affine and cfg.bias_norm and self.center
         self.b = nn.Parameter(torch.zeros(cfg.d_model)) if shifted else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.centre:
+        if self.center:
             x = x - x.mean(-1, keepdim=True)
         y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.eps)
         y = y if self.g is None else y * self.g
@@ -251,7 +251,7 @@ class Transformer(nn.Module):
         has_U = cfg.output_size is not None and not cfg.tied
         self.U = _weight(cfg.d_model, cfg.output_size or 0) if has_U else None
         self.b_U = _bias(cfg.output_size or 0, cfg.bias_u and cfg.output_size is not None)
-        initialise(self, cfg)
+        initialize(self, cfg)
 
     def forward(self, inputs: Tensor, record: Record | None = None) -> Tensor:
         cfg = self.cfg
@@ -300,7 +300,7 @@ def rotate(X: Tensor, base: float) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
-def initialise(model: Transformer, cfg: TransformerConfig) -> None:
+def initialize(model: Transformer, cfg: TransformerConfig) -> None:
     """Draw every weight matrix from `cfg.seed`; biases 0, norm gains 1.
 
     Schemes: `gpt2` N(0, 0.02²) with W_O and W_2 divided by √(2 n_layers); `scaled` N(0, 0.64/d_model);

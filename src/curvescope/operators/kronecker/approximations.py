@@ -39,7 +39,7 @@ class KFAC(KroneckerOperator):
         bias: `joint` with its weights, a layer of inputs [a; 1], or `separate`.
         terms: Whether the terms of a sequence go back through the network separately or together; `auto` is
             together for `mc`, where both have one expectation, and separately for the rest.
-        mc_samples: Draws per term.
+        num_samples: Draws per term.
         seed: Of the draws.
         damping: δ of K + δ I.
     """
@@ -52,14 +52,14 @@ class KFAC(KroneckerOperator):
         sharing: Sharing = "expand",
         bias: Bias = "joint",
         terms: Terms = "auto",
-        mc_samples: int = 1,
+        num_samples: int = 1,
         seed: int = 0,
         damping: float = 0.0,
     ):
         _check_sharing(sharing)
         self.sharing: Sharing = sharing
         super().__init__(
-            problem, blocks, Curvature(kind, terms, mc_samples, seed), bias=bias, damping=damping
+            problem, blocks, Curvature(kind, terms, num_samples, seed), bias=bias, damping=damping
         )
 
     def _pairs(self) -> list[Pair]:
@@ -82,7 +82,7 @@ class EKFAC(KroneckerOperator):
         sharing: Of the factors whose eigenvectors are taken; Λ is exact for either.
         bias: As in `KFAC`.
         terms: As in `KFAC`.
-        mc_samples: Draws per term.
+        num_samples: Draws per term.
         seed: Of the draws.
         damping: δ of K + δ I.
     """
@@ -95,7 +95,7 @@ class EKFAC(KroneckerOperator):
         sharing: Sharing = "expand",
         bias: Bias = "joint",
         terms: Terms = "auto",
-        mc_samples: int = 1,
+        num_samples: int = 1,
         seed: int = 0,
         damping: float = 0.0,
     ):
@@ -103,7 +103,7 @@ class EKFAC(KroneckerOperator):
         _refuse_forward_only(kind, "EKFAC")
         self.sharing: Sharing = sharing
         super().__init__(
-            problem, blocks, Curvature(kind, terms, mc_samples, seed), bias=bias, damping=damping
+            problem, blocks, Curvature(kind, terms, num_samples, seed), bias=bias, damping=damping
         )
 
     def _pairs(self) -> list[Pair]:
@@ -130,7 +130,7 @@ class Shampoo(KroneckerOperator):
         kind: Of the gradients, as in `KFAC` without `forward-only`.
         bias: As in `KFAC`.
         terms: `separate`, one G for every term, or `together`, one for every sequence.
-        mc_samples: Draws per term.
+        num_samples: Draws per term.
         seed: Of the draws.
         damping: δ of K + δ I.
     """
@@ -143,7 +143,7 @@ class Shampoo(KroneckerOperator):
         kind: Kind = "empirical",
         bias: Bias = "joint",
         terms: Terms = "auto",
-        mc_samples: int = 1,
+        num_samples: int = 1,
         seed: int = 0,
         damping: float = 0.0,
     ):
@@ -152,7 +152,7 @@ class Shampoo(KroneckerOperator):
         _refuse_forward_only(kind, "Shampoo")
         self.exponent = float(exponent)
         super().__init__(
-            problem, blocks, Curvature(kind, terms, mc_samples, seed), bias=bias, damping=damping
+            problem, blocks, Curvature(kind, terms, num_samples, seed), bias=bias, damping=damping
         )
 
     def _pairs(self) -> list[Pair]:

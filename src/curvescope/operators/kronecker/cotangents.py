@@ -37,17 +37,17 @@ class Curvature:
 
     kind: Kind = "mc"
     terms: Terms = "auto"
-    mc_samples: int = 1
+    num_samples: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, value, known in (("kind", self.kind, Kind), ("terms", self.terms, Terms)):
             if value not in get_args(known):
                 raise UsageError(f"expected {name} as one of {', '.join(get_args(known))}, got {value!r}")
-        if not isinstance(self.mc_samples, int) or self.mc_samples < 1:
-            raise UsageError(f"expected mc_samples of at least 1, got {self.mc_samples!r}")
-        if self.mc_samples != 1 and self.kind != "mc":
-            raise UsageError(f"mc_samples belongs to kind='mc', got kind={self.kind!r}")
+        if not isinstance(self.num_samples, int) or self.num_samples < 1:
+            raise UsageError(f"expected num_samples of at least 1, got {self.num_samples!r}")
+        if self.num_samples != 1 and self.kind != "mc":
+            raise UsageError(f"num_samples belongs to kind='mc', got kind={self.kind!r}")
 
     @property
     def separate(self) -> bool:
@@ -80,11 +80,11 @@ class Curvature:
             yield torch.stack(several)
 
     def _gradients(self, problem: Problem, z: Tensor, batch: Batch, first: int) -> Iterator[Tensor]:
-        for sample in range(self.mc_samples):
+        for sample in range(self.num_samples):
             targets = batch.targets
             if self.kind == "mc":
                 targets = sampled_targets(problem.loss, z, batch, first, sample, self.seed)
-            u = problem.loss.root_gradient(z, targets, batch.weights) * self.mc_samples**-0.5
+            u = problem.loss.root_gradient(z, targets, batch.weights) * self.num_samples**-0.5
             yield from _apart(u, _layout(problem, z)) if self.separate else [u]
 
 

@@ -1,10 +1,10 @@
 """How far Kronecker-factored approximations are from the exact GGN and Hessian of a layer, measured.
 
-For a layer with GGN block G, Hessian block H, approximation K and gradient g, with damping δ = d · λ_max(G):
+For a layer with GGN H_o, Hessian H, approximation K and gradient g, with damping δ = d · λ_max(H_o):
 
-    error          ‖K − G‖_F / ‖G‖_F, and the same of H
-    λ_max ratio    λ_max(K) / λ_max(G)
-    cosine         of (K + δ I)⁻¹ g and (G + δ I)⁻¹ g; of g itself for comparison
+    error          ‖K − H_o‖_F / ‖H_o‖_F, and the same of H
+    λ_max ratio    λ_max(K) / λ_max(H_o)
+    cosine         of (K + δ I)⁻¹ g and (H_o + δ I)⁻¹ g; of g itself for comparison
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ APPROXIMATIONS: MappingProxyType[str, Callable[..., KroneckerOperator]] = Mappin
         "shampoo-squared": lambda *a, **k: Shampoo(*a, exponent=1.0, **k),
     }
 )
-"""By name: a function of a problem, blocks and `kind`, `mc_samples`, `seed`."""
+"""By name: a function of a problem, blocks and `kind`, `num_samples`, `seed`."""
 QUANTITIES = ("error_ggn", "error_hessian", "lambda_max", "cosine")
 
 
@@ -54,14 +54,14 @@ class KFACQuality(Result):
     layers: list[str]
     sizes: np.ndarray  # (S,) parameters of a layer
     methods: list[str]
-    error_ggn: np.ndarray  # (M, S) ‖K − G‖ / ‖G‖
+    error_ggn: np.ndarray  # (M, S) ‖K − H_o‖ / ‖H_o‖
     error_hessian: np.ndarray  # (M, S) ‖K − H‖ / ‖H‖
-    lambda_max: np.ndarray  # (M, S) λ_max(K) / λ_max(G)
+    lambda_max: np.ndarray  # (M, S) λ_max(K) / λ_max(H_o)
     cosine: np.ndarray  # (M, S) of the damped preconditioned gradients
     cosine_gradient: np.ndarray  # (S,) of the plain gradient with the exact one
-    ggn_error_hessian: np.ndarray  # (S,) ‖G − H‖ / ‖H‖: what no approximation of the GGN is expected to pass
+    ggn_error_hessian: np.ndarray  # (S,) ‖H_o − H‖ / ‖H‖: no approximation of the GGN is expected to pass it
     left_out: dict[str, str]
-    damping: float  # d: δ is d times λ_max(G) of the layer
+    damping: float  # d: δ is d times λ_max(H_o) of the layer
     kind: str
     seed: int
 
@@ -89,7 +89,7 @@ def kfac_quality(
     *blocks: str,
     methods: Sequence[str] = tuple(APPROXIMATIONS),
     kind: Kind = "ggn",
-    mc_samples: int = 1,
+    num_samples: int = 1,
     seed: int = 0,
     damping: float = 1e-2,
     max_size: int = 4200,
@@ -101,13 +101,13 @@ def kfac_quality(
         blocks: Names and globs; all blocks without one.
         methods: Names of `APPROXIMATIONS`.
         kind: Of the gradients in them; `ggn` leaves the error of the Kronecker product alone.
-        mc_samples: For kind="mc".
+        num_samples: For kind="mc".
         seed: Of the draws.
-        damping: d, in units of λ_max(G) of each layer.
+        damping: d, in units of λ_max(H_o) of each layer.
         max_size: Parameters of the largest layer that is made dense; larger ones are left out, and said.
     """
     _check(methods, damping)
-    settings = {"kind": kind, "seed": seed, "mc_samples": mc_samples}
+    settings = {"kind": kind, "seed": seed, "num_samples": num_samples}
     whole = APPROXIMATIONS[methods[0]](problem, *blocks, **settings)
     small = [layer for layer in whole.layers if _size(layer) <= max_size]
     large = {layer.name: _size(layer) for layer in whole.layers if layer not in small}
@@ -157,8 +157,8 @@ def _measured(problem: Problem, layer: Layer, spectra: list[Spectrum], damping: 
     names = [block.name for block in layer.blocks]
     own = problem.space(*names)  # in the model's order
     order = torch.cat([own.positions(block) for block in layer.blocks]).to(problem.device)
-    G = GGN(problem, *names).dense().double()[order][:, order]
-    H = Hessian(problem, *names).dense().double()[order][:, order]
+    G = GGN(problem, *names).to_dense().double()[order][:, order]
+    H = Hessian(problem, *names).to_dense().double()[order][:, order]
     g = problem.gradient(*names).double()[order]
     values, vectors = torch.linalg.eigh(G)
     top = float(values[-1])

@@ -80,7 +80,7 @@ class Recorded(NamedTuple):
 
 def record(problem: Problem, batch: Batch) -> Recorded:
     """Run the module on a placed batch, in eval mode, at leaves for all parameters."""
-    runner, names = PlainRunner(problem), tuple(problem.parameters)
+    runner, names = PlainRunner(problem), tuple(dict(problem.named_parameters()))
 
     def run(leaves: Leaves) -> tuple[Tensor, list[Use]]:
         with _Recorder(leaves) as mode:

@@ -148,7 +148,7 @@ class PerSample:
 
         Args:
             V: columns (n, k) for all samples, or (S, n, k), each sample's own.
-            part: `hessian`, or `ggn` for the Gauss-Newton matrix G_x.
+            part: `hessian`, or `ggn` for the GGN G_x.
         """
         if part not in get_args(Part):
             raise UsageError(f"expected 'hessian' or 'ggn', got {part!r}")
@@ -198,7 +198,7 @@ class PerSample:
         if not moved or frozenset(moved) in self._reached:
             yield
             return
-        with RefuseHeld(self.problem.model.parameters, moved):
+        with RefuseHeld(dict(self.problem.model.named_parameters()), moved):
             yield
         self._reached.add(frozenset(moved))
 

@@ -30,7 +30,7 @@ from curvescope.core.seeds import generator
 from curvescope.core.tensors import tree_map
 from curvescope.data.batches import Batch
 from curvescope.engines.run import PlainRunner
-from curvescope.engines.vjp import gradient, linearise, pull
+from curvescope.engines.vjp import gradient, linearize, pull
 from curvescope.operators.roots import Columns
 from curvescope.problem import Leaves, Problem
 
@@ -83,14 +83,14 @@ class Graph:
         return self._gathered([None if g is None else g[None] for g in found], 1)[..., 0]
 
     def products(self, V: Tensor, part: Part, group: int) -> Tensor:
-        """∇²s_b V, or its Gauss-Newton part: (B, n, k), from V of shape (n, k) or (B, n, k)."""
+        """∇²s_b V, or its GGN: (B, n, k), from V of shape (n, k) or (B, n, k)."""
         tangents = self._tangents(V)
         into = list(self.points.values())
         if part == "hessian":
             found = pull(gradient(self._sum(), into), tangents, into, group)
         else:
             z, batch = self.outputs, self.batch
-            (Jv,) = linearise(self.points, (z,), tuple(self.points)).push(tangents, group)
+            (Jv,) = linearize(self.points, (z,), tuple(self.points)).push(tangents, group)
             middle = self.problem.loss.hessian_product(z.detach(), batch.targets, batch.weights, Jv)
             found = pull([z], [middle], into, group)
         return self._gathered(found, V.shape[-1])
@@ -121,7 +121,7 @@ class Graph:
         """Directions of the points, k in front."""
         if V.dim() == 3:
             trees = [self.space.scatter_columns(own) for own in V]
-            tree = {name: torch.stack([t[name] for t in trees], dim=1) for name in self.space.parameters}
+            tree = {name: torch.stack([t[name] for t in trees], dim=1) for name in self.space.parameter_names}
             return [tree[name] if self.stacked else tree[name][:, 0] for name in self.points]
         B = self.batch.num_sequences
         tree = self.space.scatter_columns(V)
@@ -157,10 +157,10 @@ def together(problem: Problem, space: ParamSpace, batch: Batch) -> Graph | None:
     try:
         with warnings.catch_warnings(), ConstantPadding():
             warnings.filterwarnings("ignore", message=SLOW)
-            leaves, (copies, z) = problem.differentiable(space.parameters, run, lambda found: [found[1]])
+            leaves, (copies, z) = problem.differentiable(space.parameter_names, run, lambda found: [found[1]])
     except Exception:  # whatever a module raises that looks at its numbers
         return None
-    own = problem.model.parameters
+    own = dict(problem.model.named_parameters())
     if any(leaf is own[name] for name, leaf in leaves.items()):  # copies do not reach the second way
         return None
     return Graph(problem, space, batch, copies, z, stacked=True)
@@ -175,7 +175,7 @@ def alone(problem: Problem, space: ParamSpace, batch: Batch) -> Graph:
         assert isinstance(z, Tensor)
         return z
 
-    leaves, z = problem.differentiable(space.parameters, run, lambda z: [z])
+    leaves, z = problem.differentiable(space.parameter_names, run, lambda z: [z])
     return Graph(problem, space, batch, leaves, z, stacked=False)
 
 

@@ -69,16 +69,16 @@ def towards(problem: Problem, point: Any, *blocks: Params) -> Direction:
             parameters.
     """
     space, here = problem.space(*blocks), own_vector(problem, *blocks)
-    given = point.parameters if isinstance(point, Model | Problem) else point
+    given = dict(point.named_parameters()) if isinstance(point, Model | Problem) else point
     given = dict(given.named_parameters()) if isinstance(given, nn.Module) else given
     if isinstance(given, Mapping):
-        missing = [name for name in space.parameters if name not in given]
+        missing = [name for name in space.parameter_names if name not in given]
         if missing:
             raise UsageError(
                 f"expected a point with all parameters that vary, got one without {missing[0]!r}",
                 hint="pass the blocks that it has, or its whole state",
             )
-        there = _gathered(problem, {name: given[name] for name in space.parameters}, space)
+        there = _gathered(problem, {name: given[name] for name in space.parameter_names}, space)
     else:
         there = _checked(given, space)
     return Direction(_usable((there - here).detach(), "way to the other point"), "to the other point")
@@ -86,7 +86,7 @@ def towards(problem: Problem, point: Any, *blocks: Params) -> Direction:
 
 def moved(problem: Problem, trees: Sequence[Mapping[str, Tensor]], t: Sequence[float]) -> Problem:
     """The problem at θ + Σ tᵢ dᵢ, the directions dᵢ by the names of parameters."""
-    here = problem.parameters
+    here = dict(problem.named_parameters())
     point = {name: here[name].detach() for tree in trees for name in tree}
     for tree, step in zip(trees, t, strict=True):
         for name, change in tree.items():
@@ -94,7 +94,7 @@ def moved(problem: Problem, trees: Sequence[Mapping[str, Tensor]], t: Sequence[f
     return problem.at(point)
 
 
-def filter_normalised(problem: Problem, vector: Tensor, *blocks: Params) -> Tensor:
+def filter_normalized(problem: Problem, vector: Tensor, *blocks: Params) -> Tensor:
     """The direction with every filter as long as that of the parameters: d ← d ‖θ_f‖ / ‖d_f‖.
 
     A filter f is what leads to one output: a column of a matrix, laid out inputs × outputs, or what the
@@ -107,13 +107,13 @@ def filter_normalised(problem: Problem, vector: Tensor, *blocks: Params) -> Tens
         place, d, w = (space.view(x[:, None], block) for x in (found, vector, own))
         scaled = _scaled(block, d.reshape(block.shape), w.reshape(block.shape))
         place.copy_(scaled.reshape(place.shape))
-    return _usable(found, "filter-normalised direction")
+    return _usable(found, "filter-normalized direction")
 
 
 def own_vector(problem: Problem, *blocks: Params) -> Tensor:
     """θ itself over the blocks: (n,)."""
-    space, here = problem.space(*blocks), problem.parameters
-    return space.gather({name: here[name].detach() for name in space.parameters})
+    space, here = problem.space(*blocks), dict(problem.named_parameters())
+    return space.gather({name: here[name].detach() for name in space.parameter_names})
 
 
 def dot(x: Tensor, y: Tensor) -> float:
@@ -137,7 +137,7 @@ def _random(space: ParamSpace, seed: int) -> Tensor:
 
 def _gathered(problem: Problem, tree: Mapping[str, Tensor], space: ParamSpace) -> Tensor:
     """The vector of tensors by name, each of its parameter's shape; refused where nothing of it can move."""
-    own = problem.parameters
+    own = dict(problem.named_parameters())
     for name, value in tree.items():
         if name not in own:
             raise UsageError(f"the model has no parameter {name!r}", hint=near_misses(name, list(own)))
@@ -145,7 +145,7 @@ def _gathered(problem: Problem, tree: Mapping[str, Tensor], space: ParamSpace) -
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ShapeError(f"{name}: expected a tensor of {tuple(own[name].shape)}, got {got}")
     placed = {name: value.detach().to(space.device, space.dtype) for name, value in tree.items()}
-    outside = [name for name in tree if name not in space.parameters]
+    outside = [name for name in tree if name not in space.parameter_names]
     if outside:
         raise UsageError(
             f"expected parameters among those that vary, got {outside[0]!r}",

@@ -51,7 +51,7 @@ BETWEEN = (-0.25, 1.25)  # of the way to another point
 
 
 @dataclass(frozen=True)
-class Line(Result):
+class LossLine(Result):
     """Losses at θ + t d, and the predictions. The distance that t goes is |t| ‖d‖."""
 
     direction: str
@@ -105,7 +105,7 @@ class Line(Result):
         return slices.along(ax, self.t, self.loss, dense, predictions, reach, title=self.direction)
 
 
-def line(
+def loss_line(
     problem: Problem,
     direction: Given | None = None,
     *blocks: Params,
@@ -116,7 +116,7 @@ def line(
     cubic: bool = True,
     engine: EngineName = "auto",
     seed: int = 0,
-) -> Line:
+) -> LossLine:
     """The loss along θ + t d with its quadratic and cubic predictions, and the radii up to which they hold.
 
     A prediction holds at t if its error is at most `tolerance` (|t gᵀd| + ½ t² |dᵀHd|). Its radius on a side
@@ -148,7 +148,7 @@ def line(
     third = third_derivative(problem, way.vector, *blocks).value if cubic else math.nan
     expansion = Expansion(here, dot(g, way.vector), dot(way.vector, Hd), third)
     trees = [space.scatter(way.vector)]
-    losses = Losses(lambda t: moved(problem, trees, [t]).value())
+    losses = Losses(lambda t: moved(problem, trees, [t]).loss_value())
     eps = rounding_of(problem.dtype)
     reach = expansion.reach(abs(here) or 1.0)
     rounding = noise(losses, expansion.reach(math.sqrt(eps) * abs(here)), here, eps) if here else 0.0
@@ -159,7 +159,7 @@ def line(
     radii = _radii(values, losses, expansion, agreement, (2, 3) if cubic else (2,))
     t = np.array(sorted(values))
     theta = own_vector(problem, *blocks)
-    return Line(
+    return LossLine(
         direction=way.name,
         t=t,
         loss=np.array([values[x] for x in t.tolist()]),
@@ -202,7 +202,7 @@ def check_options(tolerance: Any, num_points: Any, span: Any) -> None:
 
 def finite_loss(problem: Problem) -> float:
     """L(θ), refused where it is no number: there is nothing to expand."""
-    found = problem.value()
+    found = problem.loss_value()
     if not math.isfinite(found):
         raise CurvescopeError(
             f"the loss at θ is {found}, so it has no expansion there",

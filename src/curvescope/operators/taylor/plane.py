@@ -22,7 +22,7 @@ from curvescope.operators.taylor.directions import (
     as_direction,
     check_problem,
     dot,
-    filter_normalised,
+    filter_normalized,
     moved,
 )
 from curvescope.operators.taylor.expansion import VERDICTS, Agreement, Expansion, noise, rounding_of
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-Normalise = Literal["orthonormal", "filters", "none"]
+Normalize = Literal["orthonormal", "filters", "none"]
 WORDS = {
     "orthonormal": "orthonormal: v without its part along u, both of length one",
-    "filters": "filters as long as those of θ (Li et al. 2018), not orthogonalised",
+    "filters": "filters as long as those of θ (Li et al. 2018), not orthogonalized",
     "none": "as they were given",
 }
 PARALLEL = 1e-6  # what is left of v beside u, relative, below which they are one direction
 
 
 @dataclass(frozen=True)
-class Plane(Result):
+class LossPlane(Result):
     """Losses at θ + a u + b v for the u and v that were used, and the quadratic."""
 
     names: list[str]  # of u and v
-    normalise: str  # what was done to them
+    normalize: str  # what was done to them
     a: np.ndarray  # (A,)
     b: np.ndarray  # (B,)
     loss: np.ndarray  # (A, B)
@@ -102,24 +102,24 @@ class Plane(Result):
         )
 
     def plot(self, ax: Axes | None = None, names: Sequence[str] | None = None) -> Axes:
-        """The loss as colours, lines of equal height of the loss and, dashed, of the quadratic."""
+        """The loss as colors, lines of equal height of the loss and, dashed, of the quadratic."""
         a, b = (np.linspace(x.min(), x.max(), 121) for x in (self.a, self.b))
         fine = (a, b, self.quadratic_at(a, b))
         return slices.plane(ax, self.a, self.b, self.loss, fine, self.verdicts, names=names or self.names)
 
 
-def plane(
+def loss_plane(
     problem: Problem,
     u: Given,
     v: Given,
     *blocks: Params,
     span: tuple[float, float] | None = None,
     num_points: int = 21,
-    normalise: Normalise = "orthonormal",
+    normalize: Normalize = "orthonormal",
     tolerance: float = 0.1,
     engine: EngineName = "auto",
     seed: int = 0,
-) -> Plane:
+) -> LossPlane:
     """The loss on the plane θ + a u + b v, with the quadratic L + gᵀδ + ½ δᵀHδ of the same points.
 
     The quadratic holds at a point if its error is at most `tolerance` (|gᵀδ| + ½ |δᵀHδ|); on a curve where
@@ -133,19 +133,19 @@ def plane(
         span: Ends of the range of a and of b. By default, for each of them, as far as the terms of the
             expansion along u or v add up to |L(θ)|, on both sides; (−1, 1) for filters.
         num_points: Along each axis; their square is the number of forward passes.
-        normalise: "orthonormal"; "filters" makes every filter as long as that of θ (Li et al. 2018, arXiv
+        normalize: "orthonormal"; "filters" makes every filter as long as that of θ (Li et al. 2018, arXiv
             1712.09913, section 4); "none" takes u and v as they are.
         seed: Of random directions.
     """
     check_problem(problem)
     check_options(tolerance, num_points, span)
-    if normalise not in get_args(Normalise):
-        raise UsageError(f"expected normalise of {', '.join(get_args(Normalise))}, got {normalise!r}")
+    if normalize not in get_args(Normalize):
+        raise UsageError(f"expected normalize of {', '.join(get_args(Normalize))}, got {normalize!r}")
     first = as_direction(problem, u, *blocks, seed=seed)
     second = as_direction(problem, v, *blocks, seed=seed + 1)
     here, given = finite_loss(problem), [first.vector, second.vector]
     cosine = dot(*given) / math.sqrt(dot(given[0], given[0]) * dot(given[1], given[1]))
-    used = _used(problem, given, blocks, normalise)
+    used = _used(problem, given, blocks, normalize)
     U, g = torch.stack(used, dim=1), problem.gradient(*blocks)
     HU = Hessian(problem, *blocks, engine=engine) @ U
     slope = np.array([dot(g, x) for x in used])
@@ -154,14 +154,14 @@ def plane(
     space = problem.space(*blocks)
     trees = [space.scatter(x) for x in used]
     along = [Expansion(here, float(slope[i]), float(K[i, i]), math.nan) for i in (0, 1)]
-    a, b = (_axis(e, here, span, num_points, normalise) for e in along)
+    a, b = (_axis(e, here, span, num_points, normalize) for e in along)
     points = [(x, y) for x in a.tolist() for y in b.tolist()]
     losses = [
-        here if x == y == 0 else moved(problem, trees, [x, y]).value() for x, y in track(points, "plane")
+        here if x == y == 0 else moved(problem, trees, [x, y]).loss_value() for x, y in track(points, "plane")
     ]
-    return Plane(
+    return LossPlane(
         names=[first.name, second.name],
-        normalise=WORDS[normalise],
+        normalize=WORDS[normalize],
         a=a,
         b=b,
         loss=np.array(losses).reshape(len(a), len(b)),
@@ -176,12 +176,12 @@ def plane(
 
 
 def _used(
-    problem: Problem, given: list[Tensor], blocks: tuple[Any, ...], normalise: Normalise
+    problem: Problem, given: list[Tensor], blocks: tuple[Any, ...], normalize: Normalize
 ) -> list[Tensor]:
-    if normalise == "none":
+    if normalize == "none":
         return given
-    if normalise == "filters":
-        return [filter_normalised(problem, x, *blocks) for x in given]
+    if normalize == "filters":
+        return [filter_normalized(problem, x, *blocks) for x in given]
     u, v = (x.double() / math.sqrt(dot(x, x)) for x in given)
     rest = v - (u @ v) * u
     rest = rest - (u @ rest) * u
@@ -195,9 +195,9 @@ def _axis(
     here: float,
     span: tuple[float, float] | None,
     num_points: int,
-    normalise: Normalise,
+    normalize: Normalize,
 ) -> np.ndarray:
-    reach = 1.0 if normalise == "filters" else expansion.reach(abs(here) or 1.0)
+    reach = 1.0 if normalize == "filters" else expansion.reach(abs(here) or 1.0)
     low, high = span or (-reach, reach)
     found = np.linspace(low, high, num_points)
     found[np.abs(found) < 1e-12 * (high - low)] = 0.0
@@ -210,4 +210,4 @@ def _rounding(problem: Problem, trees: list[dict[str, Tensor]], expansion: Expan
     if not here:
         return 0.0
     reach = expansion.reach(math.sqrt(eps) * abs(here))
-    return noise(lambda t: moved(problem, trees[:1], [t]).value(), reach, here, eps)
+    return noise(lambda t: moved(problem, trees[:1], [t]).loss_value(), reach, here, eps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 FIGURES = {
     "layernorm": "the sphere, the ellipsoid, its shift and its image; the real axes, and keys out of reach",
-    "embeddings": "the embedding against its normalised form, and its extreme tokens by norm, γ and β",
+    "embeddings": "the embedding against its normalized form, and its extreme tokens by norm, γ and β",
     "probes": "nearest keys and written values of common nouns, head by head",
     "heads": "singular vectors of W_QK and W_VO as tokens, spectra and coverage",
     "trajectory": "a sentence's tokens on their way through the layers; do they come to the next token?",

@@ -124,7 +124,7 @@ class LayerNormConfig(layernorm.Config):
 
 
 def _layernorm(cfg: LayerNormConfig, found: layernorm.LayerNorms) -> list[Row]:
-    """'Layer normalisation confines the features to a hyper-sphere'."""
+    """'Layer normalization confines the features to a hyper-sphere'."""
     off = max(n.identity_error for n in found.norms)
     hidden = max(1 - float(s.with_gain.mean()) for s in found.selectable)
     return [
@@ -151,12 +151,12 @@ class EmbeddingsConfig(embeddings.Config):
 
 
 def _embeddings(cfg: EmbeddingsConfig, found: embeddings.Embeddings) -> list[Row]:
-    """'The effect of layer normalisation on word embeddings', and its extreme tokens."""
+    """'The effect of layer normalization on word embeddings', and its extreme tokens."""
     d, table = found.distances, "a table (numbers not at hand)"
     l2 = f"{d.l2_mean[0]:.3f}; scaled {d.l2_mean[2]:.3f}"
-    cosine = f"{d.cosine_mean[0]:.4f}; centred {d.cosine_mean[1]:.4f}"
+    cosine = f"{d.cosine_mean[0]:.4f}; centered {d.cosine_mean[1]:.4f}"
     rows = [
-        ["distance of the embedding to its normalised form", table, l2, "–"],
+        ["distance of the embedding to its normalized form", table, l2, "–"],
         ["cosine distance of the two", table, cosine, "–"],
     ]
     if found.counts is not None and np.isfinite(found.counts.spearman.get("shift", np.nan)):

@@ -25,8 +25,8 @@ from curvescope.core.result import Result
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
-from curvescope.operators import GGN, Functional
-from curvescope.papers.common import FigureConfig, logarithmic
+from curvescope.operators import GGN, FunctionalHessian
+from curvescope.papers.common import FigureConfig
 from curvescope.papers.ormaniec2025.growth import TITLES
 from curvescope.papers.ormaniec2025.growth_exponents import fit
 from curvescope.papers.ormaniec2025.growth_sweeps import PARTS
@@ -248,12 +248,12 @@ def _scaled(problem: Problem, scale: float) -> Problem:
 
 def _measure(problem: Problem, cfg: Config) -> Scale:
     space = problem.space(*cfg.blocks).in_blocks()
-    operators = GGN(problem, *cfg.blocks).in_blocks(), Functional(problem, *cfg.blocks).in_blocks()
+    operators = GGN(problem, *cfg.blocks).in_blocks(), FunctionalHessian(problem, *cfg.blocks).in_blocks()
     names, b = [block.name for block in space], len(space)
     frobenius = np.full((3, b, b), math.nan)
     stderr, spectral, trace = np.zeros((3, b)), np.full((3, b), math.nan), np.full((3, b), math.nan)
     if space.size <= DENSE:
-        outer, functional = (op.dense() for op in operators)
+        outer, functional = (op.to_dense() for op in operators)
         cuts = [space.slices[name] for name in names]
         for p, H in enumerate((outer, functional, outer + functional)):
             frobenius[p] = [[float(H[rows, columns].norm()) for columns in cuts] for rows in cuts]
@@ -278,13 +278,13 @@ def _exponents(result: Beyond) -> Figure:
     top = float(np.abs(known).max(initial=1.0))
     for ax, part, values in zip(axes, PARTS, result.exponents, strict=True):
         ax.imshow(values, cmap="RdBu_r", vmin=-top, vmax=top)
-        ax.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
-        ax.set_yticks(range(len(names)), names, fontsize=8)
+        ax.set_xticks(range(len(names)), names, rotation=90)
+        ax.set_yticks(range(len(names)), names)
         ax.set_title(TITLES[part], fontsize=11)
         if len(names) <= MANY:
             for i, j in np.argwhere(np.isfinite(values)):
-                colour = "white" if abs(values[i, j]) > 0.7 * top else "black"
-                ax.text(j, i, f"{values[i, j]:.1f}", ha="center", va="center", fontsize=7, color=colour)
+                color = "white" if abs(values[i, j]) > 0.7 * top else "black"
+                ax.text(j, i, f"{values[i, j]:.1f}", ha="center", va="center", fontsize=7, color=color)
     figure.colorbar(axes[0].images[0], ax=list(axes), label="exponent of σ", shrink=0.8)
     return figure
 
@@ -293,20 +293,20 @@ def _curves(result: Beyond) -> Figure:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), layout="constrained", sharey=True)
-    colours = plt.get_cmap("turbo")(np.linspace(0.05, 0.95, len(result.names)))
+    colors = plt.get_cmap("turbo")(np.linspace(0.05, 0.95, len(result.names)))
     for p, (ax, part) in enumerate(zip(axes, PARTS, strict=True)):
         for i, name in enumerate(result.names):
             values = result.frobenius[:, p, i, i]
             good = values > 0
             if good.any():
-                ax.plot(result.sigma[good], values[good], color=colours[i], lw=1.4, marker=".", label=name)
-        logarithmic(ax, grid=False)
+                ax.plot(result.sigma[good], values[good], color=colors[i], lw=1.4, marker=".", label=name)
+        ax.set(xscale="log", yscale="log")
         ax.axvline(1, color="0.4", lw=0.8, ls=":")
         ax.set_title(TITLES[part], fontsize=11)
         ax.set_xlabel("scale σ of the embeddings")
     axes[0].set_ylabel("‖block‖ F")
     handles, labels = axes[2].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
+    figure.legend(handles, labels, loc="outside right center")
     return figure
 
 

@@ -1,6 +1,6 @@
 """Growth: Frobenius norms of the blocks of W_Q and W_V against the scale σ of the embeddings.
 
-H = H_o + H_f, Gauss-Newton part and functional part, in all sweeps of the paper: softmax attention of depth 1
+H = H_o + H_f, GGN and functional Hessian, in all sweeps of the paper: softmax attention of depth 1
 to 5, on logarithmic and linear grids, pre-norm, linear attention of depth 1 to 3, and linear MLPs. Everything
 is in float64. Layers are counted from 0. What is exact and what comes from probes stands in
 `growth_sweeps`; by default one draw of the embeddings is scaled along σ, so that curves are smooth.
@@ -21,7 +21,7 @@ from curvescope.core.config import setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.papers.common import AUTHORS_CODE, FigureConfig, plain
+from curvescope.papers.common import AUTHORS_CODE, FigureConfig
 from curvescope.papers.ormaniec2025.growth_exponents import Slope, laws, published_curves, slopes
 from curvescope.papers.ormaniec2025.growth_sweeps import (
     EXPERIMENTS,
@@ -46,7 +46,7 @@ NEAR = 3.0  # standard errors
 CAPTION = (
     "{title}. Frobenius norm of diagonal blocks against the standard deviation σ of the embeddings. Lines: "
     "mean of {repeats} repeats ({draw}), the band is its standard error; {method}. Dots with bars: published "
-    "mean of 20 repeats with its standard error. Grey: slopes that the paper draws. Layers are counted from "
+    "mean of 20 repeats with its standard error. Gray: slopes that the paper draws. Layers are counted from "
     "0. Data: 64 sums of two numbers of five digits, 18 tokens. {network}"
 )
 CAPTIONS = {
@@ -60,8 +60,8 @@ NETWORKS = {
     "linear": "Network: width 128, one head, attention alone, no skips, squared error.",
     "mlp": "Network: linear layers of width 128 without biases, squared error.",
 }
-COLOURS = {"W_V": "#7570b3", "W_Q": "#1b9e77", "W": "#2060c0"}
-TITLES = {"H_o": "$H_o$ (Gauss–Newton)", "H_f": "$H_f$ (functional)", "H": "$H$"}
+COLORS = {"W_V": "#7570b3", "W_Q": "#1b9e77", "W": "#2060c0"}
+TITLES = {"H_o": "$H_o$ (GGN)", "H_f": "$H_f$ (functional Hessian)", "H": "$H$"}
 LINES = 24  # of a family of guides, at most
 TICKS = {
     "log": (0.01, 0.1, 1, 10),
@@ -414,13 +414,13 @@ def draw_sweep(sweep: Sweep) -> Figure:
         ax.set_title(title(experiment), fontsize=10)
         ax.set_ylabel("‖block‖ F")
         ax.set_xlabel("σ of the embeddings")
-        _key(figure, COLOURS["W"])
+        _key(figure, COLORS["W"])
         return figure
     figure, axes = plt.subplots(2, 3, figsize=(12, 6.6), layout="constrained", sharex=True)
     for ax_row, block in zip(axes, experiment.blocks, strict=True):
         for ax, part in zip(ax_row, PARTS, strict=True):
             panel(ax, sweep, block, part)
-        ax_row[0].set_ylabel(f"{block[0]}$_{block[2]}$:  ‖block‖ F", color=COLOURS[block])
+        ax_row[0].set_ylabel(f"{block[0]}$_{block[2]}$:  ‖block‖ F", color=COLORS[block])
     for ax, part in zip(axes[0], PARTS, strict=True):
         ax.set_title(TITLES[part], fontsize=11)
     for ax in (*axes[0], *axes[1]):
@@ -449,19 +449,17 @@ def panel(ax: Axes, sweep: Sweep, block: str, part: str) -> None:
     if len(shown) < depth:
         ax.plot([], [], color="white", label=f"{depth - 1} (exactly 0)")
     if depth > 1:
-        ax.legend(
-            title="layer", frameon=False, fontsize=8, title_fontsize=8, loc="upper left", handlelength=1.2
-        )
+        ax.legend(title="layer", fontsize=8, title_fontsize=8, loc="upper left", handlelength=1.2)
 
 
 def _line(ax: Axes, sweep: Sweep, curve: tuple[str, str, int], fade: float) -> None:
     values = sweep.curve(*curve)
-    mean, colour = values.mean(0), COLOURS[curve[0]]
-    ax.plot(sweep.sigma, mean, color=colour, alpha=fade, lw=1.8, label=str(curve[2]))
+    mean, color = values.mean(0), COLORS[curve[0]]
+    ax.plot(sweep.sigma, mean, color=color, alpha=fade, lw=1.8, label=str(curve[2]))
     if len(values) > 1:
         error = values.std(0, ddof=1) / math.sqrt(len(values))
         low = np.maximum(mean - error, mean * 1e-2)  # a band to zero has no end on a logarithmic axis
-        ax.fill_between(sweep.sigma, low, mean + error, color=colour, alpha=0.25 * fade, lw=0)
+        ax.fill_between(sweep.sigma, low, mean + error, color=color, alpha=0.25 * fade, lw=0)
 
 
 def _dots(ax: Axes, sweep: Sweep, curve: tuple[str, str, int], fade: float) -> None:
@@ -472,7 +470,7 @@ def _dots(ax: Axes, sweep: Sweep, curve: tuple[str, str, int], fade: float) -> N
     x, mean, error = sweep.setting.sigmas[good], found.mean[good], np.nan_to_num(found.stderr[good])
     bars = np.stack([np.minimum(error, 0.99 * mean), error])
     ax.errorbar(
-        x, mean, bars, fmt="o", ms=3.2, mfc="white", mec=COLOURS[curve[0]], ecolor=COLOURS[curve[0]],
+        x, mean, bars, fmt="o", ms=3.2, mfc="white", mec=COLORS[curve[0]], ecolor=COLORS[curve[0]],
         alpha=min(1.0, fade + 0.1), elinewidth=0.8, mew=0.8, zorder=3,
     )  # fmt: skip
 
@@ -480,8 +478,7 @@ def _dots(ax: Axes, sweep: Sweep, curve: tuple[str, str, int], fade: float) -> N
 def _scales(ax: Axes, experiment: Experiment) -> None:
     logarithmic = experiment.grid.startswith("log")
     if logarithmic:
-        ax.set_xscale("log")
-        ax.set_yscale("log")
+        ax.set(xscale="log", yscale="log")
         low, high = experiment.sigmas[0], experiment.sigmas[-1]
         ax.set_xlim(low * (low / high) ** 0.03, high * (high / low) ** 0.03)
     else:
@@ -489,7 +486,6 @@ def _scales(ax: Axes, experiment: Experiment) -> None:
     ax.set_xticks(TICKS[experiment.grid], [f"{tick:g}" for tick in TICKS[experiment.grid]])
     ax.minorticks_off()
     ax.axvline(1, color="0.4", lw=0.8, ls=":")
-    plain(ax, grid=False)
 
 
 def _limits(ax: Axes, sweep: Sweep, block: str, part: str, shown: list[int]) -> None:
@@ -541,16 +537,16 @@ def _slopes(ax: Axes, sweep: Sweep, block: str, part: str) -> None:
         _note(ax, "\n".join(lines), at=corner)
 
 
-def _key(figure: Figure, colour: str) -> None:
+def _key(figure: Figure, color: str) -> None:
     """What lines and dots are, once for the figure."""
     from matplotlib.lines import Line2D
 
-    ours = Line2D([], [], color=colour, lw=1.8, label="ours: mean ± standard error")
+    ours = Line2D([], [], color=color, lw=1.8, label="ours: mean ± standard error")
     dots = Line2D(
-        [], [], color=colour, marker="o", mfc="white", ms=4, ls="", label="published: mean ± standard error"
+        [], [], color=color, marker="o", mfc="white", ms=4, ls="", label="published: mean ± standard error"
     )
-    grey = Line2D([], [], color="0.5", alpha=0.5, lw=0.8, ls="--", label="claimed slope")
-    figure.legend(handles=[ours, dots, grey], loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    gray = Line2D([], [], color="0.5", alpha=0.5, lw=0.8, ls="--", label="claimed slope")
+    figure.legend(handles=[ours, dots, gray], loc="outside lower center", ncols=3, fontsize=9)
 
 
 def _note(ax: Axes, text: str, *, at: tuple[float, float]) -> None:

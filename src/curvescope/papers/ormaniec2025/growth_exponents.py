@@ -91,7 +91,7 @@ def _linear_attention(experiment: Experiment, part: str, layer: int) -> list[Law
 
 
 def _pre_norm(block: str, part: str) -> list[Law]:
-    """Attention sees normalised tokens: flat, until the stream outgrows attention's output and the norms
+    """Attention sees normalized tokens: flat, until the stream outgrows attention's output and the norms
     behind divide by σ, once for every derivative of the stream.
 
     The claimed exponents are the published fits over the whole range. Where the plateau ends was read off the
@@ -181,10 +181,10 @@ def interval(sigma: np.ndarray, values: np.ndarray) -> tuple[float, float]:
     n = len(values)
     if n < 2:
         return math.nan, math.nan
-    total, centre = values.sum(0), fit(sigma, values.mean(0)).slope
+    total, center = values.sum(0), fit(sigma, values.mean(0)).slope
     without = np.array([fit(sigma, (total - row) / (n - 1)).slope for row in values])
     half = float(t.ppf(0.975, n - 1)) * math.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum())
-    return centre - half, centre + half
+    return center - half, center + half
 
 
 def slopes(experiment: Experiment, sigma: np.ndarray, frobenius: np.ndarray, *, lenient: bool) -> list[Slope]:

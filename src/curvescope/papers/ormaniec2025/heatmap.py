@@ -31,7 +31,7 @@ from curvescope.runs.study import Study
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.viz.blocks import cell_text
 from curvescope.viz.interactive import Scene, scene
-from curvescope.viz.matrix import FLOOR, LABEL, colours, entries_map
+from curvescope.viz.matrix import FLOOR, LABEL, colors, entries_map
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +46,7 @@ CELL = 4  # entries along a side of a pixel of the large picture
 CAPTIONS = {
     "heatmap": "log10(|entry| + 1e-6) of the exact Hessian. Left: {parameters} parameters in {blocks} "
     "blocks, a pixel is the mean over {cell} × {cell} entries of one block. Right: the attention part, "
-    "every entry. Colours from {low:.3f} to {high:.3f}, the ends before averaging. The published picture "
+    "every entry. Colors from {low:.3f} to {high:.3f}, the ends before averaging. The published picture "
     "blurs over 5 × 5 entries, across the borders of blocks. The table has a row per block of the upper "
     "triangle, diagonal included. {setting}",
     "heatmap_blocks": "Median |entry| of every block: the picture above in numbers.",
@@ -57,8 +57,8 @@ PUBLISHED = {
     "‖H‖_F of L0.W_Q, L0.W_Q": "2.647e-4",
     "‖H‖_F of L0.W_V, L0.W_V": "2.549e-2",
     "‖H‖_F of L0.W_Q, L0.W_V": "9.272e-3",
-    "lower end of the colours": "-6.0000",
-    "upper end of the colours": "-0.9210",
+    "lower end of the colors": "-6.0000",
+    "upper end of the colors": "-0.9210",
 }
 
 
@@ -120,7 +120,7 @@ class HeatMap(Shown):
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Ends of the colours: the least and largest log10(|entry| + FLOOR), before any averaging."""
+        """Ends of the colors: the least and largest log10(|entry| + FLOOR), before any averaging."""
         return math.log10(self.min_abs.min() + FLOOR), math.log10(self.max_abs.max() + FLOOR)
 
     def pair(self, one: str, two: str) -> float:
@@ -135,7 +135,7 @@ class HeatMap(Shown):
                 found[f"‖H‖_F of {one}, {two}"] = self.pair(one, two)
         if len(self.names) == len(ORDER):
             found["‖H‖_F of the whole"] = self.norm
-            found["lower end of the colours"], found["upper end of the colours"] = self.limits
+            found["lower end of the colors"], found["upper end of the colors"] = self.limits
         rows = [
             as_printed(name, text, found[name], source=AUTHORS_CODE)
             for name, text in PUBLISHED.items()
@@ -222,7 +222,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 def _columns(problem: Problem, rows: list[str]) -> Columns:
     """The columns of the last of these blocks, over the rows of all of them."""
     H = Hessian(problem).block(rows, rows[-1])
-    dense = H.dense().cpu().numpy()
+    dense = H.to_dense().cpu().numpy()
     blocks = [np.abs(dense[H.space.slices[name]]) for name in rows]
     in_attention = [name for name in rows if name in ATTENTION and rows[-1] in ATTENTION]
     entries = [dense[H.space.slices[name]] for name in in_attention]
@@ -233,7 +233,7 @@ def _columns(problem: Problem, rows: list[str]) -> Columns:
         np.array([np.median(block) for block in blocks]),
         np.array([block.max() for block in blocks]),
         np.array([block.min() for block in blocks]),
-        pooled(colours(np.concatenate(blocks))).astype(np.float32),
+        pooled(colors(np.concatenate(blocks))).astype(np.float32),
         np.concatenate(entries or [dense[:0]]).astype(np.float32),
     )
 
@@ -255,7 +255,7 @@ def _joined(problem: Problem, names: list[str], columns: list[Columns]) -> HeatM
     return HeatMap(
         names,
         sizes,
-        problem.value(),
+        problem.loss_value(),
         **tables,
         picture=_mirrored([part.picture for part in columns]),
         attention_names=own,
@@ -280,7 +280,7 @@ def _shown(result: HeatMap) -> dict[str, tuple[np.ndarray, list[str], list[int]]
     sizes = dict(zip(result.names, result.sizes, strict=True))
     panels = {"Transformer Block": (result.picture, result.names, [n // CELL for n in result.sizes])}
     if result.attention_names:
-        values = colours(result.attention)
+        values = colors(result.attention)
         panels["Self-Attention"] = (
             values,
             result.attention_names,
@@ -309,7 +309,7 @@ def _blocks(result: HeatMap) -> Figure:
     import matplotlib.pyplot as plt
 
     low, high = result.limits
-    values = colours(result.median_abs)
+    values = colors(result.median_abs)
     side = 1.6 + 0.62 * len(result.names)
     figure, ax = plt.subplots(figsize=(side + 1.2, side), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)  # pyright: ignore[reportOptionalMemberAccess, reportCallIssue]

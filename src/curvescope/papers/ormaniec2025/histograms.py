@@ -21,7 +21,6 @@ from curvescope.papers.common import (
     DIFFERS,
     FigureConfig,
     as_printed,
-    plain,
     published_table,
     within,
 )
@@ -60,7 +59,7 @@ PUBLISHED_SIZES = {
 }
 PUBLISHED_COUNTS = {"L0.W_Q": (644, 6259), "L0.W_V": (38, 4085)}  # below SMALLEST, the tallest bar
 MEASURES = {"min": np.min, "median": np.median, "mean": np.mean, "max": np.max}
-COLOURS = {"L0.W_V": "#7570b3", "L0.W_Q": "#1b9e77"}  # the paper's
+COLORS = {"L0.W_V": "#7570b3", "L0.W_Q": "#1b9e77"}  # the paper's
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,7 @@ def measure(
 ) -> Bars:
     """One block of the model with this attention, exactly; norms of these parts, H among them."""
     problem = small_problem(attention, histogram_data(), device=device)
-    dense = {name: BY_SYMBOL[name](problem, block).dense().cpu().numpy() for name in parts}
+    dense = {name: BY_SYMBOL[name](problem, block).to_dense().cpu().numpy() for name in parts}
     entries = np.abs(dense["H"]).ravel()
     edges = bar_edges(entries, NUM_EDGES.get((attention, block), 50))
     counts = np.histogram(entries, edges)[0]
@@ -246,7 +245,7 @@ def _classical(result: Histograms) -> Figure:
         _outline(ax, block)
         _mark_median(ax, result.of("softmax", block))
         _style(ax, block)
-        ax.legend(frameon=False, fontsize=10, loc="upper left")
+        ax.legend(fontsize=10, loc="upper left")
     axes[-1].set_xlabel("|entry| of the Hessian block")
     figure.supylabel("number of entries", fontsize=11)
     return figure
@@ -265,15 +264,15 @@ def _linear(result: Histograms) -> Figure:
     low, high = zip(*(ax.get_xlim() for ax in axes), strict=True)
     for ax in axes:
         ax.set_xlim(min(low), max(high))
-    axes[0].legend(frameon=False, fontsize=10, loc="upper left")
-    axes[1].legend(frameon=False, fontsize=10, loc="upper right")
+    axes[0].legend(fontsize=10, loc="upper left")
+    axes[1].legend(fontsize=10, loc="upper right")
     axes[0].set_ylabel("number of entries")
     return figure
 
 
 def _bars(ax: Axes, bars: Bars, **style: Any) -> None:
     ax.bar(
-        bars.edges[:-1], bars.counts, np.diff(bars.edges), align="edge", color=COLOURS[bars.block],
+        bars.edges[:-1], bars.counts, np.diff(bars.edges), align="edge", color=COLORS[bars.block],
         edgecolor="white", linewidth=0.4, **style,
     )  # fmt: skip
 
@@ -294,8 +293,7 @@ def _mark_median(ax: Axes, bars: Bars) -> None:
 
 def _style(ax: Axes, block: str) -> None:
     ax.set_xscale("log")
-    ax.set_title(block, fontsize=12, loc="left", color=COLOURS[block])
-    plain(ax, grid=False)
+    ax.set_title(block, fontsize=12, loc="left", color=COLORS[block])
     ax.margins(x=0.02)
 
 

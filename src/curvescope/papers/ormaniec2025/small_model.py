@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from curvescope.data.batches import Batches
-from curvescope.data.tasks import task
+from curvescope.data.tasks import task_data
 from curvescope.models.load import load
 from curvescope.models.zoo.transformer import TransformerConfig
 from curvescope.problem import Problem
@@ -18,7 +18,7 @@ SEED = 1234
 Kind = Literal["softmax", "linear"]
 IN_WORDS = (
     "Data: 64 sums of two numbers of five digits, 18 tokens, cross-entropy of the six digits of the sum. "
-    "Model: a Transformer of one layer at initialisation, one head, width 16, ReLU feed-forward of width 64, "
+    "Model: a Transformer of one layer at initialization, one head, width 16, ReLU feed-forward of width 64, "
     "skips, no norm."
 )
 
@@ -44,9 +44,9 @@ def small_problem(attention: Kind, batches: Batches, *, device: str = "cpu") -> 
 
 def heatmap_data() -> Batches:
     """The batch of 64 sums of the heat map, which is that of the sweeps."""
-    return task("addition")
+    return task_data("addition")
 
 
 def histogram_data() -> Batches:
     """The 8 batches of 8 sums of the histograms, in some of which columns are made to sum to nine."""
-    return task("addition", draw_size=8, batch_size=8, sum_to_nine="coin")
+    return task_data("addition", draw_size=8, batch_size=8, sum_to_nine="coin")

@@ -145,16 +145,16 @@ STATED = (
         WITHOUT_FACTOR,
     ),
     _network(
-        "precursor, Gauss–Newton part",
+        "precursor, GGN",
         "n√2 M_x² M_W^{2n} + √2 M_W² (M_W^{2n} − 1)/(M_W² − 1)",
         analysis.OUTER,
         Fix(analysis.PRIORI, "½|x|² Σ_p Π_{s≠p}‖W_s‖²"),
     ),
     _network(
         "precursor, Hessian",
-        "the same, the functional part left out",
+        "the same, the functional Hessian left out",
         analysis.WHOLE,
-        Fix(analysis.PRIORI, "½ for √2, products over s ≠ p, and the functional part"),
+        Fix(analysis.PRIORI, "½ for √2, products over s ≠ p, and the functional Hessian"),
     ),
 )
 

@@ -379,26 +379,24 @@ def _curves(found: Convergence) -> Figure:
     for ax, (family, title) in zip(axes, TITLES.items(), strict=True):
         curves = found.of(family)
         for i, (name, curve) in enumerate(curves.items()):
-            colour = plt.get_cmap("turbo")(0.05 + 0.9 * i / max(1, len(curves) - 1))
-            _one(ax, curve, _label(name, curve), PALETTE[i] if len(curves) <= len(PALETTE) else colour)
+            color = plt.get_cmap("turbo")(0.05 + 0.9 * i / max(1, len(curves) - 1))
+            _one(ax, curve, _label(name, curve), PALETTE[i] if len(curves) <= len(PALETTE) else color)
         ax.plot([], [], color="0.3", lw=1, ls=":", label="control")
         if family != "E8":
             ax.plot([], [], color="0.3", lw=0.7, ls="--", label="mean |l − mean| / k")
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.set_xlabel("pictures k")
+        ax.set(xscale="log", yscale="log", xlabel="pictures k")
         ax.set_title(title, fontsize=10)
         ax.legend(fontsize=7, loc="lower left")
     axes[0].set_ylabel("mean |L$_{k+1}$ − L$_k$|, smoothed")
     return figure
 
 
-def _one(ax: Axes, curve: Curve, label: str, colour: Any) -> None:
+def _one(ax: Axes, curve: Curve, label: str, color: Any) -> None:
     g, k = curve.growth, curve.growth.k * curve.group
-    ax.plot(k, g.model.smoothed, color=colour, lw=1.5, label=label)
-    ax.plot(k, g.control.smoothed, color=colour, lw=1, ls=":")
+    ax.plot(k, g.model.smoothed, color=color, lw=1.5, label=label)
+    ax.plot(k, g.control.smoothed, color=color, lw=1, ls=":")
     if curve.family != "E8":  # one line each: too many there
-        ax.plot(k, g.deviation / g.k, color=colour, lw=0.7, ls="--")
+        ax.plot(k, g.deviation / g.k, color=color, lw=0.7, ls="--")
 
 
 def _label(name: str, curve: Curve) -> str:
@@ -420,7 +418,7 @@ def _widths(found: Convergence) -> Figure:
     ax.set_yscale("log")
     ax.set_xlabel("width h")
     ax.set_title("mean |l − mean|, the limit of k|L$_{k+1}$ − L$_k$|", fontsize=10)
-    ax.legend(fontsize=8)
+    ax.legend()
     return figure
 
 

@@ -131,20 +131,20 @@ class Fit(NamedTuple):
 def fit(module: nn.Module, images: Tensor, classes: Tensor, how: Fit, *, seed: int) -> None:
     """Train the parameters that ask for a gradient, in place; the order of an epoch is from (seed, epoch)."""
     moving = [p for p in module.parameters() if p.requires_grad]
-    optimiser = torch.optim.AdamW(moving, lr=how.lr, weight_decay=how.weight_decay)
+    optimizer = torch.optim.AdamW(moving, lr=how.lr, weight_decay=how.weight_decay)
     step, device = 0, next(module.parameters()).device
     module.train()
     for epoch in track(range(how.epochs), "training"):
         order = torch.randperm(len(classes), generator=generator(seed, epoch))
         for chosen in order.split(how.batch_size):
             step += 1
-            for group in optimiser.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = how.lr * min(1.0, step / SLOW_START)
             logits = module(images[chosen].to(device))
             loss = nn.functional.cross_entropy(logits, classes[chosen].to(device))
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     module.eval()
 
 

@@ -20,7 +20,7 @@ from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.models.zoo import REVISIONS
 from curvescope.operators import Hessian
-from curvescope.papers.common import FigureConfig, Judged, decided, logarithmic, plain
+from curvescope.papers.common import FigureConfig, Judged, decided
 from curvescope.papers.petrov2025 import propagation_models as variants
 from curvescope.papers.petrov2025.propagation_models import COMPONENTS, NORMS, SIGMAS
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin, Shown
@@ -45,19 +45,19 @@ OURS: Origin = ("ours, on a part that the article's table names", "ours")
 ROUNDING = 1e-12
 SWITCHED = {
     "no residual": "residual connections lower the largest eigenvalue",
-    "no norm": "normalisation lowers the largest eigenvalue",
+    "no norm": "normalization lowers the largest eigenvalue",
     "no feed-forward": "the feed-forward network raises the largest eigenvalue",
     "one head": "several heads lower the largest eigenvalue",
 }
 """What a part may do, by what is switched off: the article's table names parts, the sentences are ours."""
 CAPTIONS = {
-    "depth": "‖H‖ and λ_max at initialisation against the number of layers, by where the norms stand "
+    "depth": "‖H‖ and λ_max at initialization against the number of layers, by where the norms stand "
     "({seeds}; bars are 95 % intervals over probes), and the shares of ‖H‖² by kind of source, means over "
     "seeds.",
     "sigma": "Frobenius norm of the first norm's own source against the scale of what it is given: the "
     "second derivative of a norm grows as 1/σ².",
     "components": "Largest eigenvalue, condition and trace of the whole Hessian with parts switched off, at "
-    "initialisation and after {steps} steps ({seeds}, all eigenvalues exact). Condition: λ_max over the "
+    "initialization and after {steps} steps ({seeds}, all eigenvalues exact). Condition: λ_max over the "
     "least eigenvalue that is positive beyond rounding; negative: share below zero.",
     "training": "The bundled model at its checkpoints {checkpoints}: Frobenius norms of its sources, added "
     "up by kind, and extreme eigenvalues.",
@@ -117,7 +117,7 @@ class Sweeps(Shown):
         found = []
         for norm in ("pre", "post", "none"):
             value, low, high = exponent(self, norm)
-            words = f"‖H‖ ∝ depth^p at initialisation, norms {norm}; 95 % interval {low:.2f} to {high:.2f}"
+            words = f"‖H‖ ∝ depth^p at initialization, norms {norm}; 95 % interval {low:.2f} to {high:.2f}"
             found.append((f"growth with depth, {norm}", f"{value:.2f}", words))
         for name in list(COMPONENTS)[1:]:
             ratio, low, high = with_and_without(self, name, self.steps)
@@ -205,10 +205,10 @@ def _checkpoint(revision: str, cfg: Config) -> Propagation:
 
 def _write_out(variant: variants.Variant) -> Spectrum:
     problem = variant.problem()
-    H = Hessian(problem).in_blocks().dense().double().cpu().numpy()
+    H = Hessian(problem).in_blocks().to_dense().double().cpu().numpy()
     where = problem.space().in_blocks().slices
     norms = np.array([[np.linalg.norm(H[r, c]) for c in where.values()] for r in where.values()])
-    return Spectrum(np.linalg.eigvalsh((H + H.T) / 2), list(where), norms, problem.value())
+    return Spectrum(np.linalg.eigvalsh((H + H.T) / 2), list(where), norms, problem.loss_value())
 
 
 def _result(cfg: Config, found: Finished, measured: list[str], written: list[str]) -> Sweeps:
@@ -309,7 +309,7 @@ def _bounded(result: Sweeps) -> Judged:
 
 def _grows(result: Sweeps, norm: str) -> Judged:
     mean, low, high = found = exponent(result, norm)
-    return f"‖H‖ ∝ depth^{mean:.2f} ({low:.2f} to {high:.2f}) at initialisation", above(found)
+    return f"‖H‖ ∝ depth^{mean:.2f} ({low:.2f} to {high:.2f}) at initialization", above(found)
 
 
 def _pre_norm(result: Sweeps) -> Judged:
@@ -368,12 +368,13 @@ def _depth(result: Sweeps) -> Figure:
             ends = np.array([m.ends_of(HESSIAN) for m in models])
             axes[1].errorbar(result.depths, ends[:, 0], yerr=ends[:, 1], **style)
     for ax, title in zip(axes, ("‖H‖", "λ_max", ""), strict=True):
-        logarithmic(ax)
+        ax.set(xscale="log", yscale="log")
+        ax.grid(visible=True)
         ax.set_xscale("log", base=2)
         ax.set_xticks(result.depths, [str(d) for d in result.depths])
         ax.set_xlabel("layers")
-        ax.set_title(title, fontsize=10, loc="left")
-    axes[0].legend(fontsize=8, frameon=False)
+        ax.set_title(title)
+    axes[0].legend()
     _kinds_over_depth(axes[2], result)
     return figure
 
@@ -388,12 +389,12 @@ def _kinds_over_depth(ax: Axes, result: Sweeps) -> None:
         ]
         shares = [np.mean([n.value for n in some]) for some in found]
         halves = [np.sqrt(np.mean([((n.high - n.low) / 2) ** 2 for n in some]) / len(some)) for some in found]
-        colour = "0.3" if kind == OUTER else PALETTE[(i - 1) % len(PALETTE)]
-        style = {"ms": 3.5, "lw": 1, "color": colour, "label": kind}
+        color = "0.3" if kind == OUTER else PALETTE[(i - 1) % len(PALETTE)]
+        style = {"ms": 3.5, "lw": 1, "color": color, "label": kind}
         ax.errorbar(result.depths, shares, yerr=np.nan_to_num(halves), fmt="--o" if i > 5 else "-o", **style)
     ax.axhline(0, color="0.6", lw=0.6)
-    ax.set_title("shares of ‖H‖², pre-norm: together 1", fontsize=10, loc="left")
-    ax.legend(fontsize=7, frameon=False, ncols=2)
+    ax.set_title("shares of ‖H‖², pre-norm: together 1")
+    ax.legend(fontsize=7, ncols=2)
 
 
 def _share(one: Propagation, kind: str) -> Number:
@@ -411,10 +412,11 @@ def _sigma(result: Sweeps) -> Figure:
         ax.plot(SIGMAS, sizes, "o", ms=4, color=PALETTE[0], label="source L0.ln1" if not seed else None)
     first = result.measured[f"sigma.{SIGMAS[0]:g}.0"].shares.norm("L0.ln1").value
     ax.plot(SIGMAS, [first / s**2 for s in SIGMAS], lw=1, color="0.5", label="1/σ²")
-    logarithmic(ax)
+    ax.set(xscale="log", yscale="log")
+    ax.grid(visible=True)
     ax.set_xlabel("standard deviation σ of the embeddings")
     ax.set_ylabel("Frobenius norm")
-    ax.legend(fontsize=8, frameon=False)
+    ax.legend()
     return figure
 
 
@@ -429,13 +431,13 @@ def _components(result: Sweeps) -> Figure:
     ):
         for i, steps in enumerate((0, result.steps)):
             rows = table[table["trained_steps"] == steps]
-            label = f"after {steps} steps" if steps else "at initialisation"
+            label = f"after {steps} steps" if steps else "at initialization"
             ax.plot(rows[column], y + 0.12 - 0.24 * i, "o", ms=5, color=PALETTE[i], label=label)
         ax.set_xscale("log" if min(table[column]) > 0 else "symlog")
-        ax.set_title(title, fontsize=10, loc="left")
-        plain(ax)
+        ax.set_title(title)
+        ax.grid(visible=True)
     axes[0].set_yticks(y, list(COMPONENTS), fontsize=9)
-    axes[0].legend(fontsize=8, frameon=False)
+    axes[0].legend()
     return figure
 
 
@@ -457,17 +459,17 @@ def _training(result: Sweeps) -> Figure:
     for name, style in ((HESSIAN, "-"), (OUTER, "--")):
         axes[0].plot(x, [m.shares.norm(name).value for m in models], style, lw=1.2, color="0.4", label=name)
     axes[0].set_yscale("log")
-    axes[0].set_title("Frobenius norm, sources of a kind in quadrature", fontsize=10, loc="left")
-    axes[0].legend(fontsize=7, frameon=False, ncols=2)
+    axes[0].set_title("Frobenius norm, sources of a kind in quadrature")
+    axes[0].legend(fontsize=7, ncols=2)
     ends = np.array([m.ends_of(HESSIAN) for m in models])
     axes[1].errorbar(x, ends[:, 0], yerr=ends[:, 1], fmt="-o", ms=4, lw=1, color=PALETTE[1], label="λ_max")
     axes[1].errorbar(x, -ends[:, 2], yerr=ends[:, 3], fmt="-o", ms=4, lw=1, color=PALETTE[0], label="−λ_min")
     axes[1].set_yscale("log")
-    axes[1].set_title("extreme eigenvalues of H", fontsize=10, loc="left")
-    axes[1].legend(fontsize=8, frameon=False)
+    axes[1].set_title("extreme eigenvalues of H")
+    axes[1].legend()
     for ax in axes:
         ax.set_xticks(x, REVISIONS)
-        plain(ax)
+        ax.grid(visible=True)
     return figure
 
 

@@ -80,7 +80,7 @@ def by_sigma(seeds: int) -> dict[str, Variant]:
 
 
 def by_component(steps: int, seeds: int) -> dict[str, Variant]:
-    """With and without each component, at initialisation and trained; small enough to be written out."""
+    """With and without each component, at initialization and trained; small enough to be written out."""
     return {
         f"component.{name}.{trained}.{seed}": Variant({**SMALL, **settings}, seed, trained)
         for name, settings in COMPONENTS.items()

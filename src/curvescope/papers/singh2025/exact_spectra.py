@@ -232,7 +232,7 @@ def _outliers(found: ExactSpectra) -> Claim:
     measured = f"P = {typical} for normal weights and unit residuals, at most {best:.2f} in a sweep ({where})"
     verdict = HOLDS if typical.low >= NEAR else CONDITIONS if best >= NEAR else FAILS
     if verdict == CONDITIONS:
-        measured += ": where the Gauss–Newton part is small beside b"
+        measured += ": where the GGN is small beside b"
     return Claim("outliers are paired", "outliers come in pairs ±λ", measured, verdict, *SLIDES)
 
 

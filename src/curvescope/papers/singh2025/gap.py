@@ -25,7 +25,7 @@ from curvescope.data.batches import Batches
 from curvescope.models.load import load
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
-from curvescope.papers.common import OURS, FigureConfig, Judged, decided, plain, prefixed
+from curvescope.papers.common import OURS, FigureConfig, Judged, decided, prefixed
 from curvescope.papers.singh2025 import SLIDES
 from curvescope.problem import Problem
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin, Shown
@@ -234,7 +234,7 @@ def measure_course(place: Place, steps: tuple[int, ...]) -> Course:
 
 
 def gaps(result: Gaps, family: str, task: str, step: int) -> np.ndarray:
-    """|1 − λ_max(G)/λ_max(H)| of all seeds."""
+    """|1 − λ_max(H_o)/λ_max(H)| of all seeds."""
     return np.array([abs(result.pair(place, step).gap().value) for place in result.places(family, task)])
 
 
@@ -329,16 +329,16 @@ def _queries_and_keys(result: Gaps) -> Judged:
 
 
 WORSE = "the GGN's λ_max is a worse approximation for Transformers than for MLPs"
-VANISHES = "the functional part vanishes beside the GGN as the loss does"
+VANISHES = "the functional Hessian vanishes beside the GGN as the loss does"
 SAID = (
     ("W₁ between the spectra of H and GGN is at most the functional share, in units of ‖H‖/√n",
      "at most 1 times", _bound, THEOREM),
-    ("with targets drawn from the model the functional part vanishes on the average", "0", _drawn, OURS),
-    ("at fixed parameters the functional part is larger where the loss is", "larger", _large_loss, OURS),
-    ("the functional part matters early in training and not late, bundled model",
+    ("with targets drawn from the model the functional Hessian vanishes on the average", "0", _drawn, OURS),
+    ("at fixed parameters the functional Hessian is larger where the loss is", "larger", _large_loss, OURS),
+    ("the functional Hessian matters early in training and not late, bundled model",
      "share falls below one half", _late, OURS),
-    ("the GGN has too small a λ_max, bundled model", "1 − λ_G/λ_H > 0", _too_little, OURS),
-    ("the functional part has a larger share in query and key blocks than in others, bundled model",
+    ("the GGN has too small a λ_max, bundled model", "1 − λ_max(H_o)/λ_max(H) > 0", _too_little, OURS),
+    ("the functional Hessian has a larger share in query and key blocks than in others, bundled model",
      "larger", _queries_and_keys, OURS),
 )  # fmt: skip
 """What is said, what is expected, what was measured with a verdict, and where it stands."""
@@ -350,45 +350,45 @@ def _families(result: Gaps) -> Figure:
     figure, axes = plt.subplots(2, 3, figsize=(12, 6.6), layout="constrained")
     for (left, middle, right), task in zip(axes, TASKS, strict=True):
         for i, family in enumerate(FAMILIES):
-            colour = PALETTE[1 - i]
-            _missed(left, result, family, task, colour)
-            _against_loss(middle, result, family, task, colour)
-            _distances(right, result, family, task, colour)
-        left.set_title(f"{LOSS[task]}: λ_max that the GGN misses", fontsize=10, loc="left")
-        left.set(yscale="log", ylabel="|1 − λ_max(G)/λ_max(H)|")
+            color = PALETTE[1 - i]
+            _missed(left, result, family, task, color)
+            _against_loss(middle, result, family, task, color)
+            _distances(right, result, family, task, color)
+        left.set_title(f"{LOSS[task]}: λ_max that the GGN misses")
+        left.set(yscale="log", ylabel="|1 − λ_max(H_o)/λ_max(H)|")
         left.set_xticks(range(len(result.steps)), [str(step) for step in result.steps])
         left.set_xlabel("steps")
         middle.set(xscale="log", yscale="log", xlabel="loss", ylabel="‖H_f‖/‖H‖")
-        middle.set_title("functional share against the loss", fontsize=10, loc="left")
+        middle.set_title("functional share against the loss")
         right.set(xscale="log", yscale="log", xlabel="functional share", ylabel="W₁ / (‖H‖/√n)")
-        right.set_title("distance of the spectra, and its bound", fontsize=10, loc="left")
+        right.set_title("distance of the spectra, and its bound")
         ends = np.array(right.get_xlim())
         right.plot(ends, ends, lw=0.8, color="0.5", label="bound")
         for ax in (left, middle, right):
-            ax.legend(fontsize=8, frameon=False)
-            plain(ax)
+            ax.legend()
+            ax.grid(visible=True)
     return figure
 
 
-def _missed(ax: Axes, result: Gaps, family: str, task: str, colour: str) -> None:
+def _missed(ax: Axes, result: Gaps, family: str, task: str, color: str) -> None:
     values = np.array([gaps(result, family, task, step) for step in result.steps])  # (steps, seeds)
     x = np.arange(len(result.steps))
-    ax.plot(x, values, "o", ms=3, color=colour, alpha=0.5)
-    ax.plot(x, np.median(values, axis=1), "-", lw=1.5, color=colour, label=NAMES[family])
+    ax.plot(x, values, "o", ms=3, color=color, alpha=0.5)
+    ax.plot(x, np.median(values, axis=1), "-", lw=1.5, color=color, label=NAMES[family])
 
 
-def _against_loss(ax: Axes, result: Gaps, family: str, task: str, colour: str) -> None:
+def _against_loss(ax: Axes, result: Gaps, family: str, task: str, color: str) -> None:
     for place in result.places(family, task):
         pairs = [result.pair(place, step) for step in result.steps]
         label = NAMES[family] if not place.seed else None
         shares = [pair.share().value for pair in pairs]
-        ax.plot([pair.loss for pair in pairs], shares, "-o", ms=3, lw=0.8, color=colour, label=label)
+        ax.plot([pair.loss for pair in pairs], shares, "-o", ms=3, lw=0.8, color=color, label=label)
 
 
-def _distances(ax: Axes, result: Gaps, family: str, task: str, colour: str) -> None:
+def _distances(ax: Axes, result: Gaps, family: str, task: str, color: str) -> None:
     pairs = [result.pair(place, step) for place in result.places(family, task) for step in result.steps]
     x, y = [pair.share().value for pair in pairs], [pair.wasserstein().value for pair in pairs]
-    ax.plot(x, y, "o", ms=3, color=colour, label=NAMES[family])
+    ax.plot(x, y, "o", ms=3, color=color, label=NAMES[family])
 
 
 STUDY = Study(Config, run)

@@ -14,7 +14,7 @@ from curvescope.core.progress import Progress
 from curvescope.data.tasks.random_sequences import markov
 from curvescope.models.load import load
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
-from curvescope.papers.common import OURS, FigureConfig, Judged, decided, plain
+from curvescope.papers.common import OURS, FigureConfig, Judged, decided
 from curvescope.papers.singh2025 import SLIDES
 from curvescope.problem import Problem
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Shown
@@ -48,7 +48,7 @@ GROWN = 0.05  # by so much must the sink's share of the weights rise to count as
 PANELS: dict[Quantity, str] = {"lambda_max": "λ_max", "bulk_width": "bulk width", "stretch": "stretch"}
 CAPTION = (
     "λ_max, bulk width and stretch (λ_max over bulk width) against a bias at the first key, as factors, one "
-    "colour for each model ({texts} each; dots are texts with their errors). The bundled model reads its "
+    "color for each model ({texts} each; dots are texts with their errors). The bundled model reads its "
     "sample text in float32, small ones a Markov chain in float64. Parameters: {sizes}."
 )
 BESIDE = 1.06  # from model to model at one strength
@@ -330,10 +330,9 @@ def _bias(result: SinkCases) -> Figure:
         ax.set_xticks([0, 1, 2, 4, 8], ["0", "1", "2", "4", "8"])
         ax.set_xlim(-0.2, 11)
         ax.set_xlabel("bias at the first key")
-        ax.set_title(f"{title}, times", fontsize=10, loc="left")
+        ax.set_title(f"{title}, times")
         few_ticks(ax)
-        plain(ax, grid=False)
-    axes[0].legend(fontsize=7, frameon=False)
+    axes[0].legend(fontsize=7)
     return figure
 
 
@@ -343,14 +342,14 @@ def _follow(ax: Axes, result: SinkCases, i: int, quantity: Quantity) -> None:
     x = np.array([way.strength for way in ways])
     beside = x * BESIDE ** (i - (len(result.cases) - 1) / 2)
     found = [effect(one, way.name, quantity) for way in ways]
-    colour = PALETTE[i % len(PALETTE)]
-    ax.plot(x, [e.mean for e in found], "-", lw=1.3, color=colour, label=name)
+    color = PALETTE[i % len(PALETTE)]
+    ax.plot(x, [e.mean for e in found], "-", lw=1.3, color=color, label=name)
     for t in range(len(found[0].texts)):
         values = np.array([e.texts[t] for e in found])
         spread = np.array([e.errors[t] for e in found])
         errors = [values - values * np.exp(-spread), values * np.exp(spread) - values]
         ax.errorbar(
-            beside, values, yerr=np.nan_to_num(errors), fmt="o", ms=2.5, lw=0.8, color=colour, alpha=0.5
+            beside, values, yerr=np.nan_to_num(errors), fmt="o", ms=2.5, lw=0.8, color=color, alpha=0.5
         )
 
 

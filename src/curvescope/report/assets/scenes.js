@@ -1,37 +1,37 @@
 "use strict";
-// Scenes: figures that plotly draws when they come near, in the page's colours, with the switches beside them.
+// Scenes: figures that plotly draws when they come near, in the page's colors, with the switches beside them.
 
 const scenes = new Map(); // element to what it shows
 const BLACK = /"(rgba\(0,0,0,1\)|#000000|rgb\(0,0,0\))"/g; // of ink, which is light where the page is dark
 let onPaper = false;
 
-function colour(name) {
+function color(name) {
   return onPaper ? "#000000" : getComputedStyle(root).getPropertyValue(name).trim();
 }
 
 function inked(part) {
-  return JSON.parse(JSON.stringify(part).replace(BLACK, JSON.stringify(colour("--ink"))));
+  return JSON.parse(JSON.stringify(part).replace(BLACK, JSON.stringify(color("--ink"))));
 }
 
-function axisColours() {
-  return { color: colour("--ink"), linecolor: colour("--soft"), gridcolor: colour("--line"), zerolinecolor: colour("--soft") };
+function axisColors() {
+  return { color: color("--ink"), linecolor: color("--soft"), gridcolor: color("--line"), zerolinecolor: color("--soft") };
 }
 
-// The layout of a scene in the page's colours and width; its height stays.
+// The layout of a scene in the page's colors and width; its height stays.
 function dressed(layout) {
   const made = inked(layout);
   delete made.width;
   Object.assign(made, { autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" });
-  made.font = { ...made.font, color: colour("--ink"), family: "system-ui, sans-serif" };
+  made.font = { ...made.font, color: color("--ink"), family: "system-ui, sans-serif" };
   made.margin = { l: 60, r: 20, t: 30, b: 50, ...made.margin };
   made.legend = { ...made.legend, bgcolor: "rgba(0,0,0,0)" };
-  const solid = onPaper ? "#ffffff" : colour("--paper");
-  made.hoverlabel = { ...made.hoverlabel, bgcolor: solid, font: { color: colour("--ink") }, bordercolor: colour("--soft") };
+  const solid = onPaper ? "#ffffff" : color("--paper");
+  made.hoverlabel = { ...made.hoverlabel, bgcolor: solid, font: { color: color("--ink") }, bordercolor: color("--soft") };
   for (const key of Object.keys(made)) {
-    if (/^[xy]axis\d*$/.test(key)) made[key] = { ...made[key], ...axisColours() };
+    if (/^[xy]axis\d*$/.test(key)) made[key] = { ...made[key], ...axisColors() };
     if (/^scene\d*$/.test(key))
       for (const axis of ["xaxis", "yaxis", "zaxis"])
-        made[key][axis] = { ...made[key][axis], ...axisColours(), backgroundcolor: "rgba(0,0,0,0)" };
+        made[key][axis] = { ...made[key][axis], ...axisColors(), backgroundcolor: "rgba(0,0,0,0)" };
   }
   return made;
 }

@@ -35,7 +35,7 @@ def part_of(op: CurvatureOperator) -> MatrixName | None:
 
 
 def plain_product(part: MatrixName, problem: Problem, batch: Batch, space: ParamSpace, V: Tensor) -> Tensor:
-    """The sum over a placed batch's terms applied to columns (n, k): the functional part is H − GGN."""
+    """The sum over a placed batch's terms applied to columns (n, k): the functional Hessian is H − H_o."""
     if part == "hessian":
         return double_backward(problem, batch, space, V)
     outer = gauss_newton(problem, batch, space, V)
@@ -51,7 +51,7 @@ def plain_products(part: MatrixName, problem: Problem, space: ParamSpace, V: Ten
     found = []
     for at in (problem, a_rounding_away(problem)):
         total = torch.zeros(V.shape, dtype=torch.float64, device=V.device)
-        for batch in at.own_batches("verification"):
+        for batch in at.local_batches("verification"):
             total += plain_product(part, at, batch, space, V)
         found.append(total / at.num_terms)
     return found
@@ -59,7 +59,7 @@ def plain_products(part: MatrixName, problem: Problem, space: ParamSpace, V: Ten
 
 def a_rounding_away(problem: Problem) -> Problem:
     """The problem at parameters that have another last digit."""
-    return problem.at({name: nudged(p.detach()) for name, p in problem.parameters.items()})
+    return problem.at({name: nudged(p.detach()) for name, p in problem.named_parameters()})
 
 
 def nudged(x: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def double_backward(problem: Problem, batch: Batch, space: ParamSpace, V: Tensor
             return problem.loss.sum(problem.outputs(batch, leaves), batch.targets, batch.weights)
 
     with differentiating():
-        leaves, value = problem.differentiable(space.parameters, loss, lambda value: [value])
+        leaves, value = problem.differentiable(space.parameter_names, loss, lambda value: [value])
         inputs = list(leaves.values())
         first: Found = [None] * len(inputs)
         if value.requires_grad:
@@ -93,7 +93,7 @@ def gauss_newton(problem: Problem, batch: Batch, space: ParamSpace, V: Tensor) -
             return problem.outputs(batch, leaves)
 
     with differentiating():
-        leaves, z = problem.differentiable(space.parameters, outputs, lambda z: [z])
+        leaves, z = problem.differentiable(space.parameter_names, outputs, lambda z: [z])
         inputs = list(leaves.values())
         if not z.requires_grad:
             return torch.zeros_like(V)

@@ -256,7 +256,11 @@ def outer_form(problem: Problem, space: ParamSpace, v: Tensor, h: float) -> floa
     for batch in problem.placed_batches("verification"):
         z = []
         for end in ends:
-            with differentiating(), torch.no_grad(), RefuseHeld(end.model.parameters, end.point):
+            with (
+                differentiating(),
+                torch.no_grad(),
+                RefuseHeld(dict(end.model.named_parameters()), end.point),
+            ):
                 z.append(end.outputs(batch))
         up, down = z
         moved = (up - down) / (2 * h)
@@ -266,7 +270,7 @@ def outer_form(problem: Problem, space: ParamSpace, v: Tensor, h: float) -> floa
 
 
 def _ends(problem: Problem, space: ParamSpace, v: Tensor, h: float) -> list[Problem]:
-    tree, own = space.scatter(v), problem.parameters
+    tree, own = space.scatter(v), dict(problem.named_parameters())
     return [
         problem.at({name: (own[name] + sign * h * t).detach() for name, t in tree.items()})
         for sign in (1, -1)
@@ -275,7 +279,7 @@ def _ends(problem: Problem, space: ParamSpace, v: Tensor, h: float) -> list[Prob
 
 def typical(problem: Problem, space: ParamSpace) -> float:
     """The root mean square of the parameters of a space; 1 where all are zero."""
-    theta = space.gather({name: problem.parameters[name].detach() for name in space.parameters})
+    theta = space.gather({name: problem.get_parameter(name).detach() for name in space.parameter_names})
     return norm(theta) / max(problem.model.size_of(*space), 1) ** 0.5 or 1.0
 
 
@@ -304,7 +308,7 @@ RELATIVE = "relative to the larger of it and ‖Cv‖"
 
 
 def check_form(op: CurvatureOperator, exact: Problem | None, v: Tensor, product: Tensor) -> Check:
-    """vᵀCv of the GGN or the functional part, from C v in float64."""
+    """vᵀCv of the GGN or the functional Hessian, from C v in float64."""
     kind = part_of(op)
     assert kind is not None, "the parts of the Hessian have forms"
     problem = op.problem if exact is None else exact

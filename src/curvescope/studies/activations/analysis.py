@@ -71,7 +71,7 @@ def token_curvature(
     Args:
         problem: A `cs.Problem`.
         at: The point: `L3.mid`, `embed`, `L2.h1.out`, `final`, any submodule.
-        matrix: The Hessian, or its Gauss-Newton part.
+        matrix: The Hessian, or its GGN.
         num_steps: Lanczos steps in every token's block.
         num_probes: For the traces. Blocks of no more than num_steps + num_probes rows are exact.
         k: Tokens on each side of a direction; 0 decodes nothing.

@@ -41,7 +41,7 @@ class Config(ModelOnData):
     points: tuple[str, ...] = setting(
         (), "embed, L3.mid, L2.h1.out, a submodule, …; by default embed, the end of every layer, and final"
     )
-    matrix: Matrix = setting("hessian", "hessian, or ggn for its Gauss-Newton part")
+    matrix: Matrix = setting("hessian", "hessian, or ggn for its GGN")
     num_steps: int = setting(12, "Lanczos steps in every token's block")
     num_probes: int = setting(8, "random vectors for the traces; blocks of no more rows than both are exact")
     k: int = setting(3, "tokens on each side of the sharpest direction")
@@ -132,7 +132,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         problem.model.name,
         problem.batches.name,
         cfg.matrix,
-        problem.value(),
+        problem.loss_value(),
         found,
         token_names(problem, found[0]),
         notes=notes_of(cfg, problem),

@@ -112,7 +112,7 @@ def _text(result: Activations) -> Figure:
     size = (10, len(chosen) * (0.55 + 0.27 * len(lines)))
     figure, axes = plt.subplots(len(chosen), 1, figsize=size, layout="constrained", squeeze=False)
     for ax, p in zip(axes[:, 0], chosen, strict=True):
-        viz.coloured_text(ax, tokens, p.relative[first], title=p.at, label="λ max |x|²")
+        viz.colored_text(ax, tokens, p.relative[first], title=p.at, label="λ max |x|²")
     return figure
 
 
@@ -138,9 +138,9 @@ def captions(result: Activations) -> dict[str, str]:
         "in units of x (middle), and the trace (right). Lines are medians over tokens, bands hold the middle "
         "half.",
         "positions": "Mean over sequences of log₁₀ λ_max |x|², by position and point. A causal model's early "
-        "tokens are read by all later ones, its last ones by nobody else. Grey: not above zero.",
-        "text": "The first sequence, each token coloured by its λ_max |x|² at three points: where the loss "
-        "of this text hangs on the state of a single token. Grey: not above zero.",
+        "tokens are read by all later ones, its last ones by nobody else. Gray: not above zero.",
+        "text": "The first sequence, each token colored by its λ_max |x|² at three points: where the loss "
+        "of this text hangs on the state of a single token. Gray: not above zero.",
         "tokens": f"One row for each token and point: ends of the spectrum and trace of {what}. {how} "
         "towards and away: the tokens whose logits the sharpest direction raises on the direct path, on the "
         "side where the loss falls, and on the other.",

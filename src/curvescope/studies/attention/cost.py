@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from curvescope.core.result import Result
 from curvescope.runs.shown import Line, Shown
 from curvescope.studies.attention.contenders import CONTENDERS, DERIVATIVES, MATH
+from curvescope.viz import style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +22,8 @@ nan = math.nan
 MB = 1e6
 Ratio = tuple[float, float, float]
 """Median, least, most."""
+Point = tuple[float, float, float, float]
+"""Of a curve: the length, a value, and its range."""
 TITLES = dict(zip(DERIVATIVES, ("forward", "backward", "JVP", "double backward"), strict=True))
 
 
@@ -121,24 +124,22 @@ class Cost(Shown):
 
     def figures(self) -> dict[str, Figure]:
         """Time in that of the math path, and memory, over the length."""
-        from curvescope.viz.estimates import over_lengths
-
         width, _, threads = self._middle()
         places = {mask: (width, mask, threads) for mask in ("none", "causal")}
         sizes = {one.length: one.heads * one.length for one in self.measured if one.width == width}
         entry = {"float64": 8, "bfloat16": 2}.get(self.dtype, 4) * width / MB
         given = [(length, 3 * entry * tokens) for length, tokens in sorted(sizes.items())] or [(1.0, 1.0)]
         names = [name for name in CONTENDERS if any(one.contender == name for one in self.measured)]
-        curves = partial(self._panels, names=names, places=places)
+        curves = partial(self._curves, names=names, places=places)
         return {
-            "time": over_lengths(
+            "time": _panels(
                 curves(Timed.ratio, without=MATH),
                 names,
                 label="time, in that of the math path",
                 reference=[(length, 1.0) for length, _ in given],
                 words="the math path",
             ),
-            "memory": over_lengths(
+            "memory": _panels(
                 curves(_megabytes),
                 names,
                 label="peak memory (MB)",
@@ -147,14 +148,14 @@ class Cost(Shown):
             ),
         }
 
-    def _panels(
+    def _curves(
         self,
         value: Callable[[Timed], Ratio],
         *,
         names: list[str],
         places: dict[str, tuple[int, str, int]],
         without: str = "",
-    ) -> dict[str, dict[tuple[str, str], list[tuple[float, float, float, float]]]]:
+    ) -> dict[str, dict[tuple[str, str], list[Point]]]:
         """Curves over the length by contender and mask, for every derivative."""
         return {
             TITLES[derivative]: {
@@ -216,3 +217,65 @@ def _row(one: Timed) -> dict[str, Any]:
         "error": one.error,
         "note": one.note,
     }
+
+
+def _panels(
+    panels: Mapping[str, Mapping[tuple[str, str], Sequence[Point]]],
+    names: Sequence[str],
+    *,
+    label: str,
+    reference: Sequence[tuple[float, float]],
+    words: str,
+) -> Figure:
+    """A panel for each of four computations: curves over the length.
+
+    Args:
+        panels: By title; curves by contender and mask.
+        names: Of contenders, which have hues and marks in this order; masks have dashes.
+        label: Of the values.
+        reference: Points (x, value) of a dotted line in every panel.
+        words: What that line is.
+    """
+    from matplotlib import pyplot as plt
+    from matplotlib.lines import Line2D
+
+    drawn = {key for curves in panels.values() for key, line in curves.items() if line}
+    looks = {name: (style.MANY[i], style.MARKS[i % len(style.MARKS)]) for i, name in enumerate(names)}
+    dashes = dict(
+        zip(
+            dict.fromkeys(mask for curves in panels.values() for _, mask in curves), ("-", "--"), strict=False
+        )
+    )
+    figure, grid = plt.subplots(2, 2, figsize=(8.2, 6.2), sharex=True, sharey=True, layout="constrained")
+    for axes, (title, curves) in zip(grid.flat, panels.items(), strict=True):
+        axes.plot(*zip(*reference, strict=True), color="black", lw=0.8, ls=":")
+        for (name, mask), line in curves.items():
+            if not line:
+                continue
+            x, y, low, high = zip(*line, strict=True)
+            hue, mark = looks[name]
+            axes.plot(x, y, color=hue, marker=mark, ls=dashes[mask], ms=4)
+            axes.vlines(x, low, high, color=hue, lw=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_title(title)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    for axes in grid[1]:
+        axes.set_xlabel("length (tokens)")
+    for axes in grid[:, 0]:
+        axes.set_ylabel(label)
+    for axes in grid.flat:
+        style.plain_numbers(axes)
+    marks = [
+        Line2D([], [], color=looks[name][0], marker=looks[name][1], label=name)
+        for name in names
+        if any(key[0] == name for key in drawn)
+    ]
+    kinds = [
+        Line2D([], [], color="0.4", ls=ls, label="no mask" if mask == "none" else mask)
+        for mask, ls in dashes.items()
+        if any(key[1] == mask for key in drawn)
+    ]
+    dotted = Line2D([], [], color="black", lw=0.8, ls=":", label=words)
+    figure.legend(handles=[*marks, *kinds, dotted], loc="outside lower center", ncols=4)
+    return figure

@@ -244,7 +244,7 @@ def _result(
         model=problem.model.name,
         data=problem.batches.name,
         loss_name=problem.loss.name,
-        loss=problem.value(),
+        loss=problem.loss_value(),
         num_terms=problem.num_terms,
         names=list(asked),
         sizes=np.array([problem.model.size_of(block) for block in asked.values()]),

@@ -189,7 +189,7 @@ def captions(result: Blocks) -> dict[str, str]:
         "sharpness": f"Largest eigenvalue λ_max of {_how_many(first)}, the sharpest first; bars reach up to "
         "the bound that holds 95 times in 100.",
         "block_map": "Every diagonal block, layers to the right and roles downwards, those of no layer "
-        "beside them; rows without a number of the chosen quantity are left out. Colours are logarithmic, on "
+        "beside them; rows without a number of the chosen quantity are left out. Colors are logarithmic, on "
         "both sides of zero where there are both signs. Empty: not measured, or not positive.",
         "traces": "Trace of every diagonal block: exact where it was written out, else from own probes or "
         f"from {plural(len(first.traces.samples), 'probe')} that all blocks share (the table tells). "
@@ -217,7 +217,7 @@ def density_scene(result: Blocks) -> str:
 # ---------------------------------------------------------------------------------------------------- figures
 
 LAYER = re.compile(r"L(\d+)\.(.+)")
-DECADES = 4  # of the colours, below the largest value
+DECADES = 4  # of the colors, below the largest value
 PANELS_PER_ROW = 5
 CELL = 0.5  # inches that the number of a cell takes
 Numbers = Mapping[str, tuple[float, float, float]]  # value and the ends of its interval by block
@@ -284,7 +284,7 @@ def _maps(numbers: Mapping[str, Numbers], label: str, *, signed: bool) -> Figure
             right.set_xticks(range(len(outside)), outside, rotation=90)
             right.set_yticks([])
         bar = figure.colorbar(image, ax=[left, right], label=label, pad=0.01, aspect=12)
-        bar.set_ticks(blocks.colour_ticks(norm), minor=False)
+        bar.set_ticks(blocks.color_ticks(norm), minor=False)
         bar.minorticks_off()
     return figure
 
@@ -295,7 +295,7 @@ def _columns(found: Numbers, names: list[str]) -> tuple[np.ndarray, np.ndarray, 
 
 
 def _scale(values: list[float], signed: bool) -> Any:
-    """Colours over four decades, on both sides of zero where values have a sign."""
+    """Colors over four decades, on both sides of zero where values have a sign."""
     from matplotlib.colors import LogNorm, SymLogNorm
 
     top = blocks.largest(values)
@@ -316,8 +316,8 @@ def _figure_cells(ax: Axes, cells: list[list[str]], found: Numbers, norm: Any, s
                 continue
             value, low, high = found[name]
             depth = 2 * abs(float(norm(value)) - 0.5) if two_sided else float(norm(value))
-            colour = "white" if depth > 0.75 else "black"
-            ax.text(j, i, blocks.cell_text(value), ha="center", va="center", fontsize=7, color=colour)
+            color = "white" if depth > 0.75 else "black"
+            ax.text(j, i, blocks.cell_text(value), ha="center", va="center", fontsize=7, color=color)
             if signed and low <= 0 <= high and low < high:
                 ax.fill_between(
                     [j - 0.5, j + 0.5],
@@ -392,7 +392,7 @@ def _figure_densities(result: Blocks) -> Figure:
     for ax, name in zip(axes.flat, names, strict=False):
         for operator, part in result.parts.items():
             look = LOOKS[operator]
-            ax.set_prop_cycle(color=[look.colour], linestyle=[look.dash])
+            ax.set_prop_cycle(color=[look.color], linestyle=[look.dash])
             spectrum.density(ax, *part.densities[name].band(), log_y=True)
         widths = ", ".join(f"{part.densities[name].width:.2g}" for part in result.parts.values())
         ax.set_title(f"{name} (width {widths})", fontsize=8)
@@ -433,8 +433,8 @@ def _figure_heterogeneity(result: Blocks) -> Figure:
         ax.set_title(TITLES[operator], fontsize=11)
         if count <= 14:
             for (i, j), value in np.ndenumerate(h.divergence):
-                colour = style.ink_at(image, value)
-                ax.text(j, i, blocks.cell_text(value), ha="center", va="center", fontsize=6, color=colour)
+                color = style.ink_at(image, value)
+                ax.text(j, i, blocks.cell_text(value), ha="center", va="center", fontsize=6, color=color)
     if image is not None:
         figure.colorbar(image, ax=list(axes[0]), label="Jensen–Shannon divergence (bits)", shrink=0.9)
     return figure
@@ -466,9 +466,9 @@ def _map(result: Blocks) -> Scene:
     def draw(matrix: str, quantity: str) -> Scene:
         name = matrices[matrix]
         cells = _scene_cells(result.parts[name], quantity, size)
-        colours = "signed" if quantity in ("trace", "λ_max") else "log"
+        colors = "signed" if quantity in ("trace", "λ_max") else "log"
         label = f"{QUANTITIES[quantity]}, {TITLES[name]}"
-        return layer_map(cells, label=label, colours=colours, names=rows[quantity])
+        return layer_map(cells, label=label, colors=colors, names=rows[quantity])
 
     return switched({"matrix": list(matrices), "quantity": known}, draw)
 
@@ -539,6 +539,6 @@ def _scene_heterogeneity(result: Blocks) -> Scene:
         symbol = next(MATRIX_SYMBOLS[o] for o, choice in CHOICES.items() if choice == matrix)
         label = f"Jensen–Shannon divergence (bits), {symbol}"
         top = max(float(one.divergence.max()) for one in parts.values()) or 1.0
-        return grid_map(h.names, h.names, cells, label=label, colours="linear", limits=(0.0, top))
+        return grid_map(h.names, h.names, cells, label=label, colors="linear", limits=(0.0, top))
 
     return switched({"matrix": list(parts)}, draw)

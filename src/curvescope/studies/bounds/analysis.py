@@ -347,7 +347,7 @@ def block_hessian(blocks: list[Block]) -> StackCurvature:
 def compare_block(block: Block) -> list[Row]:
     """‖H‖ of a block: Theorem 6 with σ as its lemma defines it and as its proof uses it, and corrected."""
     curvature = block_hessian([block])
-    true = symmetric_norm(curvature.hessian().dense(curvature.names))
+    true = symmetric_norm(curvature.hessian().to_dense(curvature.names))
     values = {
         THEOREM_6: theorem6_as_printed(*block).value,
         LITERAL: theorem6_as_printed(*block, sigma="row_norm").value,
@@ -365,14 +365,14 @@ def compare_stack(blocks: list[Block]) -> list[Row]:
     """
     curvature = block_hessian(blocks)
     H = curvature.hessian()
-    rows = [Row(WHOLE, NONE, symmetric_norm(H.dense(curvature.names)), nan)]
+    rows = [Row(WHOLE, NONE, symmetric_norm(H.to_dense(curvature.names)), nan)]
     X = blocks[0].X
     for layer, block in enumerate(blocks):
         names = [name for name in curvature.names if name.startswith(f"L{layer}.")]
         Z = block_forward(X, *block[1:6]).Z
         G, bend = _loss_behind(Z, blocks[layer + 1 :], blocks[0].target)
         found = theorem6_corrected(X, *block[1:6], G=G, curvature=bend)
-        rows.append(Row(f"‖H_{layer}{layer}‖", MEASURED, symmetric_norm(H.dense(names)), found.whole))
+        rows.append(Row(f"‖H_{layer}{layer}‖", MEASURED, symmetric_norm(H.to_dense(names)), found.whole))
         X = Z
     return rows
 

@@ -90,7 +90,7 @@ def captions(result: Bounds) -> dict[str, str]:
         "adversarial": f"{ratio} Without keys and at zero loss the printed bound does not see W_Q. Two "
         "tokens that share the attention exceed 1/L, and ‖Z_1‖ its estimate by as much. The estimate of ξ_21 "
         "vanishes with W_2, the derivative does not. Small weights make the precursor's bound smaller than "
-        "the Gauss–Newton part of one layer, and than the Hessian of two.",
+        "the GGN of one layer, and than the Hessian of two.",
         "depth": f"Left: ‖H‖ of stacks of post-norm blocks, which no bound covers, and of the largest part "
         f"in one block. Right: slack of the bound of each block alone; {seeds}.",
         "estimates": f"{ratio} What the proofs of Theorems 1 and 6 estimate, printed and repaired: median "
@@ -100,7 +100,7 @@ def captions(result: Bounds) -> dict[str, str]:
 
 # ---------------------------------------------------------------------------------------------------- figures
 
-COLOURS = {
+COLORS = {
     analysis.THEOREM_1: PALETTE[1],
     analysis.APPENDIX: PALETTE[4],
     analysis.THEOREM_6: PALETTE[1],
@@ -170,7 +170,7 @@ def _adversarial(result: Bounds) -> Figure:
 
 
 def _networks(ax: Axes, found: Comparisons) -> None:
-    """One layer, where the Gauss–Newton part is all; and the Hessian of the next larger network."""
+    """One layer, where the GGN is all; and the Hessian of the next larger network."""
     names = list(dict.fromkeys(name for name in found.instance if name.startswith(NETWORK)))[:2]
     for name, style in zip(names, STYLES, strict=False):
         chosen = found.chosen(instance=name, quantity=analysis.WHOLE)
@@ -182,7 +182,7 @@ def _networks(ax: Axes, found: Comparisons) -> None:
 def _ratios(ax: Axes, found: Comparisons, varied: str, *, style: str = "-", suffix: str = "") -> None:
     """Median and range of bound / truth over the scale; a line for each bound."""
     for bound in dict.fromkeys(found.bound):
-        _figure_line(ax, found.chosen(bound=bound), COLOURS[bound], style, f"{bound}{suffix}")
+        _figure_line(ax, found.chosen(bound=bound), COLORS[bound], style, f"{bound}{suffix}")
     ax.set_yscale("log")
     if varied != "sharpness":
         ax.set_xscale("log")
@@ -202,11 +202,11 @@ def _frame(ax: Axes) -> None:
     plain_numbers(ax)
 
 
-def _figure_line(ax: Axes, found: Comparisons, colour: str, style: str, label: str) -> None:
+def _figure_line(ax: Axes, found: Comparisons, color: str, style: str, label: str) -> None:
     scales, middle, low, high = _over_scales(found)
     drawn = (middle > 0) & np.isfinite(middle) & ((scales > 0) | (found.varied[0] == "sharpness"))
-    ax.plot(scales[drawn], middle[drawn], f"{style}o", ms=3.5, lw=1.2, color=colour, label=label)
-    ax.fill_between(scales[drawn], low[drawn], high[drawn], color=colour, alpha=0.15, lw=0)
+    ax.plot(scales[drawn], middle[drawn], f"{style}o", ms=3.5, lw=1.2, color=color, label=label)
+    ax.fill_between(scales[drawn], low[drawn], high[drawn], color=color, alpha=0.15, lw=0)
 
 
 def _over_scales(found: Comparisons) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -226,11 +226,11 @@ def _depth(result: Bounds) -> Figure:
     pairs = sorted({*zip(parts.scale, parts.seed, strict=True)})
     here = [(parts.scale == depth) & (parts.seed == seed) for depth, seed in pairs]
     depths = np.array([depth for depth, _ in pairs])
-    for values, colour, label in (
+    for values, color, label in (
         (parts.true, PALETTE[2], "largest part in one block"),
         (parts.value, PALETTE[3], "its largest bound"),
     ):
-        _points(left, depths, np.array([values[chosen].max() for chosen in here]), colour, label)
+        _points(left, depths, np.array([values[chosen].max() for chosen in here]), color, label)
     for i, name in enumerate(dict.fromkeys(parts.quantity)):
         one = parts.chosen(quantity=name)
         _points(right, one.scale, one.ratio, PALETTE[i % len(PALETTE)], name)
@@ -248,11 +248,11 @@ def _depth(result: Bounds) -> Figure:
     return figure
 
 
-def _points(ax: Axes, x: np.ndarray, y: np.ndarray, colour: str, label: str) -> None:
+def _points(ax: Axes, x: np.ndarray, y: np.ndarray, color: str, label: str) -> None:
     """Every value, and a line through the medians."""
     scales = np.unique(x)
-    ax.plot(x, y, "o", ms=3, color=colour, alpha=0.5)
-    ax.plot(scales, [np.median(y[x == one]) for one in scales], "-D", ms=5, lw=1.4, color=colour, label=label)
+    ax.plot(x, y, "o", ms=3, color=color, alpha=0.5)
+    ax.plot(scales, [np.median(y[x == one]) for one in scales], "-D", ms=5, lw=1.4, color=color, label=label)
 
 
 def _estimates(result: Bounds) -> Figure:
@@ -264,9 +264,9 @@ def _estimates(result: Bounds) -> Figure:
         one = found.chosen(quantity=quantity, bound=bound)
         ratio = one.ratio[one.true > 0]
         low, middle, high = np.maximum([ratio.min(), np.median(ratio), ratio.max()], 1e-3)
-        colour = PALETTE[1] if one.violated.any() else PALETTE[0]
-        ax.plot([low, high], [y, y], "-", lw=1.6, color=colour, alpha=0.7)
-        ax.plot([middle], [y], "o", ms=3.5, color=colour)
+        color = PALETTE[1] if one.violated.any() else PALETTE[0]
+        ax.plot([low, high], [y, y], "-", lw=1.6, color=color, alpha=0.7)
+        ax.plot([middle], [y], "o", ms=3.5, color=color)
     ax.axvline(1, color="0.3", lw=0.8)
     ax.set_xscale("log")
     ax.set_xlim(8e-4, 1e8)

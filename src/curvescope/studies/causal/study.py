@@ -138,7 +138,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     return Causal(
         problem.model.name,
         problem.batches.name,
-        problem.value(),
+        problem.loss_value(),
         [done.take(Directions, f"directions of L{i}") for i in layers],
         parts,
         notes=[*notes_of(cfg, problem), *([parts.note] if parts.note else [])],

@@ -115,13 +115,13 @@ def effects(halves: Halves, block: Params, changes: Sequence[Tensor], *, held_ou
 
 def moved_parameters(problem: Problem, block: Params, delta: Tensor) -> dict[str, Tensor]:
     """θ + δ of the parameters that a block is part of, by name."""
-    parameters = problem.parameters
+    parameters = dict(problem.named_parameters())
     return {name: parameters[name].detach() + d for name, d in problem.space(block).scatter(delta).items()}
 
 
 def weights(problem: Problem, block: Params) -> Tensor:
     """w (n,) of a block, or of blocks, a copy."""
-    return problem.space(block).gather({n: p.detach() for n, p in problem.parameters.items()}).clone()
+    return problem.space(block).gather({n: p.detach() for n, p in problem.named_parameters()}).clone()
 
 
 def head_block(model: Model, head: int) -> str:

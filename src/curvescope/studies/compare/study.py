@@ -1,7 +1,7 @@
 """Models, checkpoints or data sets side by side, each against the first: how their curvature differs.
 
 Every side is measured with the same random vectors on the same sample of the data, one model in memory at a
-time: H, its Gauss-Newton part G and H_f = H − G as a whole (`gap.pair`), and every diagonal block of H that
+time: H, its GGN H_o and H_f = H − H_o as a whole (`gap.pair`), and every diagonal block of H that
 is chosen (`algorithms.blocks.probes`). Blocks are matched by name. Pieces are stored in `state` as they are
 done.
 """
@@ -75,7 +75,7 @@ class Asked(NamedTuple):
 class Config(ModelOnData):
     """Two or more models on the same data, or one model on two or more. About a minute on a CPU."""
 
-    tokens: int = setting(256, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(256, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     models: tuple[str, ...] = setting(
         (), "two or more, a checkpoint as NAME@REVISION; the first is what others are compared with"
     )
@@ -296,7 +296,7 @@ def _pieces(cfg: Config, seen: Sequence[Seen], side: int, problem: Callable[[int
             seed=cfg.seed,
         )
 
-    found = [Piece(f"side{side}.whole", whole, f"{name}: H, GGN and functional part")]
+    found = [Piece(f"side{side}.whole", whole, f"{name}: H, GGN and functional Hessian")]
     for number, block in enumerate(seen[side].blocks):
         found.append(Piece(f"side{side}.block{number}", partial(of_block, block), f"{name}: {block}"))
     return found
@@ -327,7 +327,7 @@ OF_BLOCK = 1 / 3  # of a product of the whole operator: nothing outside the bloc
 
 
 def cost(cfg: Config, problem: Problem) -> Cost:
-    """H, G and H_f of the whole, and H of every block, on every side."""
+    """H, H_o and H_f of the whole, and H of every block, on every side."""
     sizes = chosen_blocks(cfg, problem).values()
     each = cfg.num_block_probes + cfg.num_block_steps
     own = sum(size if size <= max(cfg.max_exact, each) else each for size in sizes)

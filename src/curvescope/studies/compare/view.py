@@ -108,7 +108,7 @@ def _blocks(found: Comparison) -> list[Row]:
 LAYER = re.compile(r"L(\d+)\.(.+)")
 IN_A_ROW = 5
 NEAR_ZERO = 1e-3  # of the largest eigenvalue: the axis of a density is linear below
-LEAST_FOLD = 10.0  # colours of a ratio go at least so far up and down
+LEAST_FOLD = 10.0  # colors of a ratio go at least so far up and down
 
 
 def figures(found: Comparison) -> dict[str, Figure]:
@@ -128,7 +128,7 @@ def _subplots(*shape: int, **options: Any) -> Any:
     return plt.subplots(*shape, layout="constrained", **options)
 
 
-def _colour(number: int) -> str:
+def _color(number: int) -> str:
     return PALETTE[number % len(PALETTE)]
 
 
@@ -143,7 +143,7 @@ def _quantities(found: Comparison) -> Figure:
         for number, side in enumerate(found.sides):
             value, low, high = side.quantity(name)
             error = np.nan_to_num([[max(value - low, 0.0)], [max(high - value, 0.0)]])
-            ax.errorbar([value], [number], xerr=error, fmt="o", ms=5, capsize=3, color=_colour(number))
+            ax.errorbar([value], [number], xerr=error, fmt="o", ms=5, capsize=3, color=_color(number))
         ax.set_title(name)
         ax.set_yticks(range(len(found.sides)), [side.name for side in found.sides])
         ax.set_ylim(len(found.sides) - 0.5, -0.5)
@@ -160,7 +160,7 @@ def _densities(found: Comparison) -> Figure:
     for ax, part, title in zip(axes, ("hessian", "ggn"), ("Hessian", "GGN"), strict=True):
         ends = [abs(end) for side in found.sides for end in side.whole.densities[part].extremes]
         for number, side in enumerate(found.sides):
-            ax.set_prop_cycle(color=[_colour(number)])
+            ax.set_prop_cycle(color=[_color(number)])
             density(ax, *side.whole.densities[part].band(), log_y=True, label=side.name)
         _both_sides(ax, max(ends) or 1.0)
         if part == "ggn":
@@ -202,7 +202,7 @@ def _ratios(found: Comparison) -> Figure:
 
 
 def _figure_fold(found: Comparison) -> float:
-    """How far colours go: to the largest change, up or down."""
+    """How far colors go: to the largest change, up or down."""
     others = range(1, len(found.sides))
     values = np.array([found.ratio(i, "‖H‖_F", block).value for i in others for block in found.blocks])
     known = values[np.isfinite(values) & (values > 0)]
@@ -326,7 +326,7 @@ def captions(found: Comparison) -> dict[str, str]:
     how = "exact, from the whole matrix" if exact else f"from {probes} and Lanczos, the same for every side"
     return {
         "quantities": f"Every quantity of every side, {how}; bars are intervals that are meant to hold it 95 "
-        "times in 100. The functional share is ‖H_f‖/‖H‖, the λ_max gap 1 − λ_max(GGN)/λ_max(H).",
+        "times in 100. The functional share is ‖H_f‖/‖H‖, the λ_max gap 1 − λ_max(H_o)/λ_max(H).",
         "density": "Spectral densities of the Hessian and of the GGN, by stochastic Lanczos quadrature, "
         "under a kernel; bands are 95 % intervals over probes. The axis is logarithmic on both sides of 0.",
         "block_ratios": f"Frobenius norm of every diagonal block of the Hessian over that of {first.name}, "

@@ -511,7 +511,7 @@ def embedding_scale(seen: Seen) -> Finding:
     if depth.why:
         return unseen(name, depth.why)
     if depth.norm == "post":
-        return unseen(name, "post-norm: the stream is normalised behind every sublayer, whatever its scale")
+        return unseen(name, "post-norm: the stream is normalized behind every sublayer, whatever its scale")
     ratios = depth.embedded / depth.added
     value = float(np.median(ratios))
     error = float(ratios.std(ddof=1) / math.sqrt(len(ratios))) if len(ratios) > 1 else math.nan

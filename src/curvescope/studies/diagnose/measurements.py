@@ -114,7 +114,7 @@ def measure_whole(problem: Problem, effort: Effort) -> Whole:
     """The ends and the bulk."""
     H = Hessian(problem, engine=effort.engine, checkpoint=effort.checkpoint)  # pyright: ignore[reportArgumentType]
     lines = measure_lines(H, num_probes=effort.num_probes, num_steps=effort.num_steps, seed=effort.seed)
-    return Whole(problem.value(), uniform_loss(problem), H.shape[0], lines)
+    return Whole(problem.loss_value(), uniform_loss(problem), H.shape[0], lines)
 
 
 def uniform_loss(problem: Problem) -> float:
@@ -384,7 +384,7 @@ def adam_sharpness(
 
     A schedule that has ended leaves learning rates of zero in its file; `lr` is taken for them.
     """
-    optimizer = KINDS[name](list(problem.model.parameters.values()), lr=1.0, weight_decay=0.0)
+    optimizer = KINDS[name](list(problem.model.parameters()), lr=1.0, weight_decay=0.0)
     words = []
     if state is None:
         parts = cut_texts(problem, effort.num_parts)
@@ -409,7 +409,7 @@ def fill(optimizer: torch.optim.Optimizer, problem: Problem, parts: Sequence[Pro
     """Give a fresh Adam the second moments of the parts' gradients, as after many steps."""
     squares: Tensor = torch.stack([part.gradient().square() for part in parts]).mean(0)
     for name, v in problem.space().scatter(squares).items():
-        p = problem.model.parameters[name]
+        p = problem.model.get_parameter(name)
         optimizer.state[p] = {
             "step": torch.tensor(float(MANY)),
             "exp_avg": torch.zeros_like(p),
@@ -433,7 +433,7 @@ def read_state(optimizer: torch.optim.Optimizer, problem: Problem, file: str) ->
             f"{str(error).splitlines()[0] if str(error) else type(error).__name__}",
             hint="torch.save(optimizer.state_dict(), 'optimizer.pt')",
         ) from error
-    own = list(problem.model.parameters.values())
+    own = list(problem.model.parameters())
     orders = [own, [p for p in own if p.dim() > 1] + [p for p in own if p.dim() <= 1]]
     fitting = next((order for order in orders if [tuple(p.shape) for p in order] == shapes), None)
     if fitting is None:

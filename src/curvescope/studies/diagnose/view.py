@@ -128,7 +128,7 @@ def sequence_rows(found: Diagnosis) -> list[Row]:
 
 # ---------------------------------------------------------------------------------------------------- figures
 
-COLOURS = {
+COLORS = {
     "fault": "#b2182b",
     "warning": "#e08214",
     "note": "#2166ac",
@@ -164,7 +164,7 @@ def _checks(found: Diagnosis) -> Figure:
     ax.set(xscale="log", xlim=(LOW / 1.6, HIGH * 1.6), ylim=(len(shown) - 0.4, -0.6))
     ax.set_yticks(range(len(shown)), [check.name.replace("_", " ") for check in shown], fontsize=9)
     for label, check in zip(ax.get_yticklabels(), shown, strict=True):
-        label.set_color(COLOURS[check.severity])
+        label.set_color(COLORS[check.severity])
     ax.set_xlabel("value over limit: usual left of the line, unusual right of it")
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.tick_params(axis="y", length=0)
@@ -174,12 +174,12 @@ def _checks(found: Diagnosis) -> Figure:
 
 def _row(ax: Axes, y: int, check: Finding) -> None:
     """A point with its error, and the number itself at the right."""
-    colour = COLOURS[check.severity]
+    color = COLORS[check.severity]
     middle, low, high = _places(check)
     if not math.isnan(middle):
         marker = ">" if middle >= HIGH else "<" if middle <= LOW else "o"
         error = [[max(middle - low, 0.0)], [max(high - middle, 0.0)]]
-        ax.errorbar([middle], [y], xerr=error, fmt=marker, color=colour, ms=6, lw=1.2, capsize=2)
+        ax.errorbar([middle], [y], xerr=error, fmt=marker, color=color, ms=6, lw=1.2, capsize=2)
     words = "not looked at" if check.severity == "not looked at" else f"{check.number}  {check.unit}"
     ax.annotate(
         words,
@@ -187,7 +187,7 @@ def _row(ax: Axes, y: int, check: Finding) -> None:
         xycoords=("axes fraction", "data"),
         va="center",
         fontsize=8,
-        color=colour if check.found else "0.35",
+        color=color if check.found else "0.35",
     )
 
 
@@ -203,8 +203,8 @@ def _places(check: Finding) -> tuple[float, float, float]:
 def _legend(figure: Figure, severities: list[str]) -> None:
     from matplotlib.lines import Line2D
 
-    kinds = [kind for kind in COLOURS if kind in severities]
-    handles = [Line2D([], [], marker="o", ls="", color=COLOURS[kind], label=kind) for kind in kinds]
+    kinds = [kind for kind in COLORS if kind in severities]
+    handles = [Line2D([], [], marker="o", ls="", color=COLORS[kind], label=kind) for kind in kinds]
     figure.legend(handles=handles, loc="outside upper left", ncols=len(kinds), fontsize=9)
 
 
@@ -273,8 +273,8 @@ def _numbers(ax: Axes, values: np.ndarray, image: Any) -> None:
         return
     for (i, j), value in np.ndenumerate(values):
         if math.isfinite(value):
-            colour = style.ink_at(image, value)
-            ax.text(j, i, f"{value:.2g}", ha="center", va="center", fontsize=7, color=colour)
+            color = style.ink_at(image, value)
+            ax.text(j, i, f"{value:.2g}", ha="center", va="center", fontsize=7, color=color)
 
 
 # --------------------------------------------------------------------------------------------------- captions

@@ -45,7 +45,7 @@ from curvescope.core.numbers import plural
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.data.batches import Batch, Batches
-from curvescope.data.tasks import task, task_options
+from curvescope.data.tasks import task_data, task_options
 from curvescope.models.model import Model
 from curvescope.models.zoo import BUNDLED, REVISIONS
 from curvescope.models.zoo.folder import zoo_model
@@ -215,7 +215,7 @@ def read_task(cfg: Config) -> Batches:
         )
     name = data.removeprefix(TASK)
     own = {"num_sequences": cfg.num_sequences, "dtype": cfg.dtype}
-    return task(name, **{key: value for key, value in own.items() if key in task_options(name)})
+    return task_data(name, **{key: value for key, value in own.items() if key in task_options(name)})
 
 
 def small_model(batches: Batches, cfg: Config, *, seed: int, norm: Norm, layers: int) -> Model:
@@ -256,7 +256,10 @@ Evaluate = Callable[[Model], tuple[float, float, float]]
 def modular_addition(cfg: Config, seed: int) -> tuple[Problem, Evaluate]:
     """Addition modulo p, part of the pairs to train on; the function gives accuracy, and both held out."""
     options: dict[str, Any] = {"p": cfg.modulus, "fraction": cfg.fraction, "seed": seed}
-    kept, rest = task("modular_addition", **options), task("modular_addition", **options, held_out=True)
+    kept, rest = (
+        task_data("modular_addition", **options),
+        task_data("modular_addition", **options, held_out=True),
+    )
     zoo = TransformerConfig(
         n_layers=1, d_model=GROK_WIDTH, n_heads=GROK_HEADS, d_ff=GROK_HIDDEN, n_ctx=3,
         vocab_size=cfg.modulus + 1, norm="none", activation="relu", init="scaled", bias_qkv=False,
@@ -336,37 +339,37 @@ def later_loss(course: Course, step: int) -> tuple[float, float]:
 
 # --------------------------------------------------------------------------------------------------- grokking
 
-MEMORISED, GENERALISED = 0.99, 0.95  # accuracy on the data, and on what is held out
+MEMORIZED, GENERALIZED = 0.99, 0.95  # accuracy on the data, and on what is held out
 
 
 @dataclass(frozen=True)
 class Phases:
     """Indices of measurements; None where it did not come to that."""
 
-    memorised: int | None
-    generalised: int | None
+    memorized: int | None
+    generalized: int | None
 
     @property
     def delayed(self) -> bool:
-        """Whether the model generalised, and later than it memorised."""
+        """Whether the model generalized, and later than it memorized."""
         return (
-            self.generalised is not None and self.memorised is not None and self.generalised > self.memorised
+            self.generalized is not None and self.memorized is not None and self.generalized > self.memorized
         )
 
 
 def phases(course: Course) -> Phases:
     """The first measurements with enough accuracy."""
     first = [
-        np.flatnonzero(course.accuracy >= MEMORISED),
-        np.flatnonzero(course.held_out_accuracy >= GENERALISED),
+        np.flatnonzero(course.accuracy >= MEMORIZED),
+        np.flatnonzero(course.held_out_accuracy >= GENERALIZED),
     ]
-    memorised, generalised = (int(found[0]) if len(found) else None for found in first)
-    return Phases(memorised, generalised)
+    memorized, generalized = (int(found[0]) if len(found) else None for found in first)
+    return Phases(memorized, generalized)
 
 
 @dataclass(frozen=True)
 class Change:
-    """A number behind generalising over the same before: geometric means, and the range of all ratios."""
+    """A number behind generalizing over the same before: geometric means, and the range of all ratios."""
 
     value: float
     low: float
@@ -379,7 +382,7 @@ class Change:
 
 
 def change(course: Course, name: str, *, per_loss: bool = False) -> Change | None:
-    """Of a positive number of the monitor, from memorised to generalised; None where it did not grok.
+    """Of a positive number of the monitor, from memorized to generalized; None where it did not grok.
 
     low and high are the ratios of opposite quartiles of the measurements before and behind.
     """
@@ -387,7 +390,7 @@ def change(course: Course, name: str, *, per_loss: bool = False) -> Change | Non
     if not found.delayed:
         return None
     values = course.column(name) / (course.column("loss") if per_loss else 1.0)
-    before, behind = values[found.memorised : found.generalised], values[found.generalised :]
+    before, behind = values[found.memorized : found.generalized], values[found.generalized :]
     if not (before > 0).all() or not (behind > 0).all():
         return None
     quartile = lambda part, q: float(np.quantile(np.log(part), q))  # noqa: E731

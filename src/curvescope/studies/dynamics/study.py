@@ -44,7 +44,7 @@ EXPERIMENTS = {
     "adam": "Adam: the preconditioned sharpness and its threshold (Cohen et al. 2022)",
     "warmup": "Adam with a warm-up and without it",
     "spikes": "a learning rate that rises above the ceiling, and what warned before the loss rose",
-    "grokking": "modular addition: curvature before and after the model generalises",
+    "grokking": "modular addition: curvature before and after the model generalizes",
 }
 
 

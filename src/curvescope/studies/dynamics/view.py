@@ -10,8 +10,8 @@ from curvescope.core.numbers import plural, rounded, with_error
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin, of_verdicts
 from curvescope.studies.common.statistics import of_runs
 from curvescope.studies.dynamics.analysis import (
-    GENERALISED,
-    MEMORISED,
+    GENERALIZED,
+    MEMORIZED,
     NEAR,
     SIGNALS,
     SPIKE,
@@ -325,13 +325,13 @@ def _claim_grokking(runs: list[Course]) -> list[Claim]:
     found = [phases(run) for run in runs]
     said = []
     for run, one in zip(runs, found, strict=True):
-        at = [None if i is None else int(run.evaluated[i]) for i in (one.memorised, one.generalised)]
-        said.append(f"memorised at step {at[0]}, generalised at {at[1]}")
+        at = [None if i is None else int(run.evaluated[i]) for i in (one.memorized, one.generalized)]
+        said.append(f"memorized at step {at[0]}, generalized at {at[1]}")
     grokked = [one.delayed for one in found]
     verdict = HOLDS if all(grokked) else OPEN  # more steps might show it
     return [
         Claim(
-            "the model generalises long after it has memorised", "it does", "; ".join(said), verdict, *GROK
+            "the model generalizes long after it has memorized", "it does", "; ".join(said), verdict, *GROK
         ),
         _changed(runs, "λ_max falls when the model groks", per_loss=False),
         _changed(runs, "λ_max falls more than the loss does", per_loss=True),
@@ -361,7 +361,7 @@ QUANTITIES = {
 SWITCH = {title: (name, error) for name, (title, error) in QUANTITIES.items()}
 OF_BLOCKS = {"λ_max": ("lambda_max", "lambda_max_error"), "trace": ("trace", "trace_stderr")}
 BLOCK_MAP = (
-    "of every block that was measured, at every checkpoint. Colours are logarithmic, on both sides of zero "
+    "of every block that was measured, at every checkpoint. Colors are logarithmic, on both sides of zero "
     "where there are both signs."
 )
 
@@ -464,7 +464,7 @@ def _map_scene(sequence: Sequence, quantity: str) -> Scene:
         for block, row in zip(blocks, values.tolist(), strict=True)
     ]
     label = f"{quantity} of the block"
-    return grid_map(blocks, sequence.names, cells, label=label, colours="signed")
+    return grid_map(blocks, sequence.names, cells, label=label, colors="signed")
 
 
 # ---------------------------------------------------------------------------------------------------- figures
@@ -493,16 +493,16 @@ def _with_threshold(ax: Axes, bound: float, words: str) -> None:
     ax.axhline(bound, color="0.3", lw=1, ls="--", label=words)
 
 
-def _points(ax: Axes, run: Course, name: str, colour: str, label: str) -> None:
+def _points(ax: Axes, run: Course, name: str, color: str, label: str) -> None:
     errors = run.seen.history.get(f"{name}_error")
     ax.errorbar(
         run.measured, run.column(name), yerr=None if errors is None else np.nan_to_num(errors), fmt="-o",
-        ms=3, lw=1.2, color=colour, label=label,
+        ms=3, lw=1.2, color=color, label=label,
     )  # fmt: skip
 
 
-def _loss(ax: Axes, run: Course, colour: str = PALETTE[0], **options: Any) -> None:
-    ax.plot(np.arange(len(run.loss)), run.loss, color=colour, **{"lw": 1.0, **options})
+def _loss(ax: Axes, run: Course, color: str = PALETTE[0], **options: Any) -> None:
+    ax.plot(np.arange(len(run.loss)), run.loss, color=color, **{"lw": 1.0, **options})
     ax.set_yscale("log")
     ax.set_xlabel("step")
 
@@ -619,9 +619,9 @@ def _figure_grokking(runs: list[Course]) -> Figure:
             ax.set_yscale("log")
         axes[2][j].set_xlabel("step")
         if found.delayed:
-            assert found.memorised is not None
-            assert found.generalised is not None
-            ends = run.evaluated[[found.memorised, found.generalised]]
+            assert found.memorized is not None
+            assert found.generalized is not None
+            ends = run.evaluated[[found.memorized, found.generalized]]
             for i in range(3):
                 axes[i][j].axvspan(*ends, color="0.92", lw=0)
     return figure
@@ -697,12 +697,12 @@ def captions(result: Dynamics) -> dict[str, str]:
     if result.sequence is not None:
         return {
             "checkpoints": "Every checkpoint, measured as the monitor measures: both ends of the spectrum "
-            "with their errors, trace ± standard error over probes, λ_max of the GGN, ‖H − G‖/‖H‖, the "
+            "with their errors, trace ± standard error over probes, λ_max of the GGN, ‖H − H_o‖/‖H‖, the "
             "share of the gradient in the top eigenspace.",
             "blocks": f"λ_max of {result.sequence.followed()} and trace of every block, at every checkpoint.",
             "over_checkpoints": "λ_max, λ_min and trace with their errors, and the loss, over checkpoints.",
             "block_map": f"λ_max of {result.sequence.followed()} at every checkpoint, in logarithmic "
-            "colours; empty where it is not positive.",
+            "colors; empty where it is not positive.",
         }
     band = f"{100 * NEAR:.0f} %"
     return {
@@ -724,6 +724,6 @@ def captions(result: Dynamics) -> dict[str, str]:
         "every step, η λ_max with its threshold dashed, and when each number was beyond its threshold. "
         "Vertical: the first step of the spike.",
         "grokking": "Addition modulo p: accuracy on the pairs that are trained on and on the others; λ_max, "
-        f"and λ_max over the loss. Shaded: from memorised ({100 * MEMORISED:.0f} %) to generalised "
-        f"({100 * GENERALISED:.0f} %).",
+        f"and λ_max over the loss. Shaded: from memorized ({100 * MEMORIZED:.0f} %) to generalized "
+        f"({100 * GENERALIZED:.0f} %).",
     }

@@ -1,4 +1,4 @@
-"""The embedding of a model: how near it is to its normalised form, and which tokens are its extremes.
+"""The embedding of a model: how near it is to its normalized form, and which tokens are its extremes.
 
 By length, by length behind a norm's γ and β, and by the greatest and least logit that a token can have,
 β·u ± √d |P(γ ∘ u)|; and whether any of that follows how often a token occurs in a text.

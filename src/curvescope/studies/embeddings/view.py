@@ -71,7 +71,7 @@ def _scores(result: Embeddings) -> Figure:
 
 
 def _reach(result: Embeddings) -> Figure:
-    """β·u against √d |P(γ ∘ u)|, coloured by count."""
+    """β·u against √d |P(γ ∘ u)|, colored by count."""
     import matplotlib.pyplot as plt
 
     s = result.scores.scores
@@ -81,8 +81,8 @@ def _reach(result: Embeddings) -> Figure:
         ax.scatter(x, y, s=8, color=PALETTE[0], alpha=0.6, lw=0)
     else:
         order = np.argsort(result.counts.counts, kind="stable")
-        colour = np.log10(1 + result.counts.counts)[order]
-        image = ax.scatter(x[order], y[order], c=colour, s=9, cmap="viridis", lw=0)
+        color = np.log10(1 + result.counts.counts)[order]
+        image = ax.scatter(x[order], y[order], c=color, s=9, cmap="viridis", lw=0)
         figure.colorbar(image, ax=ax, label="log₁₀(1 + count in the text)")
     _name_outermost(ax, result, x, y)
     ax.set_xlabel("β·u, in every state")

@@ -11,14 +11,14 @@ P = 1 − Σ_i |p_i − n_i| / Σ_i (p_i + n_i)
 
 with the positive eigenvalues p_1 ≥ p_2 ≥ … and the negative ones' sizes n_1 ≥ n_2 ≥ …, zeros where one side
 has fewer. P is 1 if and only if the spectrum is symmetric, and 0 if and only if all signs agree, as for a
-Gauss–Newton matrix. A random symmetric matrix comes near 1 too, so a P near 1 is no evidence of structure:
+GGN. A random symmetric matrix comes near 1 too, so a P near 1 is no evidence of structure:
 that is the share of eigenvalues whose partner is there to rounding.
 
 The smallest networks with known spectra, as functions of flat weights, many instances at once.
 
 A row of θ is one instance; data have a row for each instance too, or none, and then all share them.
 
-How well the Gauss–Newton matrix gives λ_max: attention beside networks without it, of as many parameters.
+How well the GGN gives λ_max: attention beside networks without it, of as many parameters.
 
 Targets are outputs plus ρ times normal numbers, so that the loss is ρ² in expectation for every network;
 weights of n rows have the standard deviation scale/√n, tokens 1.
@@ -84,7 +84,7 @@ def _rows(values: Tensor, theta: Tensor) -> Tensor:
 
 
 def both_parts(outputs: Function, loss: Function, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """Hessian and Gauss–Newton matrix JᵀBJ of loss(outputs(θ)): (R, n, n) each.
+    """Hessian and GGN JᵀBJ of loss(outputs(θ)): (R, n, n) each.
 
     Args:
         outputs: θ (R, n) to f (R, N).
@@ -451,7 +451,7 @@ MATCHES: dict[str, tuple[Network, Network]] = {
 
 @dataclass(frozen=True)
 class Gaps(Result):
-    """Columns: a row is one draw. The gap is |λ_max(GGN) − λ_max(H)| / |λ_max(H)|."""
+    """Columns: a row is one draw. The gap is |λ_max(H_o) − λ_max(H)| / |λ_max(H)|."""
 
     match: list[str]  # networks that are compared with each other
     kind: list[str]  # attention or MLP
@@ -464,7 +464,7 @@ class Gaps(Result):
 
     @property
     def gap(self) -> np.ndarray:
-        """Relative error of λ_max if the Gauss–Newton matrix is taken for the Hessian."""
+        """Relative error of λ_max if the GGN is taken for the Hessian."""
         return np.abs(self.ggn_lambda_max - self.lambda_max) / np.abs(self.lambda_max)
 
     def chosen(self, match: str, kind: str, scale: float, residual: float) -> np.ndarray:

@@ -7,7 +7,7 @@ model. Nothing is trained.
 
 Paired spectra, from networks where pairs are exact to real ones: an assumption less on each rung.
 
-A rung has one or several rows: a quantity of its Hessian, of the functional part, or of the part of it in
+A rung has one or several rows: a quantity of its Hessian, of the functional Hessian, or of the part of it in
 queries and keys, over random draws of weights and data. Squared error, with targets that are outputs plus
 normal numbers; the last small network reads tokens and has cross-entropy.
 
@@ -43,11 +43,11 @@ from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batches
-from curvescope.data.text import text
+from curvescope.data.text import text_data
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
-from curvescope.operators import Functional, Hessian
+from curvescope.operators import FunctionalHessian, Hessian
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Shown
@@ -285,15 +285,15 @@ def rung_name(revision: str, part: str) -> str:
 def bundled(revision: str, num_tokens: int) -> tuple[Model, Batches]:
     """The bundled model at a revision, and some of the sample text."""
     model = load(NAME, revision=revision)
-    return model, text("sample", model, tokens=num_tokens, seq_len=SEQUENCE)
+    return model, text_data("sample", model, tokens=num_tokens, seq_len=SEQUENCE)
 
 
 def climb_bundled(revision: str, part: str, *, num_tokens: int, seed: int) -> Pairings:
-    """Pairing of the outliers of the Hessian, and of the functional part, of one part of the model."""
+    """Pairing of the outliers of the Hessian, and of the functional Hessian, of one part of the model."""
     problem = Problem(*bundled(revision, num_tokens))
     values = {OUTLIERS: [_ends(Hessian(problem, PARTS[part]), seed)]}
     if part.endswith("W_K"):
-        values[QUERY_KEY] = [_ends(Functional(problem, PARTS[part]), seed)]
+        values[QUERY_KEY] = [_ends(FunctionalHessian(problem, PARTS[part]), seed)]
     return tagged(rung_name(revision, part), values)
 
 

@@ -77,8 +77,8 @@ def _sweeps(result: ExactSpectra) -> Figure:
     figure, axes = _panels(3, 3, size=(11.5, 9.0))
     for ax, varied in zip(axes.flat, PANELS, strict=True):
         one = result.sweeps.of(varied)
-        for name, (colour, style, label) in CURVES.items():
-            _curve(ax, one, name, colour, style, label)
+        for name, (color, style, label) in CURVES.items():
+            _curve(ax, one, name, color, style, label)
         ax.set_yscale("symlog", linthresh=0.01)
         ax.axhline(0, color="0.4", lw=0.7)
         _horizontal(ax, varied)
@@ -98,15 +98,15 @@ def _condition(result: ExactSpectra) -> Figure:
     return figure
 
 
-def _curve(ax: Axes, found: Sweeps, name: str, colour: str, style: str, label: str | None) -> None:
+def _curve(ax: Axes, found: Sweeps, name: str, color: str, style: str, label: str | None) -> None:
     """Medians over seeds, and a band between quartiles."""
     column = getattr(found, name)
     values = np.unique(found.value)
     low, middle, high = np.array(
         [np.nanpercentile(column[found.value == one], (25, 50, 75)) for one in values]
     ).T
-    ax.plot(values, middle, style, lw=1.4, color=colour, label=label)
-    ax.fill_between(values, low, high, color=colour, alpha=0.13, lw=0)
+    ax.plot(values, middle, style, lw=1.4, color=color, label=label)
+    ax.fill_between(values, low, high, color=color, alpha=0.13, lw=0)
 
 
 def _horizontal(ax: Axes, varied: str) -> None:
@@ -125,11 +125,11 @@ def _gaps(result: ExactSpectra) -> Figure:
     for ax, match in zip(axes[0], matches, strict=True):
         for residual, style in zip(residuals, ("o:", "o--", "o-"), strict=False):
             rows = [found[match, scale, residual] for scale in scales]
-            for kind, (colour, name) in enumerate(((PALETTE[1], "attention"), (PALETTE[0], "MLP"))):
+            for kind, (color, name) in enumerate(((PALETTE[1], "attention"), (PALETTE[0], "MLP"))):
                 x = np.array(scales) * (1.03 if kind else 0.97)
                 middle, low, high = np.array([one[kind] for one in rows]).T
                 error, label = [middle - low, high - middle], f"{name}, ρ = {residual:g}"
-                ax.errorbar(x, middle, error, fmt=style, color=colour, ms=4, lw=1.2, label=label)
+                ax.errorbar(x, middle, error, fmt=style, color=color, ms=4, lw=1.2, label=label)
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set_xticks(scales, [f"{one:g}" for one in scales])
@@ -139,7 +139,7 @@ def _gaps(result: ExactSpectra) -> Figure:
         ax.grid(visible=True)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, ncols=6, loc="outside lower center")
-    axes[0][0].set_ylabel("|λ_max(GGN) − λ_max(H)| / λ_max(H)")
+    axes[0][0].set_ylabel("|λ_max(H_o) − λ_max(H)| / λ_max(H)")
     return figure
 
 
@@ -151,16 +151,16 @@ def _pairing(result: ExactSpectra) -> Figure:
         ((study.ALL, study.OUTLIERS, study.FUNCTIONAL, study.QUERY_KEY), "pairing P"),
         ((study.EXACT, study.EXACT_FUNCTIONAL, study.EXACT_QUERY_KEY), "share of exact pairs"),
     )
-    colours = {"H": PALETTE[0], "outliers of H": PALETTE[3], "H_f": PALETTE[1], study.QUERY_KEY: PALETTE[2]}
+    colors = {"H": PALETTE[0], "outliers of H": PALETTE[3], "H_f": PALETTE[1], study.QUERY_KEY: PALETTE[2]}
     height = np.arange(len(table))[::-1]
     for ax, (names, label) in zip(axes, sides, strict=True):
         for i, name in enumerate(names):
             y = height + 0.15 * ((len(names) - 1) / 2 - i)
             short = name.removeprefix("exact pairs of ")
             value, low, high = (table[f"{name}{end}"].to_numpy() for end in ("", ", low", ", high"))
-            there, colour = np.isfinite(value), colours[short]
+            there, color = np.isfinite(value), colors[short]
             error = np.array([value - low, high - value])[:, there]
-            ax.errorbar(value[there], y[there], xerr=error, fmt="o", ms=4, lw=1.2, color=colour, label=short)
+            ax.errorbar(value[there], y[there], xerr=error, fmt="o", ms=4, lw=1.2, color=color, label=short)
         ax.set_xlim(-0.03, 1.03)
         ax.set_xlabel(label)
         ax.set_yticks(height, list(table["rung"]))
@@ -225,7 +225,7 @@ def captions(result: ExactSpectra) -> dict[str, str]:
         "a feed-forward layer with skip connections.",
         "pairing": f"{formula} Outliers are the three largest eigenvalues of each sign that are not "
         "repeated. Exact pairs: the share of eigenvalues whose negative is one too, to 1e-9 of the largest. "
-        "H_f is the functional part. An assumption less on each rung; medians over draws with intervals of "
+        "H_f: the functional Hessian. An assumption less on each rung; medians over draws with intervals of "
         "the bootstrap, of the bundled model one text and no interval. The control: "
         f"{CONTROL_NOTE}.",
     }

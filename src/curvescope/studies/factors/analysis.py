@@ -27,7 +27,7 @@ A. The last two need a positive B, so the Hessian has the first two alone.
 Descent with a preconditioner, θ ← θ − η (A + δ I)⁻¹ g: single steps, whole runs, and their tuning.
 
 A is made anew every few steps, δ is a multiple of its mean diagonal, g is the gradient over all data. There
-is no momentum and no schedule, so that two optimisers differ in A alone. For the identity A + δ I is I.
+is no momentum and no schedule, so that two optimizers differ in A alone. For the identity A + δ I is I.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ def gain(x: np.ndarray, other: np.ndarray, y: np.ndarray, *, draws: int, seed: i
 
 LENGTHS = 2.0 ** np.arange(-6, 7)  # of a single step, in units of the quadratic model's own
 START = 0.3, 1.0  # rate and damping where tuning begins
-RATE, DAMPING = 10**0.5, 10.0  # factors between neighbours in it
+RATE, DAMPING = 10**0.5, 10.0  # factors between neighbors in it
 FARTHEST = 8, 4  # so many of these to either side
 LOST = 1e3  # a loss above is as good as infinite
 
@@ -385,7 +385,7 @@ class Tuned(Result):
     loss: np.ndarray  # (trials,) at the end of each
     rate: float
     damping: float
-    settled: bool  # no neighbour is better
+    settled: bool  # no neighbor is better
 
 
 def best_step(
@@ -407,7 +407,7 @@ def best_step(
 def descend(problem: Problem, method: str, *, rate: float, damping: float, steps: int, every: int) -> Descent:
     """A run from the model's own parameters, with an approximation that is made anew every few steps."""
     loss, space = Loss(problem), problem.space().in_blocks()
-    theta = space.gather({name: p.detach() for name, p in problem.parameters.items()})
+    theta = space.gather({name: p.detach() for name, p in problem.named_parameters()})
     found = np.full(steps + 1, math.inf)
     slices: list[slice] = []
     factors: list[Tensor] = []
@@ -450,10 +450,10 @@ def lowest(tried: dict[Cell, float]) -> Cell:
 
 
 def search(value: Callable[[Cell], float], most: int, *, both: bool) -> tuple[dict[Cell, float], bool]:
-    """Go from (0, 0) to the best neighbour until none is better, or `most` places have been tried.
+    """Go from (0, 0) to the best neighbor until none is better, or `most` places have been tried.
 
     Returns:
-        The places with their values, and whether no neighbour of the best is better.
+        The places with their values, and whether no neighbor of the best is better.
     """
     tried = {(0, 0): value((0, 0))}
     while True:

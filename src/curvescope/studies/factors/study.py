@@ -2,7 +2,7 @@
 
 A small Transformer is trained, and at checkpoints of its training every approximation is compared with the
 exact GGN and the exact Hessian, block by block and as a whole, and takes one step of the best length. Then
-each is the preconditioner of an optimiser of its own, tuned alike, from the same random weights.
+each is the preconditioner of an optimizer of its own, tuned alike, from the same random weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.numbers import plural
 from curvescope.core.progress import Progress
-from curvescope.data.tasks import task
+from curvescope.data.tasks import task_data
 from curvescope.models.load import load
 from curvescope.models.zoo.transformer import TransformerConfig
 from curvescope.problem import Problem
@@ -80,9 +80,9 @@ class Config(BaseConfig):
     approximations: tuple[str, ...] = setting(tuple(APPROXIMATIONS), "of those that are known")
     damping: float = setting(0.1, "of the distances that invert, in units of the mean diagonal")
     dampings: tuple[float, ...] = setting((0.01, 0.1, 1.0, 10.0), "tried by single steps, in these units")
-    steps: int = setting(60, "of every optimiser; 0: none is run")
+    steps: int = setting(60, "of every optimizer; 0: none is run")
     every: int = setting(10, "steps between one curvature and the next")
-    trials: int = setting(16, "most runs to tune the rate and the damping of an optimiser")
+    trials: int = setting(16, "most runs to tune the rate and the damping of an optimizer")
     draws: int = setting(1000, "of the bootstrap")
     workers: int = setting(1, "processes of one thread that share the work; 1: none but this one")
     seed: int = setting(0, "of everything random")
@@ -130,7 +130,7 @@ def make_problem(cfg: Config, number: int) -> Problem:
         init="scaled",
         seed=seed,
     )
-    data = task("addition", num_sequences=cfg.sequences, digits=DIGITS, seed=seed)
+    data = task_data("addition", num_sequences=cfg.sequences, digits=DIGITS, seed=seed)
     return Problem(load(shape, dtype="float64"), data)
 
 
@@ -139,7 +139,7 @@ def make_problem(cfg: Config, number: int) -> Problem:
 
 @dataclass(frozen=True)
 class Factors(Shown):
-    """M approximations at C checkpoints of S trainings, over B blocks, and as optimisers."""
+    """M approximations at C checkpoints of S trainings, over B blocks, and as optimizers."""
 
     blocks: list[str]
     sizes: list[int]
@@ -150,8 +150,8 @@ class Factors(Shown):
     parts: np.ndarray  # (S, C, 6, M, B) of single blocks
     between: np.ndarray  # (S, C, 2) the share of ‖·‖² between blocks, of the GGN and of the Hessian
     decrease: np.ndarray  # (S, C, M) of the loss by the best single step
-    tuned: list[Tuned]  # by approximation; empty where no optimiser is run
-    courses: np.ndarray  # (S, M, steps + 1) losses of the optimisers
+    tuned: list[Tuned]  # by approximation; empty where no optimizer is run
+    courses: np.ndarray  # (S, M, steps + 1) losses of the optimizers
     damping: float
     every: int
     draws: int
@@ -167,12 +167,12 @@ class Factors(Shown):
 
     @property
     def final(self) -> np.ndarray:
-        """The losses of the optimisers at the end: (S, M)."""
+        """The losses of the optimizers at the end: (S, M)."""
         return self.courses[..., -1]
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Factors:
-    """Train, measure, tune, and run the optimisers.
+    """Train, measure, tune, and run the optimizers.
 
     Args:
         progress: called with (what, number, total) as each piece begins.
@@ -243,10 +243,10 @@ def _pieces(cfg: Config, workers: Workers) -> list[Piece]:
     for s, k in cells:
         told = f"seed {s + 1}, after {cfg.checkpoints[k]} steps"
         found.append(Piece(_at(s, k), partial(points.take, (s, k)), told, kind="checkpoints", needs=trained))
-    return found + (_optimisers(cfg, seeds, workers) if cfg.steps else [])
+    return found + (_optimizers(cfg, seeds, workers) if cfg.steps else [])
 
 
-def _optimisers(cfg: Config, seeds: list[int], workers: Workers) -> list[Piece]:
+def _optimizers(cfg: Config, seeds: list[int], workers: Workers) -> list[Piece]:
     trials = Ahead(partial(_tune, cfg), cfg.approximations, workers)
     found = [
         Piece(_tuning(name), partial(trials.take, name), f"tuning {name}", kind="tunings")
@@ -258,7 +258,7 @@ def _optimisers(cfg: Config, seeds: list[int], workers: Workers) -> list[Piece]:
     for s, name in pairs:
         told = f"{name}, seed {s + 1}"
         work = partial(runs.take, (s, name))
-        found.append(Piece(_descent(s, name), work, told, kind="optimisers", needs=tuned))
+        found.append(Piece(_descent(s, name), work, told, kind="optimizers", needs=tuned))
     return found
 
 

@@ -44,7 +44,7 @@ WORDS = {
     "frobenius_hessian": "the relative error from the Hessian",
     "angle_hessian": "the angle from the Hessian",
 }
-FINAL, STEP = "the optimiser's loss", "the best single step"
+FINAL, STEP = "the optimizer's loss", "the best single step"
 
 
 class Mean(NamedTuple):
@@ -136,7 +136,7 @@ def _between(result: Factors) -> Claim:
     """Whether the blocks of the GGN hold less than half of its squared norm."""
     share = mean_of(result.between[:, :, 0].mean(axis=1))
     verdict = above(share, 0.5)
-    measured = f"{share.value:.2f} [{share.low:.2f}, {share.high:.2f}] of ‖G‖²"
+    measured = f"{share.value:.2f} [{share.low:.2f}, {share.high:.2f}] of ‖H_o‖²"
     return Claim("most of the GGN lies between blocks", "more than a half", measured, verdict, *OURS)
 
 
@@ -195,7 +195,7 @@ def tables(result: Factors) -> dict[str, pd.DataFrame]:
         "claims": [c._asdict() for c in result.claims()],
     }
     if result.tuned:
-        found |= {"optimisers": optimisers(result), "trials": _trials(result)}
+        found |= {"optimizers": optimizers(result), "trials": _trials(result)}
     return {name: pd.DataFrame(rows) for name, rows in found.items()}
 
 
@@ -223,7 +223,7 @@ def _parts(result: Factors) -> list[dict[str, Any]]:
     ]
 
 
-def optimisers(result: Factors) -> list[dict[str, Any]]:
+def optimizers(result: Factors) -> list[dict[str, Any]]:
     """One row for every approximation: its settings, its loss at the end, its mean distances."""
     found = []
     for m, tuned in enumerate(result.tuned):
@@ -256,7 +256,7 @@ def _trials(result: Factors) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------------- figures
 
 LOOKS = {
-    "identity": (style.GREY, "o"), "diagonal": (style.GOLD, "s"), "kfac": (style.SKY, "^"),
+    "identity": (style.GRAY, "o"), "diagonal": (style.GOLD, "s"), "kfac": (style.SKY, "^"),
     "ekfac": (style.BLUE, "v"), "shampoo": (style.PINK, "D"), "shampoo-squared": (style.ORANGE, "P"),
     "block-diagonal": (style.TEAL, "X"), "ggn": ("black", "*"),
 }  # fmt: skip
@@ -289,9 +289,9 @@ def _distances(result: Factors) -> Figure:
         for m, name in enumerate(result.approximations):
             own = result.distance(measure)[..., m]  # (S, C)
             mean, low, high = np.array([mean_of(column) for column in own.T]).T
-            colour, mark = LOOKS[name]
-            ax.plot(x, mean, marker=mark, ms=4.5, lw=1.2, color=colour, label=name)
-            ax.fill_between(x, low, high, color=colour, alpha=0.1, lw=0)
+            color, mark = LOOKS[name]
+            ax.plot(x, mean, marker=mark, ms=4.5, lw=1.2, color=color, label=name)
+            ax.fill_between(x, low, high, color=color, alpha=0.1, lw=0)
         ax.set_title(LABELS[measure], fontsize=9)
         top = TOPS.get(measure, 1.15 * float(result.distance(measure).max()))
         ax.set_ylim(-0.03 * top, top)
@@ -354,11 +354,11 @@ def _against(ax: Axes, result: Factors, measure: str, outcome: str) -> None:
         else:
             share = result.decrease[..., m] / result.decrease.max(axis=-1)
             y = np.array(mean_of(share.mean(axis=1)))
-        colour, mark = LOOKS[name]
+        color, mark = LOOKS[name]
         bars = [np.abs(v[1:] - v[0])[:, None] for v in (x, y)]
         if np.isfinite(y[0]):
             ax.errorbar(
-                x[:1], y[:1], np.nan_to_num(bars[1]), np.nan_to_num(bars[0]), fmt=mark, ms=6, color=colour,
+                x[:1], y[:1], np.nan_to_num(bars[1]), np.nan_to_num(bars[0]), fmt=mark, ms=6, color=color,
                 lw=0.9, label=name,
             )  # fmt: skip
     if outcome == FINAL:
@@ -382,7 +382,7 @@ def opening(result: Factors) -> str:
 
 
 def summary(result: Factors) -> list[Line]:
-    """Distances at the beginning and the end, losses of the optimisers, then the claims."""
+    """Distances at the beginning and the end, losses of the optimizers, then the claims."""
     count = f"{plural(sum(result.sizes), 'parameter')} in {plural(len(result.blocks), 'block')}"
     first, last = result.loss.mean(axis=0)[[0, -1]]
     ends = f"loss {first:.3f} → {last:.3f} in {result.checkpoints[-1]} steps of Adam"
@@ -391,7 +391,7 @@ def summary(result: Factors) -> list[Line]:
         G, H = (result.of(measure, name).mean(axis=0) for measure in ("angle", "angle_hessian"))
         words = f"angle from the GGN, first to last checkpoint; from the Hessian {H[0]:.0f}° → {H[-1]:.0f}°"
         found.append((name, f"{G[0]:.0f}° → {G[-1]:.0f}°", words))
-    for row in sorted(optimisers(result), key=lambda row: row["loss"]) if result.tuned else []:
+    for row in sorted(optimizers(result), key=lambda row: row["loss"]) if result.tuned else []:
         steps = result.courses.shape[-1] - 1
         words = f"[{row['low']:.2g}, {row['high']:.2g}] after {steps} steps, lr {row['lr']:.2g}"
         found.append((f"step by {row['approximation']}", f"loss {row['loss']:.2g}", words))
@@ -419,15 +419,15 @@ def captions(result: Factors) -> dict[str, str]:
         "checkpoints; 95 % intervals by the bootstrap over seeds and approximations. For runs the distance "
         "is a mean over checkpoints.",
         "claims": "What is said about approximations, with verdicts from the intervals.",
-        "outcomes": "Outcome against distance: the loss of each optimiser at the end, where they are run, "
+        "outcomes": "Outcome against distance: the loss of each optimizer at the end, where they are run, "
         "against its mean distance, and the share of the largest single step's decrease, a mean over "
         "checkpoints; 95 % intervals over seeds. ρ as in the table of correlations.",
     }
     if result.tuned:
         found |= {
-            "optimisers": f"Optimisers θ ← θ − lr (A + δ)⁻¹ g, A made anew every {result.every} steps, δ a "
+            "optimizers": f"Optimizers θ ← θ − lr (A + δ)⁻¹ g, A made anew every {result.every} steps, δ a "
             "multiple of its mean diagonal; tuned alike on a seed of their own. loss: geometric mean over "
-            "seeds at the end, with its 95 % interval; settled: no neighbour of rate and damping is better; "
+            "seeds at the end, with its 95 % interval; settled: no neighbor of rate and damping is better; "
             "distances are means over seeds and checkpoints.",
             "trials": "Loss at the end for every rate and damping that was tried.",
         }

@@ -2,7 +2,7 @@
 
 The stripe of the query–key block: how much of it is a matrix ⊗ the identity over d_K.
 
-With entries (r, t) of W_Q and (r', t') of W_K, t the coordinate of a key, the functional part of the block
+With entries (r, t) of W_Q and (r', t') of W_K, t the coordinate of a key, the functional Hessian of the block
 has the term s (Σ_i x_i (Σ_i u_i)ᵀ) ⊗ I: it lies at t = t' alone (Ormaniec et al., Theorem 3.2).
 
 The Hessian written out: from products with all unit vectors, and what is kept of it.
@@ -36,7 +36,7 @@ from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
 from curvescope.train import Stream, TrainConfig, train
-from curvescope.viz.matrix import colours
+from curvescope.viz.matrix import colors
 
 if TYPE_CHECKING:
     from curvescope.studies.full_hessian.study import Config
@@ -213,7 +213,9 @@ def norm_measure(problem: Problem, cfg: Config, found: Trained) -> Norms:
             own = own_probes(
                 A, num_probes=cfg.num_probes, num_steps=cfg.num_steps, max_exact=MAX_EXACT, seed=found.seed
             )
-            weights[s, g] = float(torch.linalg.vector_norm(A.space.gather(here.parameters).double()))
+            weights[s, g] = float(
+                torch.linalg.vector_norm(A.space.gather(dict(here.named_parameters())).double())
+            )
             hessian[s, g], low[s, g], high[s, g] = own.norm, own.norm_low, own.norm_high
             exact[g] = own.exact
     sizes = np.array([problem.space(*globs).size for globs in GROUPS.values()])
@@ -262,7 +264,7 @@ class Dense(Result):
     max_abs: np.ndarray
     stripe_ratio: float
     stripe_share: float
-    picture: np.ndarray  # colours, means over cells of one pair of blocks each; (0, 0) where it is not drawn
+    picture: np.ndarray  # colors, means over cells of one pair of blocks each; (0, 0) where it is not drawn
     attention: np.ndarray  # the entries between matrices of attention; (0, 0) likewise
 
     @property
@@ -296,7 +298,7 @@ def written_out(problem: Problem, names: Sequence[str]) -> np.ndarray:
     found = np.empty((stops[-1], stops[-1]), dtype=np.float64 if problem.dtype.itemsize == 8 else np.float32)
     for i, name in track(list(enumerate(names)), "columns of the Hessian"):
         part = H.block(list(names[i:]), [name])
-        columns = to_numpy(part.dense(chunk=columns_at_once(part)))
+        columns = to_numpy(part.to_dense(chunk=columns_at_once(part)))
         for row, place in part.space.slices.items():
             found[where[row], where[name]] = columns[place]
             found[where[name], where[row]] = columns[place].T
@@ -314,14 +316,14 @@ def dense_measure(problem: Problem, *, keep: bool) -> Dense:
     H = written_out(problem, names)
     starts = np.cumsum([0, *sizes[:-1]])
     where = {name: slice(start, start + size) for name, start, size in zip(names, starts, sizes, strict=True)}
-    log = colours(H)
+    log = colors(H)
     found = stripe(H[where["L0.W_Q"], where["L0.W_K"]], problem.model.facts["d_model"])
     inside = slice(where[ATTENTION[0]].start, where[ATTENTION[-1]].stop)
     none = np.zeros((0, 0), np.float32)
     return Dense(
         names=names,
         sizes=sizes,
-        loss=problem.value(),
+        loss=problem.loss_value(),
         frobenius=np.sqrt(_sums(np.square(H, dtype=np.float64), starts)),
         brightness=_sums(log, starts) / np.outer(sizes, sizes),
         max_abs=np.maximum.reduceat(np.maximum.reduceat(np.abs(H), starts, axis=0), starts, axis=1),

@@ -45,7 +45,7 @@ def setting_notes(cfg: Config, networks: Sequence[Network]) -> list[str]:
     """What a reader should know of how the Hessians were made."""
     found = [
         "the paper does not say how many heads, which learning rate, how many epochs or which "
-        "initialisation: these are choices of ours, see the settings"
+        "initialization: these are choices of ours, see the settings"
     ]
     if cfg.data == "digits" and cfg.patch_size is None:
         found.append("patches of 2 × 2, since the paper's 4 × 4 would leave four of a picture of 8 × 8")

@@ -17,7 +17,7 @@ from curvescope.runs.shown import FAILS, HOLDS, Claim, Line
 from curvescope.studies.common.statistics import geometric_interval
 from curvescope.studies.full_hessian.analysis import ATTENTION, Dense
 from curvescope.viz import style
-from curvescope.viz.matrix import FLOOR, LABEL, colours, entries_map
+from curvescope.viz.matrix import FLOOR, LABEL, colors, entries_map
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,8 +121,8 @@ DRAWN = ("Q", "K", "V", "norms", "feed-forward")  # groups of the paper's curves
 FEED_FORWARD = ("L0.W_1", "L0.b_1", "L0.W_2", "L0.b_2")
 MUCH = 3.0  # times, where the paper says much and no number
 SEEN = 2.0  # times the rest: a stripe that stands out
-DECADE = 0.5  # powers of ten on both sides of a size that is read off a colour bar
-INITIAL_SIZE, TRAINED_SIZE = -1.0, 1.0  # log10 of the colour bars' upper ends
+DECADE = 0.5  # powers of ten on both sides of a size that is read off a color bar
+INITIAL_SIZE, TRAINED_SIZE = -1.0, 1.0  # log10 of the color bars' upper ends
 FIGURE, TEXT = "figure", "paper"
 
 
@@ -265,7 +265,7 @@ def _claim_stripe(result: FullHessian) -> Claim:
     share = geometric_interval([network.initial.stripe_share for network in result.networks])
     return _counted(
         result,
-        f"query–key has a diagonal stripe at initialisation (over {SEEN:g} times the rest)",
+        f"query–key has a diagonal stripe at initialization (over {SEEN:g} times the rest)",
         "seen",
         lambda network: network.initial.stripe_ratio,
         SEEN,
@@ -278,7 +278,7 @@ def _stripe_fades(result: FullHessian) -> Claim:
     return _counted(
         result,
         "the query–key stripe is weaker after training",
-        "seen at initialisation alone",
+        "seen at initialization alone",
         lambda network: network.initial.stripe_ratio / network.trained.stripe_ratio,
         1.0,
         f"trained {after}; initial over trained",
@@ -310,7 +310,7 @@ def _size(result: FullHessian, stage: str, power: float) -> Claim:
     so = [abs(np.log10(size) - power) <= DECADE for size in sizes]
     return Claim(
         f"the largest entry is about 1e{power:+.0f}, {stage} (within half a decade)",
-        f"1e{power:+.0f} (colour bar)",
+        f"1e{power:+.0f} (color bar)",
         f"{sum(so)} of {plural(len(so), 'network')}; {geometric_interval(sizes)}",
         verdict(so),
         FIGURE,
@@ -320,8 +320,8 @@ def _size(result: FullHessian, stage: str, power: float) -> Claim:
 def _grow(result: FullHessian) -> Claim:
     return _counted(
         result,
-        "entries grow from initialisation to the trained network",
-        "the largest 100 times (colour bars)",
+        "entries grow from initialization to the trained network",
+        "the largest 100 times (color bars)",
         lambda network: float(network.trained.max_abs.max() / network.initial.max_abs.max()),
         1.0,
         "largest entry, trained over initial",
@@ -331,7 +331,7 @@ def _grow(result: FullHessian) -> Claim:
 # ---------------------------------------------------------------------------------------------------- figures
 
 STAGES = ("initial", "trained")
-DECADES = 5  # of the colours of pairs, below the largest
+DECADES = 5  # of the colors of pairs, below the largest
 
 
 def figures(result: FullHessian) -> dict[str, Figure]:
@@ -345,7 +345,7 @@ def figures(result: FullHessian) -> dict[str, Figure]:
 
 
 def _entries(result: FullHessian) -> Figure:
-    """Two rows, whole network and attention; two columns, initial and trained; one scale of colours."""
+    """Two rows, whole network and attention; two columns, initial and trained; one scale of colors."""
     stages = result.networks[0].stages
     largest = max(float(found.max_abs.max()) for found in stages.values())
     limits = (math.log10(FLOOR), math.log10(largest))
@@ -355,7 +355,7 @@ def _entries(result: FullHessian) -> Figure:
         image = entries_map(column[0], found.picture, found.names, found.pixels, limits)
         column[0].set_title(f"Hessian, {stage}", fontsize=15, pad=8)
         sizes = [found.sizes[found.names.index(name)] for name in ATTENTION]
-        entries_map(column[1], colours(found.attention), ATTENTION, sizes, limits)
+        entries_map(column[1], colors(found.attention), ATTENTION, sizes, limits)
         column[1].set_title(f"Hessian (self-attention), {stage}", fontsize=15, pad=8)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, pad=0.02)  # pyright: ignore[reportArgumentType]
     bar.set_label(LABEL, fontsize=12)
@@ -376,8 +376,8 @@ def _figure_pairs(result: FullHessian) -> Figure:
     for ax, (stage, values) in zip(axes, means.items(), strict=True):
         image = ax.imshow(values, norm="log", vmin=least, vmax=top, cmap="viridis", interpolation="nearest")
         for (i, j), value in np.ndenumerate(values):
-            colour = "white" if value < least * 10 ** (0.6 * DECADES) else "black"
-            ax.text(j, i, _short(float(value)), ha="center", va="center", fontsize=6.5, color=colour)
+            color = "white" if value < least * 10 ** (0.6 * DECADES) else "black"
+            ax.text(j, i, _short(float(value)), ha="center", va="center", fontsize=6.5, color=color)
         ax.set_xticks(range(len(names)), names, rotation=90, fontsize=9)
         ax.set_yticks(range(len(names)), names, fontsize=9)
         ax.tick_params(length=0)
@@ -436,7 +436,7 @@ def _figure_stripe(result: FullHessian) -> Figure:
     _slopes(axes[1], sizes, "largest |entry|")
     for x, power in enumerate((INITIAL_SIZE, TRAINED_SIZE)):
         axes[1].plot([x - 0.12, x + 0.12], [10**power] * 2, color=style.ORANGE, lw=2)
-    axes[1].plot([], [], color=style.ORANGE, lw=2, label="end of the published colour bar")
+    axes[1].plot([], [], color=style.ORANGE, lw=2, label="end of the published color bar")
     axes[1].set_yscale("log")
     axes[1].legend(fontsize=9, loc="lower right")
     return figure
@@ -506,7 +506,7 @@ def captions(result: FullHessian) -> dict[str, str]:
     return {
         "hessian_entries": f"log10(|entry| + 1e-6) of the Hessian, {exact}. Top: the whole network, a pixel "
         "is the mean over up to 4 × 4 entries of a pair of blocks. Bottom: self-attention, every entry. "
-        f"Left and right: {when}, of the first network. Colours from −6 to the largest entry of both.",
+        f"Left and right: {when}, of the first network. Colors from −6 to the largest entry of both.",
         "hessian_pairs": "Root mean square entry of every pair of blocks, initial and trained: geometric "
         f"mean over {many}. The table has a row per seed, stage and pair: Frobenius norm, root mean square, "
         "brightness (the mean of log10(|entry| + 1e-6), what the eye sees) and largest entry.",
@@ -516,7 +516,7 @@ def captions(result: FullHessian) -> dict[str, str]:
         "groups of at most 64 parameters are exact. Dotted: where the trained Hessians were taken.",
         "hessian_stripe": "Left: entries of the query–key block at equal coordinates of keys (the stripe) "
         f"over those at different ones, root mean squares, each of {many}. Right: the largest entry of the "
-        "whole Hessian, with the ends of the published colour bars.",
+        "whole Hessian, with the ends of the published color bars.",
         "hessian_networks": "Every Hessian: when, its loss and validation accuracy, norm, largest entry, and "
         "the stripe: ratio of root mean square entries on it and off it, and the share of ‖H_QK‖² in A ⊗ I.",
         "hessian_accuracy": "Share of validation pictures that are classified rightly, through training.",

@@ -1,18 +1,18 @@
-"""The Hessian and the GGN of one block side by side, and what is between them, the functional part.
+"""The Hessian and the GGN of one block side by side, and what is between them, the functional Hessian.
 
-With H = G + H_f and n parameters, the numbers of a block are
+With H = H_o + H_f and n parameters, the numbers of a block are
 
-    λ_max(H), λ_max(G),   relative gap  1 − λ_max(G) / λ_max(H),
+    λ_max(H), λ_max(H_o),   relative gap  1 − λ_max(H_o) / λ_max(H),
     tr, ‖·‖_F of all three,   functional share  ‖H_f‖_F / ‖H‖_F,
-    W₁ between the spectra of H and G, in units of ρ = ‖H‖_F / √n, the root mean square eigenvalue of H.
+    W₁ between the spectra of H and H_o, in units of ρ = ‖H‖_F / √n, the root mean square eigenvalue of H.
 
-In that unit W₁ is at most the functional share (Hoffman and Wielandt). The functional part is computed
+In that unit W₁ is at most the functional share (Hoffman and Wielandt). The functional Hessian is computed
 directly: where it is small, a difference of two products would be rounding.
 
 The same model with other targets: the loss is made small and large while no parameter moves.
 
 H_f = Σ (∂ℓ/∂f) ∂²f is linear in what the outputs miss, while the GGN of cross-entropy and of the squared
-error does not see the targets at all. So between targets only the functional part changes. Targets drawn
+error does not see the targets at all. So between targets only the functional Hessian changes. Targets drawn
 from the model itself miss nothing on the average: E[∂ℓ/∂f] = 0, hence E[H_f] = 0. That is seen in S draws by
 
     ‖E H_f‖² ≈ Σ_{s≠t} ⟨H_f^s, H_f^t⟩ / (S (S − 1)),
@@ -43,7 +43,7 @@ from curvescope.core.result import Result
 from curvescope.core.seeds import generator, probes
 from curvescope.data.batches import IGNORED, Batch
 from curvescope.losses import Loss
-from curvescope.operators import GGN, Functional, Hessian
+from curvescope.operators import GGN, FunctionalHessian, Hessian
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
 
@@ -70,7 +70,7 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True)
 class Pair(Result):
-    """H, G and H_f of one block at one point."""
+    """H, H_o and H_f of one block at one point."""
 
     block: str
     size: int
@@ -79,7 +79,7 @@ class Pair(Result):
     ggn: OwnProbes
     functional: OwnProbes
     distance: SpectralDistance | None  # None without density probes
-    densities: dict[str, SpectralDensity]  # of H and G; empty where they are not kept
+    densities: dict[str, SpectralDensity]  # of H and H_o; empty where they are not kept
 
     @property
     def scale(self) -> float:
@@ -92,7 +92,7 @@ class Pair(Result):
         return Number(float(ends.values[1]), float(ends.residuals[1]))
 
     def gap(self) -> Number:
-        """1 − λ_max(G) / λ_max(H), its error that of both eigenvalues; nan unless λ_max(H) > 0."""
+        """1 − λ_max(H_o) / λ_max(H), its error that of both eigenvalues; nan unless λ_max(H) > 0."""
         (h, h_error), (g, g_error) = self.top("hessian"), self.top("ggn")
         if not h > 0:
             return Number(math.nan, math.nan)
@@ -140,7 +140,9 @@ def measure_pair(problem: Problem, block: str, effort: Effort, *, keep: bool = F
     patterns = () if block == ALL else (block,)
     size = problem.model.size_of(*problem.space(*patterns))
     exact = size <= max(effort.max_exact, effort.num_probes + effort.num_steps)
-    H, G, F = (_operator(kind(problem, *patterns), written=exact) for kind in (Hessian, GGN, Functional))
+    H, G, F = (
+        _operator(kind(problem, *patterns), written=exact) for kind in (Hessian, GGN, FunctionalHessian)
+    )
     most = size if exact else 0
     measured = partial(own_probes, num_probes=effort.num_probes, max_exact=most, seed=effort.seed)
     densities = {}
@@ -149,7 +151,7 @@ def measure_pair(problem: Problem, block: str, effort: Effort, *, keep: bool = F
     return Pair(
         block=block,
         size=size,
-        loss=problem.value(),
+        loss=problem.loss_value(),
         hessian=measured(H, num_steps=effort.num_steps),
         ggn=measured(G, num_steps=effort.num_steps),
         functional=measured(F, num_steps=0),
@@ -160,7 +162,7 @@ def measure_pair(problem: Problem, block: str, effort: Effort, *, keep: bool = F
 
 def _operator(op: CurvatureOperator, *, written: bool) -> LinearOperator:
     """The operator itself, or its matrix, so that all that is asked of it takes its products once."""
-    return Matrix(op.dense(), symmetric=True, psd=op.psd) if written else op
+    return Matrix(op.to_dense(), symmetric=True, psd=op.psd) if written else op
 
 
 def _density(op: LinearOperator, effort: Effort, exact: bool) -> SpectralDensity:
@@ -248,7 +250,8 @@ def measure_draws(problem: Problem, *, num_draws: int, num_probes: int, seed: in
     pieces = model.pieces(space)
     V = probes(model.size_of(*space), num_probes, seed=seed, pieces=pieces, **kind)
     products = [
-        Functional(with_targets(problem, "drawn", seed=seed, draw=draw)) @ V for draw in range(num_draws)
+        FunctionalHessian(with_targets(problem, "drawn", seed=seed, draw=draw)) @ V
+        for draw in range(num_draws)
     ]
     with over(model.spread):
         gram = [[column_dots(A, B).double().cpu().numpy() for B in products] for A in products]  # (S, S, P)

@@ -1,8 +1,8 @@
 """How well the GGN predicts the Hessian: λ_max, trace, norm and density, per block and over training.
 
 Every block is measured at every checkpoint (`pair`), and the whole model at the last one with other targets
-(`targets`): the loss small, large, and drawn from the model itself, where the functional part vanishes on the
-average. Checkpoints are those of a bundled model, or models of the same shape that `checkpoints` names; the
+(`targets`): the loss small, large, and drawn from the model itself, where H_f vanishes on the average.
+Checkpoints are those of a bundled model, or models of the same shape that `checkpoints` names; the
 data are the same for all. Pieces are stored in `state` as they are done.
 """
 
@@ -54,7 +54,7 @@ ROLES = tuple(f"L*.W_{role}" for role in "QKVO12")
 class Config(ModelOnData):
     """What to look at and how hard. The defaults take about a minute on a CPU."""
 
-    tokens: int = setting(128, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(128, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     checkpoints: tuple[str, ...] = setting((), OF_CHECKPOINTS)
     blocks: tuple[str, ...] = setting((), "globs, each a block of its own; by default L*.W_Q, … that exist")
     apart: bool = setting(False, "every block that a glob matches by itself, not all of them together")
@@ -82,7 +82,7 @@ class Config(ModelOnData):
 
 @dataclass(frozen=True)
 class Gap(Shown):
-    """H and G of a model's blocks over checkpoints, and of the whole with other targets."""
+    """H and H_o of a model's blocks over checkpoints, and of the whole with other targets."""
 
     model: str
     data: str
@@ -121,7 +121,7 @@ def measure(
     state: State | None = None,
 ) -> Gap:
     """The study on a problem of one's own, at the parameters of these models."""
-    at = {name: problem.at(model.parameters) for name, model in points.items()}
+    at = {name: problem.at(dict(model.named_parameters())) for name, model in points.items()}
     blocks = [ALL, *chosen_blocks(cfg, problem)]
     pieces = [
         Piece(
@@ -219,7 +219,7 @@ def cost(cfg: Config, problem: Problem) -> Cost:
 
 
 def _products(cfg: Config, block: str, size: int) -> int:
-    """Of H, G and H_f of one block."""
+    """Of H, H_o and H_f of one block."""
     effort = cfg.effort(block)
     if size <= effort.max_exact:
         return 5 * size

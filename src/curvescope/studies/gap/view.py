@@ -14,7 +14,7 @@ from curvescope.viz import style
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
 from curvescope.viz.scenes.curves import axis, log_axis, over
-from curvescope.viz.style import GREY, LOOKS, PALETTE, Look
+from curvescope.viz.style import GRAY, LOOKS, PALETTE, Look
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from curvescope.studies.gap.study import Gap
 
-SHORT = {"hessian": "H", "ggn": "G", "functional": "f"}
+SHORT = {"hessian": "H", "ggn": "H_o", "functional": "H_f"}
 OVER_TRAINING = (
     "checkpoint", "loss", "functional_share", "functional_share_error", "lambda_max_gap",
     "lambda_max_gap_error", "trace_gap", "trace_gap_error", "wasserstein", "wasserstein_error",
@@ -87,7 +87,7 @@ def _estimates(pair: Pair, part: str, letter: str) -> dict[str, float]:
 # ---------------------------------------------------------------------------------------------------- figures
 
 NAMES = {"hessian": "Hessian", "ggn": "GGN"}
-ALL, BOUND = Look("black", "-", "o"), Look(style.GREY, "--", "s")
+ALL, BOUND = Look("black", "-", "o"), Look(style.GRAY, "--", "s")
 
 
 def figures(result: Gap) -> dict[str, Figure]:
@@ -137,7 +137,7 @@ def _line(ax: Axes, x: np.ndarray, found: list[Number], look: Look, label: str, 
     values = np.array([number.value for number in found])
     if not np.isfinite(values).any():
         return
-    drawn = {"color": look.colour, "ls": look.dash, "marker": look.mark, "ms": 3.5, "lw": width}
+    drawn = {"color": look.color, "ls": look.dash, "marker": look.mark, "ms": 3.5, "lw": width}
     ax.errorbar(x, values, yerr=np.nan_to_num([n.error for n in found]), label=label, elinewidth=1, **drawn)
 
 
@@ -154,9 +154,9 @@ def _figure_blocks(result: Gap) -> Figure:
     for ax, values, options, (title, digits) in panels:
         image = ax.imshow(np.ma.masked_invalid(values), aspect="auto", **options)
         for (i, j), value in np.ndenumerate(values):
-            colour = style.ink_at(image, value)
+            color = style.ink_at(image, value)
             text = f"{value:{digits}}" if np.isfinite(value) else "–"
-            ax.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
+            ax.text(j, i, text, ha="center", va="center", fontsize=8, color=color)
         ax.set_xticks(range(len(result.checkpoints)), result.checkpoints)
         ax.set_yticks(range(len(result.blocks)), result.blocks)
         ax.set_title(title)
@@ -175,7 +175,7 @@ def _densities(result: Gap) -> Figure:
                 x, share = _tail(pair.densities[part], sign)
                 if len(x):
                     label = f"{title}, {'λ > 0' if sign > 0 else 'λ < 0'}"
-                    ax.step(x, share, where="pre", color=LOOKS[part].colour, ls=dash, lw=1.3, label=label)
+                    ax.step(x, share, where="pre", color=LOOKS[part].color, ls=dash, lw=1.3, label=label)
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set_xlim(left=1e-4 * max(float(d.extremes[1]) for d in pair.densities.values()))
@@ -204,7 +204,7 @@ def _figure_targets(result: Gap) -> Figure:
         value, error = pair.share()
         look = style.look(i)
         left.errorbar(
-            pair.loss, value, yerr=np.nan_to_num(error), fmt=look.mark, color=look.colour, label=name
+            pair.loss, value, yerr=np.nan_to_num(error), fmt=look.mark, color=look.color, label=name
         )
     left.set(xlabel="loss", ylabel="‖H_f‖/‖H‖")
     left.set_ylim(bottom=0)
@@ -220,7 +220,7 @@ def _figure_targets(result: Gap) -> Figure:
         right.set_yticks(2.0 ** -np.arange(3), ["1", "0.5", "0.25"])
         right.set_ylim(0.9 * min(norms.min(), counts[-1] ** -0.5), 1.15)
         right.set_xlabel("draws of targets from the model")
-        right.set_title("the functional part averages out")
+        right.set_title("the functional Hessian averages out")
         right.legend()
     for ax in axes[0]:
         ax.grid(visible=True)
@@ -257,10 +257,10 @@ def _course(result: Gap, quantity: str) -> Scene:
         ]
         y = log_axis("λ_max of the whole model", [curve.y for curve in found])
     else:
-        grey = Look(GREY, ":", "D")
+        gray = Look(GRAY, ":", "D")
         found = [
             _curve("W₁ of the spectra of H and GGN", [p.wasserstein() for p in pairs], result, LOOKS["ggn"]),
-            _curve("its bound, the functional share", [p.share() for p in pairs], result, grey),
+            _curve("its bound, the functional share", [p.share() for p in pairs], result, gray),
         ]
         y = axis("distance, in units of ‖H‖ / √n", rangemode="tozero")
     return curves(found, x=over(result.checkpoints, "checkpoint"), y=y)
@@ -288,8 +288,8 @@ def _scene_blocks(result: Gap, quantity: str) -> Scene:
 
     cells = [[cell(block, name) for name in result.checkpoints] for block in result.blocks]
     label = "functional share ‖H_f‖ / ‖H‖" if quantity == SHARE else "λ_max that the GGN misses, %"
-    colours = "linear" if quantity == SHARE else "signed linear"
-    return grid_map(result.blocks, result.checkpoints, cells, label=label, colours=colours)
+    colors = "linear" if quantity == SHARE else "signed linear"
+    return grid_map(result.blocks, result.checkpoints, cells, label=label, colors=colors)
 
 
 # --------------------------------------------------------------------------------------------------- captions
@@ -312,7 +312,7 @@ def summary(result: Gap) -> list[Line]:
             f"‖E H_f‖² / E‖H_f‖² over {plural(result.draws.gram.shape[1], 'draw')} of targets from the "
             "model: zero in theory; ± is a standard error"
         )
-        found.append(("functional part of drawn targets", with_error(value, error), words))
+        found.append(("functional Hessian of drawn targets", with_error(value, error), words))
     return [*found, *(("note", "", note) for note in result.notes)]
 
 
@@ -320,7 +320,9 @@ def opening(result: Gap) -> str:
     """How much of the Hessian the GGN leaves out, at the last checkpoint and since the first."""
     last = result.checkpoints[-1]
     pair = result.pair(last)
-    said = f"The functional part, which the GGN leaves out, is {with_error(*pair.share())} of ‖H‖ at {last}"
+    said = (
+        f"The functional Hessian, which the GGN leaves out, is {with_error(*pair.share())} of ‖H‖ at {last}"
+    )
     if np.isfinite(pair.gap().value):
         said += f"; the GGN's λ_max is {off(*pair.gap_interval())} the Hessian's"
     if len(result.checkpoints) == 1:
@@ -330,7 +332,7 @@ def opening(result: Gap) -> str:
 
 
 def off(low: float, high: float) -> str:
-    """`25.1 to 27.6 % below`, from both ends of 1 − λ_max(G)/λ_max(H)."""
+    """`25.1 to 27.6 % below`, from both ends of 1 − λ_max(H_o)/λ_max(H)."""
     if low < 0 < high:
         return f"between {rounded(-100 * low, 3)} % above and {rounded(100 * high, 3)} % below"
     near, far = sorted((abs(100 * low), abs(100 * high)))
@@ -338,7 +340,7 @@ def off(low: float, high: float) -> str:
 
 
 def _percent(pair: Pair) -> str:
-    """`25.1 to 27.6 %`, where 1 − λ_max(G)/λ_max(H) lies."""
+    """`25.1 to 27.6 %`, where 1 − λ_max(H_o)/λ_max(H) lies."""
     low, high = pair.gap_interval()
     return f"{between(100 * low, 100 * high, 3)} %"
 
@@ -350,9 +352,9 @@ def whole(pair: Pair) -> list[Line]:
     assert g is not None
     found = [
         (
-            "λ_max, H against G",
+            "λ_max, H against H_o",
             _percent(pair),
-            f"1 − λ_max(G)/λ_max(H); λ_max {between(float(h.values[1]), h.high)} and "
+            f"1 − λ_max(H_o)/λ_max(H); λ_max {between(float(h.values[1]), h.high)} and "
             f"{between(float(g.values[1]), g.high)}; {LIES_BETWEEN}",
         ),
         (
@@ -370,7 +372,7 @@ def whole(pair: Pair) -> list[Line]:
     ]
     if pair.distance is not None:
         words = (
-            f"W₁ of the spectra of H and G in units of ‖H‖/√n = {pair.scale:.3g}, without its bias; "
+            f"W₁ of the spectra of H and H_o in units of ‖H‖/√n = {pair.scale:.3g}, without its bias; "
             "at most the functional share"
         )
         found.append(("Wasserstein distance", with_error(*pair.wasserstein()), words))
@@ -409,13 +411,13 @@ def _caption_targets(result: Gap) -> Line:
 
 
 WHAT = (
-    "H = G + H_f, G the GGN and H_f the functional part. λ_max from Lanczos steps: an eigenvalue lies within "
-    "the error, and the largest is below high 95 times in 100; λ_max gap is 1 − λ_max(G)/λ_max(H). Traces "
-    "and Frobenius norms with standard errors and 95 % intervals over probes; trace gap is tr H_f/tr H; "
-    "functional share is ‖H_f‖/‖H‖. Wasserstein: W₁ between the spectra of H and G, in units of the root "
-    "mean square eigenvalue ‖H‖/√n, at most the functional share; its error is that over probes (stderr, "
-    "and a 95 % interval) and how far the last half of the Lanczos steps has moved it (from least to "
-    "most); unresolved bounds what they may leave open."
+    "H = H_o + H_f, H_o the GGN and H_f the functional Hessian. λ_max from Lanczos steps: an eigenvalue "
+    "lies within the error, and the largest is below high 95 times in 100; λ_max gap is 1 − "
+    "λ_max(H_o)/λ_max(H). Traces and Frobenius norms with standard errors and 95 % intervals over probes; "
+    "trace gap is tr H_f/tr H; functional share is ‖H_f‖/‖H‖. Wasserstein: W₁ between the spectra of H and "
+    "H_o, in units of the root mean square eigenvalue ‖H‖/√n, at most the functional share; its error is "
+    "that over probes (stderr, and a 95 % interval) and how far the last half of the Lanczos steps has "
+    "moved it (from least to most); unresolved bounds what they may leave open."
 )
 
 
@@ -425,8 +427,8 @@ def captions(result: Gap) -> dict[str, str]:
     found = {
         "gap": f"One row per checkpoint and block; 'all' is the whole model. {WHAT}",
         "training": f"The whole model at {where}. {WHAT}",
-        "over_training": f"Functional share, λ_max of H and G, and Wasserstein distance at {where}; bars are "
-        "errors over probes, of λ_max residuals, within which an eigenvalue lies.",
+        "over_training": f"Functional share, λ_max of H and H_o, and Wasserstein distance at {where}; bars "
+        "are errors over probes, of λ_max residuals, within which an eigenvalue lies.",
         "blocks": f"By block, at {where}: how much of λ_max the GGN misses, in percent (below zero: it has "
         "too much), and the functional share ‖H_f‖/‖H‖.",
     }

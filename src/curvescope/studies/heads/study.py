@@ -159,7 +159,7 @@ class Heads(Shown):
             f"Σ|λ| of the value-output matrix (1 copies, −1 negates){bias if self.has_bias else ''}.",
             "composition": "How strongly earlier heads write what later ones read in queries, keys and "
             "values: |M₁ M₂| / (|M₁| |M₂|) in standard deviations above chance (same singular values, random "
-            "directions). Grey: not a pair.",
+            "directions). Gray: not a pair.",
             "heads": "One row per head: largest singular values, effective ranks, number of singular values "
             "for 99 % of Σ s², copying score" + (", |k₀| and the bias's share." if self.has_bias else "."),
             "qk": f"{pairs} Left is what queries have, right what keys have.{qk}",
@@ -252,6 +252,6 @@ def _compose(cfg: Config, model: Model, i: int, j: int, kind: Kind) -> Compositi
 
 
 def joined(texts_of: list[str], bytes_of: list[str]) -> str:
-    """Tokens on one line, in quotation marks; control characters, and bytes that are no UTF-8, spelt out."""
+    """Tokens on one line, in quotes; control characters, and bytes that are not UTF-8, spelled out."""
     pairs = zip(texts_of, bytes_of, strict=True)
     return " ".join(f"'{visible(label(text, raw))}'" for text, raw in pairs)

@@ -223,5 +223,5 @@ def _scene_scores(result: Heads, score: str) -> Scene:
     rows = [f"L{layer.layer}" for layer in result.layers]
     columns = [str(head) for head in range(max(len(row) for row in cells))]
     limits = {COPYING: (-1.0, 1.0), BIAS: (0.0, 1.0)}.get(score)
-    colours = "signed linear" if score == COPYING else "linear"
-    return grid_map(rows, columns, cells, label=label, colours=colours, limits=limits, titles=("head", ""))
+    colors = "signed linear" if score == COPYING else "linear"
+    return grid_map(rows, columns, cells, label=label, colors=colors, limits=limits, titles=("head", ""))

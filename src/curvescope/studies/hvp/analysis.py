@@ -70,7 +70,7 @@ class GPT2(nn.Module):
         self.h = nn.ModuleList(Block(d, heads) for _ in range(layers))
         self.ln_f, self.lm_head = nn.LayerNorm(d), nn.Linear(d, vocabulary, bias=False)
         self.lm_head.weight = self.wte.weight
-        self.apply(_initialise)
+        self.apply(_initialize)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
@@ -95,7 +95,7 @@ class Encoder(nn.Module):
         self.h = nn.TransformerEncoder(layer, layers, nn.LayerNorm(d), enable_nested_tensor=False)
         self.lm_head = nn.Linear(d, vocabulary, bias=False)
         self.lm_head.weight = self.wte.weight
-        self.apply(_initialise)
+        self.apply(_initialize)
 
     def forward(self, tokens: Tensor) -> Tensor:
         T = tokens.shape[1]
@@ -191,7 +191,7 @@ def plain_attention(module: Any) -> Iterator[None]:
             config._attn_implementation = before
 
 
-def _initialise(part: nn.Module) -> None:
+def _initialize(part: nn.Module) -> None:
     if isinstance(part, nn.Linear | nn.Embedding):
         nn.init.normal_(part.weight, std=0.02)
     if isinstance(part, nn.Linear) and part.bias is not None:

@@ -680,7 +680,7 @@ def _beside_committed(cost: Cost, state: State | None) -> Cost:
 def _slq(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> float:
     """Seconds of a density of the Hessian with 10 probes × 100 steps, everything included."""
     H = Hessian(Problem(load(module), Batches([Batch(x, y)])), engine="fast")
-    bases = 1.1 * 101 * H.shape[0] * 4 / 2**30  # of one probe, which are orthogonalised against
+    bases = 1.1 * 101 * H.shape[0] * 4 / 2**30  # of one probe, which are orthogonalized against
     return timed(
         lambda: spectral_density(H, num_probes=10, num_steps=100, seed=seed, max_gib=max(8, bases)), x.device
     )

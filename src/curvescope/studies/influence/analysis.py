@@ -3,22 +3,22 @@
 Influence of every training sequence on the loss of a query, by one linear system for each query.
 
 The training loss is L = Σ_i (N_i/N) ℓ_i over sequences i of N_i terms each, N in all. Without sequence i, the
-others weighing what they did, its minimum moves by (N_i/N) (∇²L)⁻¹ ∇ℓ_i to first order. With the Gauss-Newton
-matrix G of L for ∇²L, and a damping δ, the loss of a query q therefore changes by about
+others weighing what they did, its minimum moves by (N_i/N) (∇²L)⁻¹ ∇ℓ_i to first order.
+With the GGN H_o of L for ∇²L, and a damping δ, the loss of a query q therefore changes by about
 
-    s_i = (N_i/N) ∇ℓ_qᵀ (G + δ I)⁻¹ ∇ℓ_i.
+    s_i = (N_i/N) ∇ℓ_qᵀ (H_o + δ I)⁻¹ ∇ℓ_i.
 
 So s_i > 0 says that sequence i has helped: without it the query's loss is higher. The influence function of
-the literature (Koh & Liang 2017), the slope in the weight of sequence i, is −∇ℓ_qᵀ (G + δ I)⁻¹ ∇ℓ_i.
+the literature (Koh & Liang 2017), the slope in the weight of sequence i, is −∇ℓ_qᵀ (H_o + δ I)⁻¹ ∇ℓ_i.
 
-x = (G + δ I)⁻¹ ∇ℓ_q is solved for once. Its residual r bounds the error of every score, because no eigenvalue
-of G + δ I is below δ: |s_i − s̃_i| ≤ (N_i/N) ‖r‖ ‖∇ℓ_i‖ / δ. Rounding comes on top.
+x = (H_o + δ I)⁻¹ ∇ℓ_q is solved for once. Its residual r bounds the error of every score, because no
+eigenvalue of H_o + δ I is below δ: |s_i − s̃_i| ≤ (N_i/N) ‖r‖ ‖∇ℓ_i‖ / δ. Rounding comes on top.
 
 Leave one out, by training again: small models at a minimum, with and without a sequence.
 
 The objective is F(θ) = Σ_i (N_i/N) ℓ_i(θ) + (λ/2) ‖θ‖², and without sequence i its term is missing while N
 stays. Its Hessian is ∇²L + λ I, so that the ridge λ is the damping: none is chosen. All is full-batch and
-deterministic: momentum descent from the model's initialisation, then L-BFGS until the gradient is gone.
+deterministic: momentum descent from the model's initialization, then L-BFGS until the gradient is gone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.operator.matrices import Matrix
 from curvescope.core.result import Result
 from curvescope.data.batches import IGNORED, Batch, Batches
-from curvescope.data.tasks import task
+from curvescope.data.tasks import task_data
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.zoo.mlp import MLPConfig
@@ -139,7 +139,7 @@ class Scores(Result):
     error: np.ndarray  # (D, S) bound by the residual
     sequences: np.ndarray  # (S,) which sequence of the data
     shares: np.ndarray  # (S,) N_i/N
-    residual: np.ndarray  # (D,) ‖∇ℓ_q − (G + δ I) x‖ / ‖∇ℓ_q‖
+    residual: np.ndarray  # (D,) ‖∇ℓ_q − (H_o + δ I) x‖ / ‖∇ℓ_q‖
     converged: np.ndarray  # (D,)
     num_products: np.ndarray  # (D,)
     query_loss: float
@@ -192,7 +192,7 @@ def score(
         residual=residual,
         converged=np.array([one.converged for one in found]),
         num_products=np.array([one.num_products for one in found]),
-        query_loss=query.value(),
+        query_loss=query.loss_value(),
     )
 
 
@@ -214,21 +214,21 @@ class Case(NamedTuple):
 
     @property
     def start(self) -> np.ndarray:
-        """θ at initialisation."""
+        """θ at initialization."""
         return (
-            self.problem.space().gather({k: p.detach() for k, p in self.problem.parameters.items()}).numpy()
+            self.problem.space().gather({k: p.detach() for k, p in self.problem.named_parameters()}).numpy()
         )
 
 
 def make_case(name: str, num_queries: int, seed: int) -> Case:
     """One of CASES."""
     if name == "MLP":
-        data, ridge = task("digits", num_sequences=100 + num_queries, seed=seed), 0.01
+        data, ridge = task_data("digits", num_sequences=100 + num_queries, seed=seed), 0.01
         config = MLPConfig(d_in=64, d_hidden=8, d_out=10, depth=2, activation="gelu", bias=True, seed=seed)
         images = data[0]
         pairs = (images.inputs.reshape(len(images.inputs), -1), images.targets)
     else:
-        data, ridge = task("markov", num_sequences=50 + num_queries, length=8, vocab=6, seed=seed), 0.01
+        data, ridge = task_data("markov", num_sequences=50 + num_queries, length=8, vocab=6, seed=seed), 0.01
         config = TransformerConfig(
             n_layers=1,
             d_model=8,
@@ -277,7 +277,7 @@ class Predicted(Result):
     left_out: list[str]  # blocks that K-FAC has no factors for
 
 
-def minimise(case: Case, start: np.ndarray, *, steps: int, without: int | None = None) -> Minimum:
+def minimize(case: Case, start: np.ndarray, *, steps: int, without: int | None = None) -> Minimum:
     """Descent for so many steps, then L-BFGS, on the objective without one of the sequences."""
     from scipy.optimize import minimize
 
@@ -306,8 +306,8 @@ def minimise(case: Case, start: np.ndarray, *, steps: int, without: int | None =
 
 def leave_out(case: Case, minimum: Minimum, sequence: int) -> LeftOut:
     """Train without a sequence, twice: on from the minimum, and again from the beginning."""
-    near = minimise(case, minimum.theta, steps=0, without=sequence)
-    again = minimise(case, case.start, steps=STEPS, without=sequence)
+    near = minimize(case, minimum.theta, steps=0, without=sequence)
+    again = minimize(case, case.start, steps=STEPS, without=sequence)
     before, both = losses(case, minimum.theta), (near, again)
     return LeftOut(
         sequence=sequence,
@@ -321,7 +321,7 @@ def leave_out(case: Case, minimum: Minimum, sequence: int) -> LeftOut:
 
 def losses(case: Case, theta: np.ndarray) -> np.ndarray:
     """Of every query: (Q,)."""
-    return np.array([query.at(torch.as_tensor(theta)).value() for query in case.queries])
+    return np.array([query.at(torch.as_tensor(theta)).loss_value() for query in case.queries])
 
 
 def predict(case: Case, minimum: Minimum, factors: Sequence[float] = FACTORS) -> Predicted:
@@ -356,7 +356,7 @@ def predict(case: Case, minimum: Minimum, factors: Sequence[float] = FACTORS) ->
 
 
 def _written_out(op: GGN | Hessian) -> Matrix:
-    A = op.dense()
+    A = op.to_dense()
     return Matrix((A + A.T) / 2, symmetric=True, psd=op.psd)
 
 

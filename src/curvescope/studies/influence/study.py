@@ -39,7 +39,7 @@ from curvescope.studies.influence.analysis import (
     leave_out,
     losses,
     make_case,
-    minimise,
+    minimize,
     predict,
     read,
     score,
@@ -75,7 +75,7 @@ OWN = ("model", "revision", "data", "query")  # settings by which something of o
 class Config(ModelOnData):
     """What to ask. The defaults take about three minutes on one core."""
 
-    tokens: int = setting(512, "of a text, in all; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(512, "of a text, in all; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     seq_len: int = setting(16, "tokens of one sequence")
     dtype: str = setting("float64", "float32 or float64")
     query: tuple[str, ...] = setting(
@@ -181,7 +181,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     return Influence(
         model=problem.model.name,
         data=name,
-        loss=problem.value(),
+        loss=problem.loss_value(),
         blocks=list(blocks),
         num_parameters=size,
         mean_diagonal=total.value / size,
@@ -263,7 +263,7 @@ def _case_pieces(cfg: Config, name: str, case: Case) -> list[Piece]:
         return leave_out(case, minimum, sequence)
 
     minimum = f"{name}.minimum"
-    train = partial(minimise, case, case.start, steps=STEPS)
+    train = partial(minimize, case, case.start, steps=STEPS)
     pieces = [Piece(minimum, train, f"{name}: training")]
     pieces.append(Piece(f"{name}.predicted", predicted, f"{name}: predictions", needs=(minimum,)))
     for i in _removed(cfg, case).tolist():

@@ -262,7 +262,7 @@ def _retraining(result: Influence) -> Figure:
 
 
 def _against(ax: Axes, predicted: np.ndarray, measured: np.ndarray, elsewhere: np.ndarray) -> None:
-    """Measured against predicted, a colour for each query, on axes that are linear near zero."""
+    """Measured against predicted, a color for each query, on axes that are linear near zero."""
     size = np.abs(np.concatenate([predicted.ravel(), measured.ravel()]))
     linear = 10.0 ** np.round(np.log10(np.median(size) or 1e-6))
     end = 1.5 * float(size.max())
@@ -326,9 +326,9 @@ def _caption_case(name: str, one: Comparison) -> list[Line]:
 def captions(result: Influence) -> dict[str, str]:
     """What each figure and table shows."""
     meaning = (
-        "Score: (N_i/N) ∇ℓ_qᵀ (G + δ I)⁻¹ ∇ℓ_i, by which the query's loss is predicted to change if sequence "
-        "i is left out and the others weigh what they did; positive: it has helped. ± bounds what the "
-        "residual of the linear system may change"
+        "Score: (N_i/N) ∇ℓ_qᵀ (H_o + δ I)⁻¹ ∇ℓ_i, by which the query's loss is predicted to "
+        "change if sequence i is left out and the others weigh what they did; positive: it has helped. "
+        "± bounds what the residual of the linear system may change"
     )
     found = {
         "sequences": f"Every training sequence, the most helpful first. {meaning}.",

@@ -339,7 +339,7 @@ def law(s: float, losses: np.ndarray, g: Gradients, H: Hessians) -> Law:
 def root_mean_square(problem: Problem, *blocks: str) -> float:
     """Of the parameters that are moved: the unit of the radii."""
     space = problem.space(*blocks)
-    theta = space.gather({name: p.detach() for name, p in problem.parameters.items()})
+    theta = space.gather({name: p.detach() for name, p in problem.named_parameters()})
     return float(theta.double().square().mean().sqrt())
 
 
@@ -478,7 +478,7 @@ def losses_at(samples: PerSample, delta: Tensor) -> list[np.ndarray]:
 
 def offset(samples: PerSample, delta: Tensor) -> dict[str, Tensor]:
     """The parameters at w* + δ, δ a vector over the samples' blocks."""
-    here, moved = samples.problem.parameters, samples.space.scatter(delta)
+    here, moved = dict(samples.problem.named_parameters()), samples.space.scatter(delta)
     return {name: here[name].detach() + change for name, change in moved.items()}
 
 

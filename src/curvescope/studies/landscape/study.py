@@ -56,7 +56,7 @@ FEWEST = 8  # sequences
 class Config(ModelOnData):
     """What to look at and how hard. The defaults take less than a minute on two cores."""
 
-    tokens: int = setting(8192, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(8192, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     seq_len: int = setting(16, "tokens of one sequence, which is a sample")
     batch_size: int = setting(64, "sequences of one batch; changes no number beyond rounding")
     blocks: tuple[str, ...] = setting(("*",), "the parameters that are moved and differentiated, by globs")

@@ -365,13 +365,13 @@ def _growth(found: Landscape) -> Figure:
     """Left: root mean squares and the law. Right: the published statistic, raw and smoothed."""
     figure, (left, right) = _panels(2)
     g = found.growth
-    for curve, name, colour in ((g.model, "model", BLUE), (g.control, f"control: {g.control_name}", RED)):
-        left.plot(g.k, curve.rms, color=colour, lw=0.9, label=name)
+    for curve, name, color in ((g.model, "model", BLUE), (g.control, f"control: {g.control_name}", RED)):
+        left.plot(g.k, curve.rms, color=color, lw=0.9, label=name)
         low, high = curve.rms - 2 * curve.rms_stderr, curve.rms + 2 * curve.rms_stderr
-        left.fill_between(g.k, np.maximum(low, 1e-12), high, color=colour, alpha=0.2, lw=0)
-        right.plot(g.k, curve.mean, color=colour, lw=0.5, alpha=0.45)
+        left.fill_between(g.k, np.maximum(low, 1e-12), high, color=color, alpha=0.2, lw=0)
+        right.plot(g.k, curve.mean, color=color, lw=0.5, alpha=0.45)
         style = {"lw": 3.2, "alpha": 0.5} if curve is g.model else {"lw": 1.2}  # one lies on the other
-        right.plot(g.k, curve.smoothed, color=colour, label=f"{name}, smoothed", **style)
+        right.plot(g.k, curve.smoothed, color=color, label=f"{name}, smoothed", **style)
     left.plot(g.k, g.law, color="0.1", lw=1, ls="--", label="law √(Var/k(k+1))")
     right.plot(g.k, g.deviation / g.k, color="0.1", lw=1, ls="--", label="mean |l − mean| / k")
     titles = "root mean square |L$_{k+1}$ − L$_k$|", "mean |L$_{k+1}$ − L$_k$|, and smoothed as published"
@@ -386,10 +386,10 @@ def _figure_three_terms(found: Landscape) -> Figure:
     order = np.argsort(found.laws.s)
     rows = [three_terms(found)[i] for i in order]
     s, terms, errors = (x[order] for x in (found.laws.s, found.laws.terms, found.laws.errors))
-    for j, (name, colour) in enumerate((("loss", BLUE), ("gradient", GREEN), ("Hessian", VIOLET))):
+    for j, (name, color) in enumerate((("loss", BLUE), ("gradient", GREEN), ("Hessian", VIOLET))):
         shown = (terms[:, j] > 0) & (s > 0)
         spread = 2 * errors[shown, j]
-        left.errorbar(s[shown], terms[shown, j], spread, color=colour, marker=".", lw=1, label=f"{name} term")
+        left.errorbar(s[shown], terms[shown, j], spread, color=color, marker=".", lw=1, label=f"{name} term")
     _log_log(left, "radius s", "terms of k(k+1) E(L$_{k+1}$ − L$_k$)²")
     _ticks(left, s[s > 0])
     x, labels = np.arange(len(s)), [f"{value:.2g}" for value in s]

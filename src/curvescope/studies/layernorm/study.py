@@ -222,7 +222,7 @@ def _shape(model: Model, role: str, inputs: dict[str, torch.Tensor]) -> NormShap
     x = inputs[role]
     behind = model.facts.get("norm") == "post" or role == "ln_e"
     y = x if behind else norm(x)
-    beta = torch.from_numpy(shape.centre)
+    beta = torch.from_numpy(shape.center)
     size = torch.from_numpy(shape.axes[:, :2].copy())
     n = (y - beta) / norm.gamma
     length = n.norm(dim=-1) if behind else radius(x, kind=norm.kind, eps=norm.eps)

@@ -42,7 +42,7 @@ from curvescope.data.batches import IGNORED, Batch
 from curvescope.engines.memory import free_bytes
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.curvature import OPERATORS
-from curvescope.operators.sources import Sources
+from curvescope.operators.sources import FunctionalSources
 from curvescope.problem import Problem
 from curvescope.runs.disk.journal import Journal
 from curvescope.studies.setting import ModelOnData, kind_of
@@ -143,7 +143,7 @@ def _length(problem: Problem, batch: Batch) -> int:
 
 def _takes_less(problem: Problem, length: int) -> bool:
     try:
-        part(problem, Cut(1, min(SHORTEST, length))).value()
+        part(problem, Cut(1, min(SHORTEST, length))).loss_value()
     except (CurvescopeError, RuntimeError, ValueError, IndexError):
         return False
     return True
@@ -275,10 +275,10 @@ class Bench:
         """The operator, a call that is done when a card has done it, and the bytes of its columns."""
         problem = self.problem
         if kind.name in ("gradient", "loss"):
-            call = problem.gradient if kind.name == "gradient" else problem.value
+            call = problem.gradient if kind.name == "gradient" else problem.loss_value
             return self._operator("hessian"), lambda: torch.as_tensor(call()).sum().item(), 0
         if kind.name in ("sources", "source"):
-            sources = Sources(problem)
+            sources = FunctionalSources(problem)
             op = sources[next(iter(sources))]
         else:
             sources, op = None, self._operator(kind.name).block(list(kind.space) or "*")
@@ -476,7 +476,7 @@ def _grown(
 
 def _vectors(problem: Problem, kind: Kind) -> int:
     """Vectors that pass at most while a product is taken: of all sources together, two for each."""
-    each = 4 - PASSED + (2 * len(Sources(problem)) if kind.name == "sources" else 0)
+    each = 4 - PASSED + (2 * len(FunctionalSources(problem)) if kind.name == "sources" else 0)
     return each * kind.columns
 
 

@@ -16,7 +16,7 @@ from curvescope.studies.preflight.prediction import DRAWN, MARGIN, Forecast, Pre
 
 NAMED = 5  # roles, and stages, that a line names; the others are added up
 PARTS = tuple(f" {MATRIX_SYMBOLS[kind]}" for kind in ("ggn", "functional"))
-SYMBOLS = "H = H_o + H_f: the Hessian, its outer part (the Gauss-Newton matrix) and the functional part"
+SYMBOLS = "H = H_o + H_f: the Hessian is the GGN plus the functional Hessian"
 NO_PLAN = "{study} does not say how many products it takes: its time and memory are not predicted"
 
 

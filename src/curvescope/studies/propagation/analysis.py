@@ -1,6 +1,6 @@
 """How much of the Hessian each source is: traces, norms and shares from vectors that all of them see.
 
-With H = Σ_s A_s over the GGN and the sources of the functional part, ‖H‖² = Σ_s ⟨A_s, H⟩, so that
+With H = Σ_s A_s over the GGN and the sources of the functional Hessian, ‖H‖² = Σ_s ⟨A_s, H⟩, so that
 
     share of s = ⟨A_s, H⟩ / ‖H‖²,    Σ_s share = 1.
 
@@ -24,7 +24,7 @@ from curvescope.algorithms.sums import is_rounding
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.core.seeds import probes
-from curvescope.operators import GGN, Hessian, Sources
+from curvescope.operators import GGN, FunctionalSources, Hessian
 from curvescope.problem import Problem
 
 HESSIAN, OUTER = "H", "GGN"
@@ -109,7 +109,7 @@ class Shares(Result):
 
 def measure_shares(problem: Problem, *, num_probes: int, max_exact: int, seed: int) -> Shares:
     """Products of H, the GGN and all sources with the same vectors."""
-    H, G, S = Hessian(problem), GGN(problem), Sources(problem)
+    H, G, S = Hessian(problem), GGN(problem), FunctionalSources(problem)
     n, names = H.shape[0], [HESSIAN, OUTER, *S]
     exact = n <= max_exact
     count, width = (n, n) if exact else (num_probes, max(1, TOGETHER // n))

@@ -1,4 +1,4 @@
-"""Where curvature comes from: H = GGN + Σ over sources, each norm, attention and feed-forward network.
+"""Where curvature comes from: H = H_o + Σ over sources, each norm, attention and feed-forward network.
 
 The split is exact (`operators.sources`), and nothing here stands for curvature that is no second derivative.
 Every source has a trace, a Frobenius norm, extreme eigenvalues and its share of ‖H‖², and layers a map of how
@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from curvescope.algorithms import BlockMap, block_map
+from curvescope.algorithms import BlockNorms, block_norms
 from curvescope.algorithms.blocks.probes import Ends, extreme_ends
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import Progress
 from curvescope.models.sources import find_sources, outside_blocks
-from curvescope.operators import GGN, Hessian, Sources
+from curvescope.operators import GGN, FunctionalSources, Hessian
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Shown
@@ -45,7 +45,7 @@ TWICE = 2  # Lanczos steps on H for one on each source: its ends are the first n
 class Config(ModelOnData):
     """What to look at and how hard. The defaults take under a minute on a CPU."""
 
-    tokens: int = setting(256, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(256, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     num_probes: int = setting(8, "random vectors of traces, norms and shares, which all sources see")
     num_steps: int = setting(
         8, "Lanczos steps for both ends of the GGN and each source, twice for H; 0: none"
@@ -73,7 +73,7 @@ class Propagation(Shown):
     num_parameters: int
     shares: Shares
     ends: dict[str, Ends]  # of H, the GGN and each source; empty without Lanczos steps
-    coupling: BlockMap | None  # between layers
+    coupling: BlockNorms | None  # between layers
     outside: list[str] = field(default_factory=list)  # blocks in no source; not known of older results
 
     @property
@@ -134,7 +134,7 @@ def measure(
     coupled = cfg.num_map_probes > 0 and len(layers) > 1
     if coupled:
         probes = {"num_probes": cfg.num_map_probes, "seed": cfg.seed}
-        work = partial(block_map, operators[HESSIAN].in_blocks(), layers, **probes)
+        work = partial(block_norms, operators[HESSIAN].in_blocks(), layers, **probes)
         pieces.append(Piece("coupling", work, "couplings between layers"))
     contents = fingerprint(problem.model, problem.batches)
     found = work_through(pieces, contents=contents, progress=progress, state=state)
@@ -152,7 +152,7 @@ def _ends(operators: dict[str, LinearOperator], name: str, *, num_steps: int, se
 
 def operators_of(problem: Problem) -> dict[str, LinearOperator]:
     """H, the GGN, and every source."""
-    return {HESSIAN: Hessian(problem), OUTER: GGN(problem), **Sources(problem)}
+    return {HESSIAN: Hessian(problem), OUTER: GGN(problem), **FunctionalSources(problem)}
 
 
 def asked_ends(cfg: Config, problem: Problem) -> list[str]:
@@ -196,12 +196,12 @@ def _result(
         model=problem.model.name,
         data=problem.batches.name,
         loss_name=problem.loss.name,
-        loss=problem.value(),
+        loss=problem.loss_value(),
         num_terms=problem.num_terms,
         num_parameters=problem.space().size,
         shares=found.take(Shares, "shares"),
         ends={name: found.take(Ends, f"ends.{name}") for name in ends},
-        coupling=found.take(BlockMap, "coupling") if coupled else None,
+        coupling=found.take(BlockNorms, "coupling") if coupled else None,
         outside=[name for name in outside_blocks(problem.model) if name in varying],
         notes=notes,
     )

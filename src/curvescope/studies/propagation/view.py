@@ -19,7 +19,7 @@ from curvescope.viz.blocks import PALETTE, cell_text
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Curve, curves, said, switched
 from curvescope.viz.scenes.curves import SignedLog, axis, log_axis, over
-from curvescope.viz.style import GREY, Look
+from curvescope.viz.style import GRAY, Look
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +38,7 @@ def tables(result: Propagation) -> dict[str, pd.DataFrame]:
 
 
 LAYER = re.compile(r"L(\d+)\.(.+)")
-DECADES = 4  # of the colours, below the largest value
+DECADES = 4  # of the colors, below the largest value
 MOST_NAMED = 30  # sources whose names fit under an axis
 MOST_OUTSIDE = 4  # blocks that are named with the rest
 
@@ -97,7 +97,7 @@ def _points(ax: Axes, x: np.ndarray, found: list[Number], look: style.Look, *, l
     values = np.array([n.value for n in found])
     low, high = np.array([n.low for n in found]), np.array([n.high for n in found])
     errors = np.nan_to_num(np.maximum([values - low, high - values], 0.0))
-    drawn = {"color": look.colour, "ls": look.dash, "marker": look.mark, "ms": 3.5, "lw": 1}
+    drawn = {"color": look.color, "ls": look.dash, "marker": look.mark, "ms": 3.5, "lw": 1}
     ax.errorbar(x, values, yerr=errors, label=label or None, **drawn)
 
 
@@ -109,8 +109,8 @@ def _shares(ax: Axes, result: Propagation) -> None:
     errors = np.nan_to_num(
         [[max(n.value - n.low, 0.0) for n in found], [max(n.high - n.value, 0.0) for n in found]]
     )
-    colours = [PALETTE[0] if value >= 0 else PALETTE[1] for value in values]
-    ax.barh(y, values, xerr=errors, color=colours, height=0.7, error_kw={"lw": 0.8, "ecolor": "0.3"})
+    colors = [PALETTE[0] if value >= 0 else PALETTE[1] for value in values]
+    ax.barh(y, values, xerr=errors, color=colors, height=0.7, error_kw={"lw": 0.8, "ecolor": "0.3"})
     size = 8 if len(names) <= MOST_NAMED else 5
     ax.set_yticks(y, [_named(result, name) for name in names], fontsize=size)
     ax.axvline(0, color="0.4", lw=0.6)
@@ -154,8 +154,8 @@ def _coupling(ax: Axes, result: Propagation) -> None:
     image = ax.imshow(values, cmap=style.MAP, vmin=0)
     if len(m.names) <= 8:
         for (i, j), value in np.ndenumerate(values):
-            colour = style.ink_at(image, value)
-            ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
+            color = style.ink_at(image, value)
+            ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
     size = 8 if len(m.names) <= 14 else 6
     ax.set_xticks(range(len(m.names)), [fill(name, 10) for name in m.names], rotation=90, fontsize=size)
     ax.set_yticks(range(len(m.names)), m.names, fontsize=size)
@@ -180,8 +180,8 @@ def _norms(result: Propagation) -> Figure:
     image = ax.imshow(np.ma.masked_invalid(values), norm=norm, cmap=style.MAP, aspect="auto")
     for (i, j), value in np.ndenumerate(values):
         if np.isfinite(value):
-            colour = "white" if float(norm(max(value, norm.vmin or 0.0))) > 0.75 else "black"
-            ax.text(j, i, cell_text(float(value)), ha="center", va="center", fontsize=8, color=colour)
+            color = "white" if float(norm(max(value, norm.vmin or 0.0))) > 0.75 else "black"
+            ax.text(j, i, cell_text(float(value)), ha="center", va="center", fontsize=8, color=color)
     ax.set_xticks(range(len(columns)), columns)
     ax.set_yticks(range(len(rows)), [f"L{layer}" for layer in layers] or [""])
     figure.colorbar(image, ax=ax, label="Frobenius norm of the source")
@@ -260,7 +260,7 @@ def _curve(
         for source, (value, error, *ends) in zip(places, numbers.tolist(), strict=True)
     ]
     x = np.array(list(places.values()), dtype=float)
-    look = Look(GREY, "-", "D") if apart else None
+    look = Look(GRAY, "-", "D") if apart else None
     return Curve(name, x, numbers[:, 0], words, numbers[:, 2], numbers[:, 3], look=look, line=not apart)
 
 
@@ -412,7 +412,7 @@ def captions(result: Propagation) -> dict[str, str]:
     how = "from all unit vectors, exactly" if exact else f"from {probes} that all of them see"
     bars = "" if exact else "; bars are 95 % intervals"
     what = (
-        "H = GGN + Σ over sources: the second derivative of each norm, attention and feed-forward network "
+        "H = H_o + Σ over sources: the second derivative of each norm, attention and feed-forward network "
         "alone, seen through the first derivatives of all others. " + REST_WORDS.format(_outside(result))
     )
     return {

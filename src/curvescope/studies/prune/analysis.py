@@ -60,7 +60,7 @@ class DenseBlock(Result):
 
 def dense_block(op: GGN, left: Tensor | None = None) -> DenseBlock:
     """Written out; with `left`, a mask (n,), over these weights alone."""
-    G = (op if left is None else op.submatrix(left)).dense().cpu().numpy()
+    G = (op if left is None else op.submatrix(left)).to_dense().cpu().numpy()
     return DenseBlock((G + G.T) / 2)
 
 
@@ -182,7 +182,7 @@ def descend(problem: Problem, block: str, evaluations: int) -> Minimum:
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
         delta = torch.as_tensor(x).to(start)
         here = problem.at(moved_parameters(problem, block, delta))
-        return here.value(), here.gradient(block).double().cpu().numpy()
+        return here.loss_value(), here.gradient(block).double().cpu().numpy()
 
     first, slope = loss(np.zeros(len(start)))
     options = {"maxfun": evaluations, "maxiter": evaluations, "ftol": 0.0, "gtol": 1e-8, "maxcor": 30}

@@ -44,7 +44,7 @@ HEAD = 1  # of the last layer, where no block is asked for
 class Config(ModelOnData):
     """What to remove. The defaults take two minutes on a CPU."""
 
-    tokens: int = setting(1280, "of a text, in all; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(1280, "of a text, in all; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     seq_len: int = setting(32, "tokens of one sequence")
     held_out: float = setting(0.8, HELD_OUT)
     dtype: str = setting("float64", "float32 or float64; a single weight moves the loss by little")
@@ -119,8 +119,8 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     return Pruned(
         model=problem.model.name,
         data=problem.batches.name,
-        loss=problem.value(),
-        held_out_loss=halves.held_out.value(),
+        loss=problem.loss_value(),
+        held_out_loss=halves.held_out.loss_value(),
         gradient_norm={work.name: float(problem.gradient(work.name).norm()) for work in works},
         minima={name: found.take(Minimum, f"minimum.{name}") for name in names} if cfg.settle else {},
         how={work.name: DENSE if work.dense else PRODUCTS for work in works},

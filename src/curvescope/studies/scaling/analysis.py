@@ -50,7 +50,7 @@ from curvescope.data.tasks.random_sequences import markov, markov_transitions
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
-from curvescope.operators import GGN, Functional, Hessian
+from curvescope.operators import GGN, FunctionalHessian, Hessian
 from curvescope.problem import Problem
 from curvescope.studies.common.statistics import variance_interval
 from curvescope.train import TrainConfig, train
@@ -319,7 +319,7 @@ class Cell(Result):
     gradient_norm: float  # of the loss whose curvature is measured
     hessian: OwnProbes
     ggn: OwnProbes
-    functional: OwnProbes  # H − GGN
+    functional: OwnProbes  # H − H_o
     needed: Needed
 
     @property
@@ -348,7 +348,7 @@ class Cell(Result):
         return value, 2 * value * math.hypot(*parts)
 
     def gap(self) -> tuple[float, float]:
-        """‖H − GGN‖_F / ‖H‖_F and its error."""
+        """‖H − H_o‖_F / ‖H‖_F and its error."""
         value = self.functional.norm / self.hessian.norm
         parts = (
             self.functional.norm_stderr / self.functional.norm,
@@ -382,7 +382,7 @@ def measure_cell(cfg: Config, place: Place) -> Cell:
         gradient_norm=float(problem.gradient().norm()),
         hessian=measured(Hessian(problem), num_steps=cfg.num_steps),
         ggn=measured(GGN(problem), num_steps=few),
-        functional=measured(Functional(problem), num_steps=few),
+        functional=measured(FunctionalHessian(problem), num_steps=few),
         needed=plan_data(others, new, tolerance=cfg.tolerance),
     )
 
@@ -488,7 +488,7 @@ QUANTITIES = {
     "effective_rank": Quantity("tr²/‖GGN‖_F²", Cell.rank),
     "trace_over_top": Quantity("tr/λ_max, GGN", _of_top),
     "spread": Quantity("n λ_max/tr, GGN", _spread),
-    "gap": Quantity("‖H − GGN‖_F/‖H‖_F", Cell.gap),
+    "gap": Quantity("‖H − H_o‖_F/‖H‖_F", Cell.gap),
     "gradient_squared": Quantity("‖∇L‖²", lambda c: (c.gradient_norm**2, 0.0)),
 }
 VARIABLES = {"N": "parameters", "D": "tokens"}

@@ -108,11 +108,9 @@ def _gradient(result: Scaling) -> Claim:
 
 def _gauss_newton(result: Scaling) -> Claim:
     gap = result.values("gap")[:, 0]
-    shown = f"‖H − GGN‖_F/‖H‖_F from {gap.min():.2f} to {gap.max():.2f}, median {np.median(gap):.2f}"
+    shown = f"‖H − H_o‖_F/‖H‖_F from {gap.min():.2f} to {gap.max():.2f}, median {np.median(gap):.2f}"
     verdict = HOLDS if gap.max() <= SMALL else FAILS
-    return Claim(
-        "the Gauss–Newton part stands for the Hessian", f"at most {SMALL:g}", shown, verdict, *PRECURSOR
-    )
+    return Claim("the GGN stands for the Hessian", f"at most {SMALL:g}", shown, verdict, *PRECURSOR)
 
 
 def _formula(result: Scaling) -> Claim:
@@ -173,18 +171,18 @@ def _grid(result: Scaling) -> Figure:
 
 
 def _panel(ax: Axes, result: Scaling, quantity: str, variable: str) -> None:
-    """Points of all seeds, one colour for each value of the other variable, and the law through them."""
+    """Points of all seeds, one color for each value of the other variable, and the law through them."""
     other = "D" if variable == "N" else "N"
     x, z, q = result.variable(variable), result.variable(other), result.values(quantity)[:, 0]
     law = result.law(quantity, variable)
     ends = np.array([x.min(), x.max()])
     for i, value in enumerate(np.unique(z)):
         here = (z == value) & (q > 0)
-        colour = _colour(i, len(np.unique(z)))
-        ax.plot(x[here], q[here], "o", ms=3.5, color=colour, label=f"{other} = {value:,.0f}", alpha=0.85)
+        color = _color(i, len(np.unique(z)))
+        ax.plot(x[here], q[here], "o", ms=3.5, color=color, label=f"{other} = {value:,.0f}", alpha=0.85)
         if np.isfinite(law.exponent):
             middle = np.exp(np.log(q[here]).mean() + law.exponent * (np.log(ends) - np.log(x[here]).mean()))
-            ax.plot(ends, middle, "-" if law.supported else ":", lw=1, color=colour)
+            ax.plot(ends, middle, "-" if law.supported else ":", lw=1, color=color)
     ax.set(xscale="log", yscale="log", xlabel=f"{variable}, {VARIABLES[variable]}")
     ax.set_xticks(np.unique(x), [_short(value) for value in np.unique(x)])
     ax.set_xticks([], minor=True)
@@ -200,7 +198,7 @@ def _short(count: float) -> str:
     return f"{count:.0f}" if count < 1e3 else f"{count / 1e3:.1f}k" if count < 1e6 else f"{count / 1e6:.1f}M"
 
 
-def _colour(i: int, count: int) -> tuple[float, float, float]:
+def _color(i: int, count: int) -> tuple[float, float, float]:
     """From dark blue to light green."""
     share = i / max(count - 1, 1)
     first, last = np.array([0.16, 0.12, 0.42]), np.array([0.55, 0.84, 0.27])
@@ -235,7 +233,7 @@ def _needed(result: Scaling) -> Figure:
         needed = [result.cells[j].needed for j in here]
         seed = np.array([result.cells[j].seed for j in here])
         shifted = d[here] * 1.05 ** ((i * seeds + seed) - len(sizes) * seeds / 2)
-        style = {"fmt": "o", "ms": 3, "lw": 0.8, "color": _colour(i, len(sizes))}
+        style = {"fmt": "o", "ms": 3, "lw": 0.8, "color": _color(i, len(sizes))}
         k = np.array([(one.k, one.k_low, one.k_high) for one in needed], dtype=float)
         left.errorbar(shifted, k[:, 0], yerr=_bars(k), label=f"N = {size:,.0f}", **style)
         r = np.array([(one.rms, one.rms_low, one.rms_high) for one in needed]) / needed[0].tolerance

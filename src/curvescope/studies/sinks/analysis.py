@@ -323,14 +323,14 @@ class Lines(Result):
     def _nodes(self, earlier: int) -> Nodes:
         """Nodes, weights and residuals of all runs, (X, P, m) each; those of a space's end weigh nothing."""
         if earlier not in self._found:
-            self._found[earlier] = self._diagonalised(earlier)
+            self._found[earlier] = self._diagonalized(earlier)
         return self._found[earlier]
 
     @cached_property
     def _found(self) -> dict[int, Nodes]:
         return {}
 
-    def _diagonalised(self, earlier: int) -> Nodes:
+    def _diagonalized(self, earlier: int) -> Nodes:
         m = max(1, self.num_steps - earlier)
         T = np.zeros((*self.lengths.shape, m, m))
         steps = np.arange(m)
@@ -419,7 +419,7 @@ def measure_moved(texts: list[Problem], way: Way, token: int, effort: Effort, *,
     how = {"num_probes": effort.num_probes, "num_steps": effort.num_steps, "seed": effort.seed}
     one = {"num_probes": 1, "num_steps": effort.ggn_steps, "seed": effort.seed}
     with attending(model, way.attending):
-        losses = [text.value() for text in found]
+        losses = [text.loss_value() for text in found]
         own = [(x * effort.num_probes, text) for x, text in enumerate(found)]  # probes of each text
         hessians = [measure_lines(Hessian(text, **options), **how, first=first) for first, text in own]
         ggns = [measure_lines(GGN(text, **options), **one, first=first) for first, text in own]

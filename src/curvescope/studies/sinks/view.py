@@ -175,7 +175,7 @@ def _spectra(result: Sinks) -> Figure:
         for row, (label, quantities) in enumerate(ROWS):
             ax = axes[row][column]
             for i, quantity in enumerate(quantities):
-                _follow(ax, result, names, quantity, colour=PALETTE[row], dashed=i > 0)
+                _follow(ax, result, names, quantity, color=PALETTE[row], dashed=i > 0)
             ax.axhline(1, color="0.5", lw=0.6)
             ax.set_yscale("log")
             ax.set_xticks(range(len(ways)), [f"{s:g}" for s in strengths])
@@ -206,12 +206,12 @@ def few_ticks(ax: Axes) -> None:
 
 
 def _follow(
-    ax: Axes, result: Sinks, names: list[str], quantity: Quantity, *, colour: str, dashed: bool
+    ax: Axes, result: Sinks, names: list[str], quantity: Quantity, *, color: str, dashed: bool
 ) -> None:
     """Means over texts as a line; where it is not dashed, texts as dots with errors, beside each other."""
     found = [effect(result, name, quantity) for name in names]
     x = np.arange(len(names))
-    ax.plot(x, [one.mean for one in found], "--" if dashed else "-", lw=1.2, color=colour)
+    ax.plot(x, [one.mean for one in found], "--" if dashed else "-", lw=1.2, color=color)
     count = len(found[0].texts)
     for t in range(0 if dashed else count):
         values = np.array([one.texts[t] for one in found])
@@ -219,7 +219,7 @@ def _follow(
         errors = [values - values * np.exp(-spread), values * np.exp(spread) - values]
         aside = ASIDE * (len(names) - 1) * (t - (count - 1) / 2)
         ax.errorbar(
-            x + aside, values, yerr=np.nan_to_num(errors), fmt="o", ms=2.5, lw=0.8, color=colour, alpha=0.6
+            x + aside, values, yerr=np.nan_to_num(errors), fmt="o", ms=2.5, lw=0.8, color=color, alpha=0.6
         )
 
 
@@ -249,8 +249,8 @@ def _map(ax: Axes, values: np.ndarray, title: str, limits: tuple[float, float]) 
     if max(values.shape) <= NUMBERED:
         for (i, j), value in np.ndenumerate(values):
             if np.isfinite(value):
-                colour = style.ink_at(image, value)
-                ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
+                color = style.ink_at(image, value)
+                ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
     ax.set_xticks(range(0, values.shape[1], max(1, values.shape[1] // NUMBERED)))
     ax.set_yticks(range(0, values.shape[0], max(1, values.shape[0] // NUMBERED)))
     ax.set_xlabel("head", fontsize=8)

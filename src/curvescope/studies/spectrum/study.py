@@ -1,6 +1,6 @@
 """The spectrum of a model: density, extreme eigenvalues, traces and norms of every block.
 
-For the Hessian H and its parts H = GGN + functional. Each piece is stored in `state` when it is done, so a
+For the Hessian H and its parts H = H_o + H_f. Each piece is stored in `state` when it is done, so a
 run that was stopped goes on from there and ends with the same numbers.
 """
 
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.algorithms import (
-    BlockMap,
+    BlockNorms,
     BlockTraces,
     Eigenpairs,
     SpectralDensity,
-    block_map,
+    block_norms,
     block_traces,
     eigsh,
     spectral_density,
@@ -71,7 +71,7 @@ class Part(Result):
     density: SpectralDensity
     extremes: Eigenpairs  # both ends, ascending; of the GGN the upper end
     traces: BlockTraces
-    map: BlockMap
+    map: BlockNorms
 
     @property
     def trace(self) -> tuple[float, float]:
@@ -105,7 +105,7 @@ class Spectrum(Shown):
             ("λ_max", rounded(ends[-1]), f"largest eigenvalue of the Hessian{unsure}"),
             ("λ_min", rounded(ends[0]), f"{abs(ends[0] / ends[-1]):.2g} of the largest, in size{unsure}"),
             ("trace", with_error(*H.trace), f"of the GGN {with_error(*G.trace)}; ± is a standard error"),
-            ("functional part", rounded(max(abs(F.extremes.values))), "its largest eigenvalue in size"),
+            ("functional Hessian", rounded(max(abs(F.extremes.values))), "its largest eigenvalue in size"),
             *(("note", "", note) for note in self.notes),
         ]
 
@@ -202,7 +202,7 @@ def _part(found: Finished, name: str) -> Part:
         density=found.take(SpectralDensity, f"{name}.density"),
         extremes=found.take(Eigenpairs, f"{name}.extremes"),
         traces=found.take(BlockTraces, f"{name}.traces"),
-        map=found.take(BlockMap, f"{name}.map"),
+        map=found.take(BlockNorms, f"{name}.map"),
     )
 
 
@@ -211,7 +211,7 @@ def _result(problem: Problem, H: CurvatureOperator, parts: dict[str, Part], note
         model=problem.model.name,
         data=problem.batches.name,
         loss_name=problem.loss.name,
-        loss=problem.value(),
+        loss=problem.loss_value(),
         gradient_norm=problem.model.norm(problem.gradient(*(block.name for block in H.space))),
         num_terms=problem.num_terms,
         num_parameters=H.shape[0],
@@ -249,8 +249,8 @@ def _extremes(op: LinearOperator, cfg: Config) -> Eigenpairs:
     return replace(found, **backwards)
 
 
-def _map(op: CurvatureOperator, cfg: Config) -> BlockMap:
-    return block_map(op, mapped(op.space.slices, cfg), num_probes=cfg.num_map_probes, seed=cfg.seed)
+def _map(op: CurvatureOperator, cfg: Config) -> BlockNorms:
+    return block_norms(op, mapped(op.space.slices, cfg), num_probes=cfg.num_map_probes, seed=cfg.seed)
 
 
 def mapped(slices: dict[str, slice], cfg: Config) -> dict[str, slice]:

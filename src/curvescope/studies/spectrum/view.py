@@ -23,7 +23,7 @@ from curvescope.viz.style import LOOKS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from curvescope.algorithms import BlockMap, Eigenpairs
+    from curvescope.algorithms import BlockNorms, Eigenpairs
     from curvescope.studies.spectrum.study import Part, Spectrum
 
 
@@ -47,16 +47,16 @@ def _densities(result: Spectrum) -> Figure:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 3, figsize=(13, 6.4), layout="constrained")
-    for (upper, lower), colour, (name, part) in zip(
+    for (upper, lower), color, (name, part) in zip(
         axes.T, blocks.PALETTE, result.parts.items(), strict=False
     ):
         d = replace(part.density, psd=name == "ggn")  # older results do not say
-        upper.set_prop_cycle(color=[colour])
+        upper.set_prop_cycle(color=[color])
         spectrum.density(upper, *d.band(), nodes=part.extremes.values, log_y=True)
         upper.set_title(TITLES[name], fontsize=11)
         upper.axvline(0, color="0.6", lw=0.6)
         upper.locator_params(axis="x", nbins=5)
-        d.plot_cumulative(lower, color=colour)
+        d.plot_cumulative(lower, color=color)
         lower.set_title(d.words, fontsize=8, color="0.3")
     return figure
 
@@ -73,7 +73,7 @@ def _maps(result: Spectrum) -> Figure:
     limits = (max(top * 1e-6, float(positive.min(initial=top))), top)
     figure, axes = plt.subplots(1, 3, figsize=(11.5, 4.2), layout="constrained", sharey=True)
     for ax, (name, values) in zip(axes, scaled.items(), strict=True):
-        blocks.heat_map(ax, maps[name].names, values, limits=limits, colour_bar=False)
+        blocks.heat_map(ax, maps[name].names, values, limits=limits, color_bar=False)
         ax.set_title(TITLES[name], fontsize=11)
     figure.colorbar(axes[0].images[0], ax=axes, label="root mean square entry", shrink=0.9)
     return figure
@@ -157,7 +157,7 @@ def opening(result: Spectrum) -> str:
     top, functional = float(G.extremes.values[-1]), float(np.abs(F.extremes.values).max())
     negative = ", which brings every negative one" if low < 0 else ""
     return (
-        f"{said} The GGN alone reaches {rounded(top)}, the functional part {rounded(functional)} in size"
+        f"{said} The GGN alone reaches {rounded(top)}, the functional Hessian {rounded(functional)} in size"
         f"{negative}."
     )
 
@@ -172,7 +172,7 @@ def captions(result: Spectrum) -> dict[str, str]:
         "Below: the share of eigenvalues up to λ, without a kernel. For these probes it is certain to "
         "lie in the dark band; that of all eigenvalues lies in the light one 95 times in 100.",
         "block_map": "Diagonal blocks, layers to the right and roles downwards, those of no layer "
-        "beside them; all have a trace, those of the map of pairs a norm. Colours are logarithmic, on both "
+        "beside them; all have a trace, those of the map of pairs a norm. Colors are logarithmic, on both "
         "sides of zero where there are both signs.",
         "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale. "
         "Where a name is that of a layer, its blocks follow in the order of the table of norms.",
@@ -213,7 +213,7 @@ def errors(d: SpectralDensity) -> str:
     )
 
 
-def _caption_bars(found: BlockMap) -> str:
+def _caption_bars(found: BlockNorms) -> str:
     """What bars of norms are."""
     if found.num_products == len(found.names):
         return "from one probe for each block, so that their errors are not known"
@@ -277,9 +277,9 @@ def _block_map(result: Spectrum) -> Scene:
             return nothing(UNMEASURED, 220)
         part = result.parts[matrices[matrix]]
         cells = _cells(part, MATRIX_SYMBOLS[matrices[matrix]], quantity)
-        colours = "signed" if quantity == "trace" else "log"
+        colors = "signed" if quantity == "trace" else "log"
         label = f"{QUANTITIES[quantity]}, {TITLES[matrices[matrix]]}"
-        return layer_map(cells, label=label, colours=colours, names=list(rows[quantity]))
+        return layer_map(cells, label=label, colors=colors, names=list(rows[quantity]))
 
     return switched({"matrix": list(matrices), "quantity": list(QUANTITIES)}, draw)
 
@@ -304,7 +304,7 @@ def _words(name: str, what: str, value: float, error: float, size: int | None) -
 
 
 def _pairs(result: Spectrum) -> Scene:
-    """Every pair of blocks, all matrices in the same colours."""
+    """Every pair of blocks, all matrices in the same colors."""
     matrices = {CHOICES[name]: name for name in result.parts}
     scales = {n: np.sqrt(np.outer(p.map.sizes, p.map.sizes)) for n, p in result.parts.items()}
     known = np.concatenate([(p.map.frobenius / scales[n]).ravel() for n, p in result.parts.items()])

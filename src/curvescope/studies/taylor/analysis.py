@@ -22,7 +22,7 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.models.model import Model
-from curvescope.operators import Hessian, Line, Plane, line, per_sample, plane
+from curvescope.operators import Hessian, LossLine, LossPlane, loss_line, loss_plane, per_sample
 from curvescope.operators.taylor.directions import dot, own_vector
 from curvescope.problem import Problem
 from curvescope.runs.work import Piece
@@ -185,7 +185,7 @@ def away(problem: Problem, pairs: Eigenpairs) -> Tensor:
     return found / math.sqrt(dot(found, found))
 
 
-def near(problem: Problem, pairs: Eigenpairs, along: Line) -> tuple[Tensor, Tensor]:
+def near(problem: Problem, pairs: Eigenpairs, along: LossLine) -> tuple[Tensor, Tensor]:
     """Where descent near θ* begins, within the quadratic regime along `away`, and the gradient at θ*."""
     radius = along.radius(2)
     step = NEAR.get(problem.dtype, NEAR_ROUNDED) * (
@@ -204,9 +204,9 @@ def top_pairs(problem: Problem, k: int, seed: int) -> Eigenpairs:
     return replace(found, vectors=torch.where(slopes > 0, -1, 1) * _vectors(found))
 
 
-def settled_line(problem: Problem, pairs: Eigenpairs, tolerance: float) -> Line:
+def settled_line(problem: Problem, pairs: Eigenpairs, tolerance: float) -> LossLine:
     """The loss along `away`, for the radius of the quadratic."""
-    return line(problem, away(problem, pairs), num_points=21, tolerance=tolerance, cubic=False)
+    return loss_line(problem, away(problem, pairs), num_points=21, tolerance=tolerance, cubic=False)
 
 
 def _top(problem: Problem, v: Tensor) -> Eigenpairs:
@@ -244,18 +244,18 @@ def lines(cfg: Config, problem: Problem, other: Model | None) -> dict[str, Piece
     }  # fmt: skip
 
     def along(name: str, **given: Any) -> Piece:
-        work = partial(line, problem, **options, **given)
+        work = partial(loss_line, problem, **options, **given)
         return Piece(f"line.{name.replace(' ', '_')}", work, f"along {name}", _told(name), "lines")
 
     def top(i: int) -> Piece:
-        def work(pairs: Result) -> Line:
-            return line(problem, _column(problem, pairs, i), **options)
+        def work(pairs: Result) -> LossLine:
+            return loss_line(problem, _column(problem, pairs, i), **options)
 
         name = f"eigenvector {i + 1}"
         return Piece(f"line.top_{i}", work, f"along {name}", _told(name), "lines", needs=(SHARP,))
 
-    def update() -> Line:
-        return line(problem, adam_direction(problem), **options)
+    def update() -> LossLine:
+        return loss_line(problem, adam_direction(problem), **options)
 
     found = {SHARP: Piece(SHARP, partial(top_pairs, problem, cfg.num_top, cfg.seed), "sharpest directions")}
     found["gradient"] = along("gradient", direction="gradient")
@@ -299,24 +299,24 @@ def settled(cfg: Config, problem: Problem) -> list[Piece]:
     needs = (SETTLED, SETTLED_SHARP, SETTLED_LINE)
 
     def fitted() -> Settled:
-        return settle(problem, cfg.settle * problem.value(), cfg.fit_steps, cfg.fit_rate)
+        return settle(problem, cfg.settle * problem.loss_value(), cfg.fit_steps, cfg.fit_rate)
 
     def sharp(point: Result) -> Eigenpairs:
         return top_pairs(settled_problem(problem, _as(Settled, point)), 1, cfg.seed)
 
-    def along(point: Result, pairs: Result) -> Line:
+    def along(point: Result, pairs: Result) -> LossLine:
         here = settled_problem(problem, _as(Settled, point))
         return settled_line(here, _as(Eigenpairs, pairs), cfg.tolerance)
 
     def predicted(point: Result, pairs: Result, way: Result) -> QuadraticDescent:
         here = settled_problem(problem, _as(Settled, point))
-        start, tilt = near(here, _as(Eigenpairs, pairs), _as(Line, way))
+        start, tilt = near(here, _as(Eigenpairs, pairs), _as(LossLine, way))
         g = here.at(start).gradient() - tilt
         return predict(here, g, _as(Eigenpairs, pairs), cfg.shares, cfg.num_steps)
 
     def taken(share: float, point: Result, pairs: Result, way: Result) -> Descent:
         here = settled_problem(problem, _as(Settled, point))
-        start, tilt = near(here, _as(Eigenpairs, pairs), _as(Line, way))
+        start, tilt = near(here, _as(Eigenpairs, pairs), _as(LossLine, way))
         top = _as(Eigenpairs, pairs)
         return descend(here, start, top, share, cfg.num_steps, tilt=tilt, measure=False)
 
@@ -332,9 +332,9 @@ def settled(cfg: Config, problem: Problem) -> list[Piece]:
     return found
 
 
-def _plane(cfg: Config, problem: Problem, pairs: Result) -> Plane:
+def _plane(cfg: Config, problem: Problem, pairs: Result) -> LossPlane:
     engine: Any = cfg.engine
-    return plane(
+    return loss_plane(
         problem,
         _column(problem, pairs, 0),
         "gradient",
@@ -353,7 +353,7 @@ def _column(problem: Problem, pairs: Result, i: int) -> Tensor:
 
 def _told(name: str) -> Callable[[Result], str]:
     def answer(found: Result) -> str:
-        one = _as(Line, found)
+        one = _as(LossLine, found)
         return f"{name}: the quadratic holds up to a distance of {one.distance():.3g}"
 
     return answer

@@ -20,7 +20,7 @@ from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.models.model import Model
 from curvescope.models.zoo import BUNDLED, REVISIONS
-from curvescope.operators import Line, Plane
+from curvescope.operators import LossLine, LossPlane
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Shown
@@ -40,7 +40,7 @@ NOWHERE = "none"
 class Config(ModelOnData):
     """What to look at and how hard. The defaults take less than a minute on a CPU."""
 
-    tokens: int = setting(128, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(128, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     seq_len: int = setting(32, "tokens of one sequence")
     dtype: str = setting("float64", "float32 or float64; descent near a settled point needs the latter")
     towards: str | None = setting(
@@ -82,7 +82,7 @@ class SettledPart(Result):
     loss: float
     sharpest: float  # λ_max
     residual: float
-    along: Line  # in the direction of the start
+    along: LossLine  # in the direction of the start
     predicted: QuadraticDescent
     descents: list[Descent]
 
@@ -98,8 +98,8 @@ class Taylor(Shown):
     loss: float
     sharpest: np.ndarray  # (num_top,) largest eigenvalues of the Hessian
     residuals: np.ndarray  # (num_top,) an eigenvalue lies within
-    lines: dict[str, Line]  # by direction
-    plane: Plane | None
+    lines: dict[str, LossLine]  # by direction
+    plane: LossPlane | None
     predicted: QuadraticDescent | None  # at the model, for all shares
     descents: list[Descent]
     settled: SettledPart | None
@@ -128,15 +128,15 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         data=problem.batches.name,
         loss_name=problem.loss.name,
         num_parameters=problem.space().size,
-        loss=problem.value(),
+        loss=problem.loss_value(),
         sharpest=pairs.values,
         residuals=pairs.residuals,
         lines={
-            name: found.take(Line, piece.name)
+            name: found.take(LossLine, piece.name)
             for name, piece in lines.items()
             if name not in analysis.NO_LINES
         },
-        plane=found.take(Plane, analysis.PLANE) if cfg.plane_points else None,
+        plane=found.take(LossPlane, analysis.PLANE) if cfg.plane_points else None,
         predicted=found.take(QuadraticDescent, analysis.PREDICTED) if cfg.shares else None,
         descents=[found.take(Descent, analysis.descent(i)) for i in range(len(cfg.shares))],
         settled=_settled_part(cfg, found) if cfg.settle and cfg.shares else None,
@@ -157,7 +157,7 @@ def other_point(cfg: Config, model: Model) -> Model | None:
 
 def _settled_part(cfg: Config, found: Finished) -> SettledPart:
     point, pairs = found.take(Settled, analysis.SETTLED), found.take(Eigenpairs, analysis.SETTLED_SHARP)
-    along = found.take(Line, analysis.SETTLED_LINE)
+    along = found.take(LossLine, analysis.SETTLED_LINE)
     return SettledPart(
         losses=point.losses,
         reached=point.reached,

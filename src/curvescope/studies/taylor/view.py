@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from curvescope.algorithms import QuadraticDescent
-    from curvescope.operators import Line, Plane
+    from curvescope.operators import LossLine, LossPlane
     from curvescope.runs.shown import Line as Said
     from curvescope.studies.taylor.analysis import Descent
     from curvescope.studies.taylor.study import SettledPart, Taylor
@@ -55,7 +55,7 @@ def radii(found: Taylor) -> list[dict[str, Any]]:
     return [row for name, one in found.lines.items() for row in _radii(name, one)]
 
 
-def _radii(name: str, one: Line) -> list[dict[str, Any]]:
+def _radii(name: str, one: LossLine) -> list[dict[str, Any]]:
     e, rows = one.expansion, []
     for order in one.orders:
         for side, radius in one.radii[NAMES[order]].items():
@@ -143,7 +143,7 @@ POINTS = 101  # of a prediction
 SCENE_ROOM = 0.12  # of the range of losses, left above and below
 PLANE = (
     "The plane of the top eigenvector and the gradient, both of length one and at right angles: the loss, "
-    "the quadratic in the same colours, or their difference. Lines are of equal height; the cross is θ."
+    "the quadratic in the same colors, or their difference. Lines are of equal height; the cross is θ."
 )
 LOSS, QUADRATIC, DIFFERENCE = "loss", "quadratic", "difference"
 
@@ -163,7 +163,7 @@ def scenes(result: Taylor) -> dict[str, Scene]:
     return found
 
 
-def _slice(name: str, one: Line) -> Scene:
+def _slice(name: str, one: LossLine) -> Scene:
     """The loss with its predictions; the range is that of the loss."""
     words = f"t = %{{x:.4g}}<br>{LOSS}: %{{y:.6g}}"
     found = [Curve(LOSS, one.t, one.loss, words, look=LOOKS[LOSS])]
@@ -183,12 +183,12 @@ def _slice(name: str, one: Line) -> Scene:
     return curves(found, x=x, y=axis("loss L(θ + t d)", range=[low - room, high + room]))
 
 
-def _scene_plane(p: Plane, shown: str) -> Scene:
-    """Loss and quadratic in the same colours, cut off where only a few points are higher."""
+def _scene_plane(p: LossPlane, shown: str) -> Scene:
+    """Loss and quadratic in the same colors, cut off where only a few points are higher."""
     titles = ("top eigenvector", "−∇L, orthogonal to it")
     if shown == DIFFERENCE:
         label = "loss − quadratic"
-        return plane(p.a, p.b, p.loss - p.quadratic, label=label, titles=titles, colours="signed linear")
+        return plane(p.a, p.b, p.loss - p.quadratic, label=label, titles=titles, colors="signed linear")
     finite = p.loss[np.isfinite(p.loss)]
     limits = (float(finite.min()), float(np.percentile(finite, 95))) if finite.size else None
     return plane(
@@ -244,7 +244,7 @@ def opening(found: Taylor) -> str:
     return " ".join(said)
 
 
-def _radius(name: str, one: Line) -> Said:
+def _radius(name: str, one: LossLine) -> Said:
     """Distances on both sides of both predictions."""
     said = []
     for order in one.orders:
@@ -338,7 +338,7 @@ def captions(found: Taylor) -> dict[str, str]:
         said[key(name)] = (
             f"The loss along a line, {name}, with what derivatives at t = 0 predict. Bars below: how far a "
             "prediction holds. Right: errors against |t|, filled ahead of θ and hollow behind it, and what "
-            "is allowed; grey: rounding of the loss."
+            "is allowed; gray: rounding of the loss."
         )
     if found.plane is not None:
         said["plane"] = (
@@ -400,7 +400,7 @@ def _panels(count: int, width: float = 10.5, height: float = 3.9) -> tuple[Figur
     return plt.subplots(1, count, figsize=(width, height), layout="constrained", squeeze=False)
 
 
-def _line(name: str, one: Line) -> Figure:
+def _line(name: str, one: LossLine) -> Figure:
     figure, axes = _panels(2)
     left, right = axes[0]
     one.plot(left)
@@ -421,14 +421,14 @@ def _reach(found: Taylor) -> Figure:
     figure, ax = plt.subplots(figsize=(8.0, 1.5 + 0.5 * len(names)), layout="constrained")
     for i, one in enumerate(found.lines.values()):
         for j, order in enumerate(one.orders):
-            y, colour = i + 0.22 * (j - 0.5) * (len(one.orders) > 1), slices.COLOURS[NAMES[order]]
+            y, color = i + 0.22 * (j - 0.5) * (len(one.orders) > 1), slices.COLORS[NAMES[order]]
             for side, radius in one.radii[NAMES[order]].items():
                 at = radius.value * one.length
                 if not np.isfinite(at):
                     continue
                 beyond = np.isinf(radius.high)
-                inside = colour if side == "ahead" else "white"
-                ax.plot(at, y, ">" if beyond else "o", color=colour, mfc=inside, ms=6)
+                inside = color if side == "ahead" else "white"
+                ax.plot(at, y, ">" if beyond else "o", color=color, mfc=inside, ms=6)
     ax.set_xscale("log")
     ax.set_yticks(range(len(names)), names, fontsize=9)
     ax.set_ylim(len(names) - 0.5, -0.5)
@@ -436,9 +436,9 @@ def _reach(found: Taylor) -> Figure:
     ax.set_axisbelow(True)
     ax.set_xlabel("distance up to which the prediction holds")
     handles = [
-        Line2D([], [], ls="", marker="o", color=slices.COLOURS[n], mfc=m, label=f"{n}, {s}")
+        Line2D([], [], ls="", marker="o", color=slices.COLORS[n], mfc=m, label=f"{n}, {s}")
         for n in {NAMES[o]: 0 for one in found.lines.values() for o in one.orders}
-        for s, m in (("ahead", slices.COLOURS[n]), ("behind", "white"))
+        for s, m in (("ahead", slices.COLORS[n]), ("behind", "white"))
     ]
     figure.legend(handles=handles, ncols=4, loc="outside upper center")
     return figure
@@ -470,15 +470,15 @@ def _trajectories(found: Taylor) -> Figure:
 
 
 def _pairs(ax: Axes, descents: list[Descent], taken: list[np.ndarray], predicted: np.ndarray) -> None:
-    """Solid lines, dashed ones of the same colour; the range is that of what was taken."""
+    """Solid lines, dashed ones of the same color; the range is that of what was taken."""
     values = np.concatenate([x[np.isfinite(x)] for x in taken])
     room = FIGURE_ROOM * ((values.max() - values.min()) or 1.0)
     low, high = values.min() - room, values.max() + room
     low = max(low, 0.0) if values.min() >= 0 else low
     for i, one in enumerate(descents):
-        colour = PALETTE[i % len(PALETTE)]
-        ax.plot(taken[i], color=colour, lw=1.4, label=f"{one.share:g}")
-        ax.plot(predicted[i], "--", color=colour, lw=1.1)
+        color = PALETTE[i % len(PALETTE)]
+        ax.plot(taken[i], color=color, lw=1.4, label=f"{one.share:g}")
+        ax.plot(predicted[i], "--", color=color, lw=1.1)
     ax.set_ylim(low, high)
     ax.set_xlabel("step")
 
@@ -487,11 +487,11 @@ def _critical(own: SettledPart) -> Figure:
     figure, axes = _panels(2)
     left, right = axes[0]
     for i, one in enumerate(own.descents):
-        colour, k = PALETTE[i % len(PALETTE)], np.arange(len(one.change))
+        color, k = PALETTE[i % len(PALETTE)], np.arange(len(one.change))
         label = f"{one.share:g}"
-        left.plot(np.abs(one.along / one.along[0]), color=colour, lw=2.2, label=label)
+        left.plot(np.abs(one.along / one.along[0]), color=color, lw=2.2, label=label)
         left.plot(np.abs(1.0 - 2 * one.share) ** k, ":", color="0.1", lw=1.1)
-        right.plot(one.change, color=colour, lw=2.2, label=label)
+        right.plot(one.change, color=color, lw=2.2, label=label)
         right.plot(own.predicted.change[i], ":", color="0.1", lw=1.1)
     left.plot([], [], ":", color="0.1", lw=1.1, label="predicted")
     left.set_yscale("log")

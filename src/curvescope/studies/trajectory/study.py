@@ -48,7 +48,7 @@ class Config(TokenModelOnData):
     token: int = setting(-2, "whose path is drawn; -2 is the one that should come to the last")
     projection: Method = setting("pca", "of the states, for the pictures")
     num_shuffles: int = setting(2, "permutations of the targets, to compare with")
-    neighbours: int = setting(15, "of UMAP")
+    neighbors: int = setting(15, "of UMAP")
     min_dist: float = setting(0.1, "of UMAP")
     legacy: bool = setting(
         False, "the original's picture: Euclidean UMAP of raw embeddings, states put in later"
@@ -57,7 +57,7 @@ class Config(TokenModelOnData):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "num_shuffles", "tokens", "seq_len", "batch_size")
-        at_least(self, 2, "neighbours")
+        at_least(self, 2, "neighbors")
 
 
 @dataclass(frozen=True)
@@ -132,16 +132,16 @@ class Trajectory(Shown):
         left_out = "A name that would lie on another is left out."
         own = f"{short_quote(self.path.prompt)}"
         return {
-            "target": f"Does a token come to {m.target}? Angle on the sphere of normalised states between "
+            "target": f"Does a token come to {m.target}? Angle on the sphere of normalized states between "
             f"the state and P(γ_f ∘ u) of the target, and what {lens} says of it; {bands}. Dashed: the same "
             f"with the targets of other tokens ({m.num_shuffles} permutations). Small dots lie inside a "
             "block, between attention and feed-forward. The rank is a geometric mean.",
             "motion": f"How a token moves, averaged over {m.num_tokens:,} tokens; {bands}. Angles are "
-            "between normalised states. Every point but the input ends a step, of attention (small dots) or "
+            "between normalized states. Every point but the input ends a step, of attention (small dots) or "
             "feed-forward; a turn of 90° leaves at a right angle to the way it came. Shares are "
             "⟨part, step⟩ / |step|² of each block's step.",
             "prompt": f"{own}: angle to {m.target} at every point, and the token that the lens reads first. "
-            "Grey: no token to come to in the prompt.",
+            "Gray: no token to come to in the prompt.",
             "grid": f"{own}: all tokens at the input and after the first and last blocks, with the path so "
             f"far of one. {self.picture.words}{how}. {left_out}",
             "path": f"{own}: the path of one token among the directions of the prompt's tokens, from three "
@@ -204,7 +204,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 def _picture(cfg: Config, path: Path) -> Projection:
     points = np.concatenate([path.words, path.states.reshape(-1, path.states.shape[-1])])
-    options: dict[str, Any] = {"neighbours": cfg.neighbours, "min_dist": cfg.min_dist}
+    options: dict[str, Any] = {"neighbors": cfg.neighbors, "min_dist": cfg.min_dist}
     return project(points, method=cfg.projection, seed=cfg.seed, **options)
 
 
@@ -219,7 +219,7 @@ def _picture_apart(cfg: Config, model: Model, path: Path) -> Projection:
         E[: traveling_words.FITTED_ROWS].numpy(),
         groups,
         seed=cfg.seed,
-        neighbours=cfg.neighbours,
+        neighbors=cfg.neighbors,
         min_dist=cfg.min_dist,
     )
     words, states = found.coordinates[: len(ids)], found.coordinates[len(ids) :]

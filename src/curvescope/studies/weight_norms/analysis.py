@@ -81,7 +81,7 @@ def _drawn(W: Tensor, source: np.random.Generator) -> Tensor:
 
 def _measured(problem: Problem, num_steps: int) -> tuple[float, float, float, np.ndarray, np.ndarray]:
     ends = extreme_ends(Hessian(problem, engine="autograd"), num_steps=num_steps)
-    weights = [problem.parameters[f"L0.{role}"].detach() for role in ROLES]
+    weights = [problem.get_parameter(f"L0.{role}").detach() for role in ROLES]
     spectral = np.array([float(torch.linalg.matrix_norm(W, 2)) for W in weights])
     frobenius = np.array([float(W.norm()) for W in weights])
-    return float(ends.values[1]), float(ends.residuals[1]), problem.value(), spectral, frobenius
+    return float(ends.values[1]), float(ends.residuals[1]), problem.loss_value(), spectral, frobenius

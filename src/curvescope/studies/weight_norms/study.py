@@ -40,7 +40,7 @@ KINDS = ("spectral", "frobenius")
 class Config(ModelOnData):
     """What to look at and how hard. The defaults take about a minute on a CPU."""
 
-    tokens: int = setting(128, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(128, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     checkpoints: tuple[str, ...] = setting((), OF_CHECKPOINTS)
     blocks: tuple[str, ...] = setting(("L*.W_*",), "globs: the weight matrices")
     num_steps: int = setting(8, "Lanczos steps for λ_max of a block")
@@ -124,12 +124,12 @@ def _matrices(cfg: Config, problem: Problem) -> list[str]:
 
 
 def _trained(problem: Problem, model: Model, blocks: list[str], cfg: Config) -> TrainedBlocks:
-    at = problem.at(model.parameters)
+    at = problem.at(dict(model.named_parameters()))
     how: Any = {"engine": cfg.engine, "checkpoint": cfg.checkpoint}
     ends = [extreme_ends(Hessian(at, name, **how), num_steps=cfg.num_steps, seed=cfg.seed) for name in blocks]
     weights = [_weight(model, name) for name in blocks]
     return TrainedBlocks(
-        loss=at.value(),
+        loss=at.loss_value(),
         lambda_max=np.array([float(e.values[1]) for e in ends]),
         error=np.array([float(e.residuals[1]) for e in ends]),
         spectral=np.array([float(torch.linalg.matrix_norm(W, 2)) for W in weights]),
@@ -140,7 +140,7 @@ def _trained(problem: Problem, model: Model, blocks: list[str], cfg: Config) -> 
 def _weight(model: Model, name: str) -> torch.Tensor:
     """The matrix of a block, in float64."""
     block = model.blocks[name]
-    return block.take(model.parameters[block.parameter].detach()).double()
+    return block.take(model.get_parameter(block.parameter).detach()).double()
 
 
 def correlate(

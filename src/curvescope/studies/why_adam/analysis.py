@@ -69,7 +69,7 @@ from curvescope.runs.shown import FAILS, HOLDS, OPEN
 from curvescope.studies.common.statistics import Interval, above, crossed_bootstrap
 
 if TYPE_CHECKING:
-    from curvescope.studies.why_adam.study import Config
+    from curvescope.studies.why_adam import study
 
 HEADS = 2
 EMBEDDED = 4  # entries of a token in an MLP, which has them side by side
@@ -189,7 +189,7 @@ def _drawn(rows: int, columns: int, source: torch.Generator) -> nn.Parameter:
 
 # --------------------------------------------------------------------------------------------------- ensemble
 
-Optimiser = Literal["adam", "sgd"]
+Optimizer = Literal["adam", "sgd"]
 MOMENTUM = 0.9  # of SGD
 BETAS, EPS = (0.9, 0.999), 1e-8  # of Adam
 
@@ -246,7 +246,7 @@ def train(
     start: Tensor,
     batches: Tensor,
     rates: Sequence[float],
-    optimiser: Optimiser,
+    optimizer: Optimizer,
     *,
     evaluated: Tensor,
     looks: Sequence[int],
@@ -262,7 +262,7 @@ def train(
     steps = batches.shape[1]
     theta = start[:, None].repeat(1, len(rates), 1)
     lr = torch.tensor(list(rates), dtype=theta.dtype, device=theta.device)[:, None]
-    move = STEPS[optimiser](theta, lr)
+    move = STEPS[optimizer](theta, lr)
     gradient = vmap(vmap(grad(flat.loss), in_dims=(0, None)), in_dims=(0, 0))
     value = vmap(vmap(flat.loss, in_dims=(0, None)), in_dims=(0, None))
     losses, kept = [], []
@@ -307,7 +307,7 @@ def sgd(theta: Tensor, lr: Tensor) -> Move:
     return move
 
 
-STEPS: dict[Optimiser, Callable[[Tensor, Tensor], Move]] = {"adam": adam, "sgd": sgd}
+STEPS: dict[Optimizer, Callable[[Tensor, Tensor], Move]] = {"adam": adam, "sgd": sgd}
 
 
 # -------------------------------------------------------------------------------------------------- curvature
@@ -429,7 +429,7 @@ def rate_of(rung: int) -> float:
 
 @dataclass(frozen=True)
 class Tuned(Result):
-    """Runs of one configuration with one optimiser: S seeds, R rates, what the chosen ones kept."""
+    """Runs of one configuration with one optimizer: S seeds, R rates, what the chosen ones kept."""
 
     rates: np.ndarray  # (R,)
     course: np.ndarray  # (S, R, K) loss on the evaluated sums
@@ -504,9 +504,9 @@ CHECKPOINTS = (0.25, 0.5, 1.0)
 """Shares after which curvature is measured."""
 EVALUATED = 128  # sums whose loss is looked at
 APART = 1000  # seeds of one run of the study and of the next
-OPTIMISERS: tuple[Optimiser, ...] = ("adam", "sgd")
-MOMENTS = ["start", *(f"{name} {share:.0%}" for name in OPTIMISERS for share in CHECKPOINTS)]
-"""When curvature is measured: before training, and along the chosen run of each optimiser."""
+OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "sgd")
+MOMENTS = ["start", *(f"{name} {share:.0%}" for name in OPTIMIZERS for share in CHECKPOINTS)]
+"""When curvature is measured: before training, and along the chosen run of each optimizer."""
 
 
 @dataclass(frozen=True)
@@ -521,7 +521,7 @@ class Measured(Result):
     hessian_sizes: np.ndarray  # (S, B)
 
 
-def starts(cfg: Config, name: str, dtype: torch.dtype = torch.float32) -> tuple[Flat, Tensor]:
+def starts(cfg: study.Config, name: str, dtype: torch.dtype = torch.float32) -> tuple[Flat, Tensor]:
     """A configuration as a function, and the weights of every seed, (S, n)."""
     flats, weights = zip(
         *(
@@ -533,12 +533,12 @@ def starts(cfg: Config, name: str, dtype: torch.dtype = torch.float32) -> tuple[
     return flats[0], torch.stack(weights).to(cfg.device, dtype)
 
 
-def seeds(cfg: Config) -> range:
+def seeds(cfg: study.Config) -> range:
     """Seeds of weights and batches."""
     return range(APART * cfg.seed, APART * cfg.seed + cfg.profile.seeds)
 
 
-def batches(cfg: Config) -> Tensor:
+def batches(cfg: study.Config) -> Tensor:
     """Tokens of all steps of every seed, (S, steps, B, T): drawn anew for each step."""
     profile = cfg.profile
     shape = (profile.steps, profile.batch_size, profile.size.length)
@@ -546,31 +546,31 @@ def batches(cfg: Config) -> Tensor:
     return torch.stack([_sums(cfg, count, seed).reshape(shape) for seed in seeds(cfg)])
 
 
-def evaluated(cfg: Config) -> Tensor:
+def evaluated(cfg: study.Config) -> Tensor:
     """The sums whose loss is looked at, the same for all runs: (N, T)."""
     return _sums(cfg, EVALUATED, APART * (cfg.seed + 1) - 1)
 
 
-def _sums(cfg: Config, count: int, seed: int) -> Tensor:
+def _sums(cfg: study.Config, count: int, seed: int) -> Tensor:
     drawn = addition(num_sequences=count, digits=cfg.profile.size.digits, seed=seed)
     return drawn[0].inputs.to(cfg.device)
 
 
-def tuned(cfg: Config, name: str, optimiser: Optimiser) -> Tuned:
-    """All runs of a configuration with an optimiser."""
+def tuned(cfg: study.Config, name: str, optimizer: Optimizer) -> Tuned:
+    """All runs of a configuration with an optimizer."""
     flat, start = starts(cfg, name)
     data, looked_at = batches(cfg), evaluated(cfg)
     looks, checkpoints = cfg.after(LOOKS), cfg.after(CHECKPOINTS)
 
     def run(rates: list[float]) -> Courses:
         return train(
-            flat, start, data, rates, optimiser, evaluated=looked_at, looks=looks, checkpoints=checkpoints
+            flat, start, data, rates, optimizer, evaluated=looked_at, looks=looks, checkpoints=checkpoints
         )
 
-    return tune(FIRST[optimiser], run)
+    return tune(FIRST[optimizer], run)
 
 
-def measured(cfg: Config, name: str, adam: Result, sgd: Result) -> Measured:
+def measured(cfg: study.Config, name: str, adam: Result, sgd: Result) -> Measured:
     """Curvature at the start and along the chosen runs, in double precision."""
     assert isinstance(adam, Tuned)
     assert isinstance(sgd, Tuned)

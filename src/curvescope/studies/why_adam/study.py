@@ -27,7 +27,7 @@ from curvescope.studies.why_adam.analysis import (
     LOOKS,
     MEASURES,
     MOMENTS,
-    OPTIMISERS,
+    OPTIMIZERS,
     Measured,
     Size,
     Tuned,
@@ -129,7 +129,7 @@ class WhyAdam(Shown):
     batch_size: int
     num_measured: int  # sums of the curvature
     look_steps: list[int]
-    runs: dict[str, Tuned]  # by `configuration/optimiser`
+    runs: dict[str, Tuned]  # by `configuration/optimizer`
     curvature: dict[str, Measured]  # by configuration
     draws: int
     seed: int
@@ -173,7 +173,7 @@ class WhyAdam(Shown):
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> WhyAdam:
-    """Tune and train every configuration with both optimisers, then measure its curvature.
+    """Tune and train every configuration with both optimizers, then measure its curvature.
 
     Args:
         progress: called with (what, number, total) as each piece begins.
@@ -182,9 +182,9 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     pieces = [piece for name in cfg.configurations for piece in _pieces(cfg, name)]
     found = work_through(pieces, progress=progress, state=state)
     runs = {
-        f"{name}/{optimiser}": found.take(Tuned, f"{name}.{optimiser}")
+        f"{name}/{optimizer}": found.take(Tuned, f"{name}.{optimizer}")
         for name in cfg.configurations
-        for optimiser in OPTIMISERS
+        for optimizer in OPTIMIZERS
     }
     return WhyAdam(
         configurations=list(cfg.configurations),
@@ -204,12 +204,12 @@ def _pieces(cfg: Config, name: str) -> list[Piece]:
     """Two trainings, and the curvature along them."""
     trainings = [
         Piece(
-            f"{name}.{optimiser}",
-            partial(tuned, cfg, name, optimiser),
-            f"{name}: {optimiser}, all seeds and rates",
+            f"{name}.{optimizer}",
+            partial(tuned, cfg, name, optimizer),
+            f"{name}: {optimizer}, all seeds and rates",
             kind="trainings",
         )
-        for optimiser in OPTIMISERS
+        for optimizer in OPTIMIZERS
     ]
     needs = tuple(piece.name for piece in trainings)
     look = Piece(f"{name}.curvature", partial(measured, cfg, name), f"{name}: curvature", needs=needs)

@@ -18,7 +18,7 @@ from curvescope.studies.why_adam.analysis import (
     MEASURES,
     MOMENTS,
     MOMENTUM,
-    OPTIMISERS,
+    OPTIMIZERS,
     correlation,
     pairs,
     together,
@@ -201,11 +201,11 @@ def _gaps(result: WhyAdam) -> list[dict[str, Any]]:
     found = []
     for name in result.configurations:
         row: dict[str, Any] = {"configuration": name, "parameters": result.curvature[name].num_parameters}
-        for optimiser in OPTIMISERS:
-            run = result.runs[f"{name}/{optimiser}"]
+        for optimizer in OPTIMIZERS:
+            run = result.runs[f"{name}/{optimizer}"]
             rates, counts = np.unique(run.rates[run.chosen], return_counts=True)
-            row[f"lr_{optimiser}"] = float(rates[counts.argmax()])
-            row[f"loss_{optimiser}"] = float(run.loss.mean())
+            row[f"lr_{optimizer}"] = float(rates[counts.argmax()])
+            row[f"loss_{optimizer}"] = float(run.loss.mean())
         found.append(row | _named(contrast(result.gaps([name])), "gap"))
     return found
 
@@ -272,12 +272,12 @@ def _rates(result: WhyAdam) -> list[dict[str, Any]]:
     """Every rate that was tried."""
     found = []
     for name in result.configurations:
-        for optimiser in OPTIMISERS:
-            run = result.runs[f"{name}/{optimiser}"]
+        for optimizer in OPTIMIZERS:
+            run = result.runs[f"{name}/{optimizer}"]
             for r, rate in enumerate(run.rates):
                 final = run.final[:, r]
                 found.append(
-                    {"configuration": name, "optimiser": optimiser, "lr": float(rate),
+                    {"configuration": name, "optimizer": optimizer, "lr": float(rate),
                      "loss": float(final.mean()), "diverged": int(np.isinf(final).sum()),
                      "chosen_by": int((run.chosen == r).sum())}
                 )  # fmt: skip
@@ -301,17 +301,17 @@ def figures(result: WhyAdam) -> dict[str, Figure]:
 
 
 def _style(name: str) -> dict[str, Any]:
-    """Colour: attention or MLP. Shape: single or merged, or depth. Filled: with norms."""
+    """Color: attention or MLP. Shape: single or merged, or depth. Filled: with norms."""
     choice = CHOICES[name]
     mlp = choice.family == "mlp"
-    colour = KINDS["mlp" if mlp else choice.attention]
+    color = KINDS["mlp" if mlp else choice.attention]
     shape = {1: "^", 3: "D"}[choice.hidden] if mlp else "s" if choice.merged else "o"
     return {
-        "color": colour,
+        "color": color,
         "marker": shape,
         "ms": 6,
-        "mfc": colour if choice.norm else "white",
-        "mec": colour,
+        "mfc": color if choice.norm else "white",
+        "mec": color,
     }
 
 
@@ -344,8 +344,8 @@ def _gap(result: WhyAdam) -> Figure:
 def _along(result: WhyAdam) -> Figure:
     figure, axes = _panels(2, 3, figsize=(12.5, 6.6), sharex=True, sharey="col")
     where = np.array([0.0, *(100 * share for share in CHECKPOINTS)])
-    for row, optimiser in zip(axes, OPTIMISERS, strict=True):
-        moments = ["start", *(f"{optimiser} {share:.0%}" for share in CHECKPOINTS)]
+    for row, optimizer in zip(axes, OPTIMIZERS, strict=True):
+        moments = ["start", *(f"{optimizer} {share:.0%}" for share in CHECKPOINTS)]
         for ax, measure in zip(row, MEASURES, strict=True):
             for i, name in enumerate(result.configurations):
                 each = [contrast(result.heterogeneity(measure, when, [name])) for when in moments]
@@ -353,7 +353,7 @@ def _along(result: WhyAdam) -> Figure:
                 x = where + 0.9 * (i - len(result.configurations) / 2)
                 style = _style(name) | {"ms": 4.5}
                 ax.errorbar(x, [one[0] for one in each], bars, **style, lw=0.9, elinewidth=0.6, label=name)
-            ax.set_title(f"{NAMES[optimiser]}, {LABELS[measure]}", fontsize=9)
+            ax.set_title(f"{NAMES[optimizer]}, {LABELS[measure]}", fontsize=9)
             ax.set_xticks(where, [f"{x:.0f}" for x in where])
     for ax in axes[-1]:
         ax.set_xlabel("share of the run, %")
@@ -369,8 +369,8 @@ def _tuning(result: WhyAdam) -> Figure:
     for ax in axes.flat[len(result.configurations) :]:
         ax.set_visible(False)
     for ax, name in zip(axes.flat, result.configurations, strict=False):
-        for i, optimiser in enumerate(OPTIMISERS):
-            run = result.runs[f"{name}/{optimiser}"]
+        for i, optimizer in enumerate(OPTIMIZERS):
+            run = result.runs[f"{name}/{optimizer}"]
             known = np.isfinite(run.final)
             for s, final in enumerate(run.final):
                 ax.plot(run.rates[known[s]], final[known[s]], ".", ms=3, alpha=0.5, color=PALETTE[i])
@@ -383,7 +383,7 @@ def _tuning(result: WhyAdam) -> Figure:
                 lw=1.2,
                 ms=3,
                 color=PALETTE[i],
-                label=NAMES[optimiser],
+                label=NAMES[optimizer],
             )
         ax.set_xscale("log")
         ax.set_ylim(0, 3)

@@ -1,6 +1,6 @@
 """Interactive figures as plotly's JSON, made of plain dictionaries: arrays in, a `Scene` out.
 
-No scene has a colour of its ground or of its letters: the page that shows it is light or dark.
+No scene has a color of its ground or of its letters: the page that shows it is light or dark.
 """
 
 from curvescope.viz.scenes.curves import Curve, curves, estimated, said, switched

@@ -152,7 +152,7 @@ def curves(
     traces: list[Scene] = []
     for number, curve in enumerate(found):
         look = curve.look or look_of(number)
-        look = look._replace(colour=on_screen(look.colour))
+        look = look._replace(color=on_screen(look.color))
         if curve.band and curve.low is not None and curve.high is not None:
             bands += _bands(curve, curve.low, curve.high, look, positive=y.get("type") == "log")
         traces.append(_trace(curve, look))
@@ -174,8 +174,8 @@ def _trace(curve: Curve, look: Look) -> Scene:
         "type": "scatter", "mode": mode, "name": symbols(curve.name), "legendgroup": curve.of or curve.name,
         "showlegend": not curve.of,
         "x": numbers(curve.x), "y": numbers(curve.y), **_hover(curve),
-        "line": {"color": look.colour, "width": 2, "dash": DASHES.get(look.dash, "solid")},
-        "marker": {"color": look.colour, "size": 7, "symbol": SYMBOLS.get(look.mark, look.mark)},
+        "line": {"color": look.color, "width": 2, "dash": DASHES.get(look.dash, "solid")},
+        "marker": {"color": look.color, "size": 7, "symbol": SYMBOLS.get(look.mark, look.mark)},
     }  # fmt: skip
     if curve.low is not None and curve.high is not None and not curve.band:
         up, down = (np.nan_to_num(np.maximum(e, 0.0)) for e in (curve.high - curve.y, curve.y - curve.low))
@@ -205,14 +205,14 @@ def _bands(curve: Curve, low: np.ndarray, high: np.ndarray, look: Look, *, posit
         y = np.concatenate([high[part], low[part][::-1]])
         found.append({
             "type": "scatter", "mode": "lines", "x": numbers(x), "y": numbers(y), "fill": "toself",
-            "fillcolor": see_through(look.colour), "line": {"width": 0}, "hoverinfo": "skip",
+            "fillcolor": see_through(look.color), "line": {"width": 0}, "hoverinfo": "skip",
             "showlegend": False, "legendgroup": curve.of or curve.name,
             "name": f"{curve.name}, 95 % interval",
         })  # fmt: skip
     return found
 
 
-def see_through(colour: str, share: float = 0.2) -> str:
-    """`#1565a8` as an rgba colour through which others are seen."""
-    r, g, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+def see_through(color: str, share: float = 0.2) -> str:
+    """`#1565a8` as an rgba color through which others are seen."""
+    r, g, b = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({r},{g},{b},{share:g})"

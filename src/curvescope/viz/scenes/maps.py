@@ -1,4 +1,4 @@
-"""Maps: a number in every cell, in colours that are linear, or logarithmic, on both sides of zero too."""
+"""Maps: a number in every cell, in colors that are linear, or logarithmic, on both sides of zero too."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes.curves import SignedLog, axis, named, nothing, numbers, power, symbols
 from curvescope.viz.style import DIVERGING, SEQUENTIAL
 
-Colours = Literal["linear", "log", "signed", "signed linear"]
+Colors = Literal["linear", "log", "signed", "signed linear"]
 LAYER = re.compile(r"L(\d+)\.(.+)")
-DECADES = 4  # of colours, below the largest value
+DECADES = 4  # of colors, below the largest value
 TALL, WIDE = 22, 24  # pixels of a row, of a column
 LETTERS = 3  # pixels that a letter of an upright name takes, on average
 LETTERS_ACROSS = 24  # that lie beside each other on a telephone; names of more stand upright
@@ -35,18 +35,18 @@ def grid_map(
     cells: Sequence[Sequence[Cell | None]],
     *,
     label: str,
-    colours: Colours = "log",
+    colors: Colors = "log",
     limits: tuple[float, float] | None = None,
     titles: tuple[str, str] = ("", ""),
 ) -> Scene:
     """Rows downwards, columns to the right; a cell that is None, or not a finite number, stays empty.
 
     Args:
-        colours: "signed" has both signs, logarithmic; of "log", what is not positive stays empty.
-        limits: of the values, so that variants of one scene may have colours in common.
+        colors: "signed" has both signs, logarithmic; of "log", what is not positive stays empty.
+        limits: of the values, so that variants of one scene may have colors in common.
         titles: of the columns and of the rows.
     """
-    scale = scale_of([c.value for row in cells for c in row if c], colours, limits)
+    scale = scale_of([c.value for row in cells for c in row if c], colors, limits)
     if scale is None:
         return nothing("not measured", 220)
     height = max(260, 130 + TALL * min(len(rows), MOST_ROWS) + LETTERS * max(map(len, columns), default=0))
@@ -56,12 +56,12 @@ def grid_map(
         "margin": {"l": 20, "r": 10, "t": 60, "b": 20},
         "xaxis": named(columns, most=MOST_COLUMNS, title=titles[0], tickangle=-90 if _long(columns) else 0),
         "yaxis": named(rows, most=MOST_ROWS, title=titles[1]) | {"range": [len(rows) - 0.5, -0.5]},
-        "coloraxis": colour_bar(scale, label),
+        "coloraxis": color_bar(scale, label),
     }
     return {"data": [_heat(cells, scale)], "layout": layout}
 
 
-def layer_map(cells: Mapping[str, Cell], *, label: str, colours: Colours, names: Sequence[str] = ()) -> Scene:
+def layer_map(cells: Mapping[str, Cell], *, label: str, colors: Colors, names: Sequence[str] = ()) -> Scene:
     """Blocks by name, L3.W_Q and so on: roles downwards, layers to the right, blocks of no layer beside them.
 
     Args:
@@ -72,12 +72,12 @@ def layer_map(cells: Mapping[str, Cell], *, label: str, colours: Colours, names:
     outside = [name for name in names if not LAYER.fullmatch(name)]
     layers = sorted({int(match[1]) for match in inside})
     roles = list(dict.fromkeys(match[2] for match in inside))
-    scale = scale_of([cell.value for cell in cells.values()], colours, None)
+    scale = scale_of([cell.value for cell in cells.values()], colors, None)
     if scale is None:
         return nothing("not measured", 220)
     beside = [[cells.get(name)] for name in outside]
     if not inside:
-        return grid_map(outside, [""], beside, label=label, colours=colours)
+        return grid_map(outside, [""], beside, label=label, colors=colors)
     rows = max(len(roles), len(outside), 6)
     data = [_heat([[cells.get(f"L{layer}.{role}") for layer in layers] for role in roles], scale)]
     if outside:
@@ -86,7 +86,7 @@ def layer_map(cells: Mapping[str, Cell], *, label: str, colours: Colours, names:
         "height": 140 + TALL * rows,
         "width": 220 + WIDE * len(layers),
         "margin": {"l": 20, "r": 20, "t": 70, "b": 40},
-        "coloraxis": colour_bar(scale, label),
+        "coloraxis": color_bar(scale, label),
         **_two_axes(layers, roles, outside, rows),
     }
     return {"data": data, "layout": layout}
@@ -115,12 +115,12 @@ def _long(columns: Sequence[str]) -> bool:
 
 
 class Scale(NamedTuple):
-    """Colours: how values become places among them, and the two ends."""
+    """Colors: how values become places among them, and the two ends."""
 
-    kind: Colours
+    kind: Colors
     low: float
     high: float
-    linear: float  # of signed colours
+    linear: float  # of signed colors
 
     def of(self, value: float) -> float:
         """The place of a value; nan where it has none."""
@@ -131,7 +131,7 @@ class Scale(NamedTuple):
         return value
 
 
-def scale_of(values: Sequence[float], kind: Colours, limits: tuple[float, float] | None) -> Scale | None:
+def scale_of(values: Sequence[float], kind: Colors, limits: tuple[float, float] | None) -> Scale | None:
     """None where there is nothing to show."""
     known = [v for v in values if math.isfinite(v)]
     if not known:
@@ -151,8 +151,8 @@ def scale_of(values: Sequence[float], kind: Colours, limits: tuple[float, float]
     return Scale(kind, low, high if high > low else low + 1.0, math.nan)
 
 
-def colour_bar(scale: Scale, label: str) -> dict[str, Any]:
-    """The colours and their bar, which lies above the map."""
+def color_bar(scale: Scale, label: str) -> dict[str, Any]:
+    """The colors and their bar, which lies above the map."""
     stops = DIVERGING if scale.kind.startswith("signed") else SEQUENTIAL
     title = {"text": symbols(label), "side": "top"}
     bar: dict[str, Any] = {"title": title, "orientation": "h", "thickness": 10}
@@ -168,12 +168,12 @@ def colour_bar(scale: Scale, label: str) -> dict[str, Any]:
         else:
             found = np.linspace(scale.low, scale.high, 4)
             bar |= {"tickvals": numbers(found), "ticktext": [f"{10.0**e:.2g}" for e in found]}
-    colours = [[i / (len(stops) - 1), stop] for i, stop in enumerate(stops)]
-    return {"colorscale": colours, "cmin": scale.low, "cmax": scale.high, "colorbar": bar}
+    colors = [[i / (len(stops) - 1), stop] for i, stop in enumerate(stops)]
+    return {"colorscale": colors, "cmin": scale.low, "cmax": scale.high, "colorbar": bar}
 
 
 def _heat(cells: Sequence[Sequence[Cell | None]], scale: Scale) -> dict[str, Any]:
-    """The trace: places among the colours, and the true values in words."""
+    """The trace: places among the colors, and the true values in words."""
     return {
         "type": "heatmap",
         "z": [numbers([scale.of(c.value) if c else math.nan for c in row]) for row in cells],
@@ -193,19 +193,19 @@ def plane(
     *,
     label: str,
     titles: tuple[str, str],
-    colours: Colours = "linear",
+    colors: Colors = "linear",
     limits: tuple[float, float] | None = None,
 ) -> Scene:
     """Values (A, B) at a (A,) to the right and b (B,) upwards, with a cross at the origin."""
-    scale = scale_of(values.ravel().tolist(), colours, limits)
+    scale = scale_of(values.ravel().tolist(), colors, limits)
     if scale is None:
         return nothing("no finite value", 220)
-    bar = colour_bar(scale, label)
-    colouring = {"start": scale.low, "end": scale.high, "size": (scale.high - scale.low) / 14}
+    bar = color_bar(scale, label)
+    coloring = {"start": scale.low, "end": scale.high, "size": (scale.high - scale.low) / 14}
     data = [
         {
             "type": "contour", "x": numbers(a), "y": numbers(b), "z": [numbers(row) for row in values.T],
-            "coloraxis": "coloraxis", "contours": colouring, "line": {"width": 0.7},
+            "coloraxis": "coloraxis", "contours": coloring, "line": {"width": 0.7},
             "hovertemplate": f"a = %{{x:.3g}}, b = %{{y:.3g}}<br>{label}: %{{z:.5g}}<extra></extra>",
         },
         {

@@ -2,5 +2,5 @@
 
 A network in `stack` takes any architecture; this one shares what all probes and all parts need. Measured
 against the operators (3 layers, d = 128, 16 sequences, 20 probes, float64, one thread of a busy CPU): H_o and
-H_f of an inner W_Q times all probes take 1.7 s here and 4.8 s by `GGN` and `Functional`, and agree to 2e-15.
+H_f of an inner W_Q times all probes take 1.7 s here and 4.8 s by the two operators, and agree to 2e-15.
 """

@@ -9,7 +9,7 @@ not four.
 The last layer of a network is a layer with fixed inputs, so the norms of its blocks are exact.
 
 Behind its attention every scored token goes its own way: r ↦ z = r U with a ReLU layer and norms on the way.
-Its first derivative gives the gradient and the Gauss-Newton part at attention's output, and with norms there
+Its first derivative gives the gradient and the GGN at attention's output, and with norms there
 is also ∂²z/∂r², in closed form.
 """
 
@@ -183,7 +183,7 @@ TOKENS = 32  # whose ReLU layers are multiplied out at once
 
 @dataclass(frozen=True)
 class Tail:
-    """What attention's output meets, per scored token: gradient, factor of the outer part, and the rest."""
+    """What attention's output meets, per scored token: gradient, factor of H_o, and the rest."""
 
     G: Tensor  # (n, s, d)
     outer: Tensor  # (n, s, d, V)

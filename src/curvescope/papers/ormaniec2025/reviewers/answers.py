@@ -36,7 +36,7 @@ def exponents(sigma: np.ndarray, curves: np.ndarray, low: float = 0.0, high: flo
 
 
 def local_slopes(sigma: np.ndarray, curve: np.ndarray) -> np.ndarray:
-    """Between neighbours: (S − 1,); NaN where one of them is zero."""
+    """Between neighbors: (S − 1,); NaN where one of them is zero."""
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.diff(np.log(curve)) / np.diff(np.log(sigma))
     return np.where(np.isfinite(found), found, math.nan)

@@ -27,7 +27,7 @@ from curvescope.data.tasks.algorithmic import Targets, addition
 from curvescope.losses import Loss
 from curvescope.models.load import load
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
-from curvescope.operators import GGN, Functional
+from curvescope.operators import GGN, FunctionalHessian
 from curvescope.papers.common import FigureConfig
 from curvescope.problem import Problem
 
@@ -256,8 +256,8 @@ def sweep_of(at: MakeProblem, sigma: Sequence[float] | np.ndarray, *blocks: str,
 def block_norms(one: Problem, *blocks: str) -> np.ndarray:
     """Of gradient, H_o, H_f and H = H_o + H_f, exactly, from matrices that are written out: (4, b)."""
     space = one.space(*blocks).in_blocks()
-    operators = [kind(one, *blocks, engine="autograd").in_blocks() for kind in (GGN, Functional)]
-    outer, functional = (op.dense() for op in operators)
+    operators = [kind(one, *blocks, engine="autograd").in_blocks() for kind in (GGN, FunctionalHessian)]
+    outer, functional = (op.to_dense() for op in operators)
     gradient = one.space(*blocks).convert(one.gradient(*blocks), space)
     whole = outer + functional
     cuts = [space.slices[block.name] for block in space]

@@ -119,7 +119,7 @@ def curved(seeds: int, sequences: int) -> Curved:
 
 def _ends(module: nn.Module, X: Tensor, targets: Tensor) -> tuple[float, float]:
     one = problem(module, X, targets)
-    H, outer = (kind(one, "L0.W_[QK]*", engine="autograd").dense() for kind in (Hessian, GGN))
+    H, outer = (kind(one, "L0.W_[QK]*", engine="autograd").to_dense() for kind in (Hessian, GGN))
     values = torch.linalg.eigvalsh((H + H.T) / 2)
     return float(values[-1]), float(-values[0] / torch.linalg.eigvalsh(outer)[-1])
 

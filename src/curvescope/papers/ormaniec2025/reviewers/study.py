@@ -17,7 +17,6 @@ import numpy as np
 
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.papers.common import logarithmic, plain
 from curvescope.papers.ormaniec2025.reviewers import orders, softmax
 from curvescope.papers.ormaniec2025.reviewers.answers import (
     Answer,
@@ -41,7 +40,7 @@ R = TypeVar("R", bound=Result)
 QUESTIONS = sorted([*orders.QUESTIONS, *softmax.QUESTIONS], key=lambda question: question.number)
 BASE = (
     "Transformer of one layer: one softmax head, width 4, W_O, ReLU feed-forward of width 5, skips, no norm, "
-    "no biases, {parameters} parameters at initialisation"
+    "no biases, {parameters} parameters at initialization"
 )
 OVER = "Means over {seeds} seeds of weights and embeddings, with 95 % intervals"
 CAPTIONS = {
@@ -59,7 +58,7 @@ CAPTIONS = {
     "ends the block is zero in float64. Bands are 95 % intervals over {seeds} seeds. Data: {data}. "
     "Networks: {settings}.",
     "reviewers_merged": "Left: −λ_min(H)/λ_max(H_o) over the weights of the scores, with W_Q and W_K and "
-    "with their product, against σ (cross-entropy, at initialisation). Middle and right: loss of "
+    "with their product, against σ (cross-entropy, at initialization). Middle and right: loss of "
     "whole-batch training at σ = 1 on {sums} sums, each way and seed with the best of {rates} step sizes. "
     "Lines are means over {seeds} seeds, bands 95 % intervals. Data: {data}. Network: the {merged}, its "
     "head of width 2: W_Q and W_K together have as many entries as W_QK.",
@@ -75,7 +74,7 @@ CAPTIONS = {
     "reviewers_ranges": "Regimes of σ, seed by seed: ranges whose local slopes are within 0.5 of each other.",
     "reviewers_temperature": "‖block‖ of H with softmax over without: geometric mean and 95 % interval.",
 }
-ROLE_COLOURS: dict[str, str] = dict(zip(("W_Q", "W_K", "W_V", "W_O"), PALETTE, strict=False))
+ROLE_COLORS: dict[str, str] = dict(zip(("W_Q", "W_K", "W_V", "W_O"), PALETTE, strict=False))
 DASHES = {"targets ∝ σ": ":", "fitted at σ = 0.1": "--"}
 
 
@@ -234,14 +233,14 @@ def _merged(result: Reviewers) -> Figure:
             losses = result.of(Trained)[f"merged.{how}"].best()[way]
             band(ax, np.arange(1, losses.shape[-1] + 1), losses, linear=True, color=PALETTE[way], label=words)
     for ax, how in zip(axes[1:], RATES, strict=True):
-        ax.set_title(f"loss, {how}", fontsize=10, loc="left")
-        ax.set_xscale("log")
-        ax.set_xlabel("step")
-        plain(ax)
-    logarithmic(axes[0])
-    axes[0].set_title("−λ_min(H)/λ_max(H_o)", fontsize=10, loc="left")
+        ax.set_title(f"loss, {how}")
+        ax.set(xscale="log", xlabel="step")
+        ax.grid(visible=True)
+    axes[0].set(xscale="log", yscale="log")
+    axes[0].grid(visible=True)
+    axes[0].set_title("−λ_min(H)/λ_max(H_o)")
     axes[0].set_xlabel("σ")
-    axes[0].legend(fontsize=8, frameon=False)
+    axes[0].legend()
     return figure
 
 
@@ -253,15 +252,16 @@ def _softmax(result: Reviewers) -> Figure:
     for ax, (over, title) in zip(axes, titles.items(), strict=True):
         for i, block in enumerate(NAMES):
             ratios = np.stack([heads.ratio(block, t, over=over) for t in range(len(heads.temperatures))], 1)
-            colour = (*PALETTE, "0.35")[i]
-            style = {"color": colour, "label": f"({block[0]}, {block[1]})", "marker": "o", "ms": 3.5}
+            color = (*PALETTE, "0.35")[i]
+            style = {"color": color, "label": f"({block[0]}, {block[1]})", "marker": "o", "ms": 3.5}
             band(ax, heads.temperatures, ratios, **style)
-        logarithmic(ax)
+        ax.set(xscale="log", yscale="log")
+        ax.grid(visible=True)
         ax.axhline(1, color="0.4", lw=0.8, ls=":")
-        ax.set_title(title, fontsize=10, loc="left")
+        ax.set_title(title)
         ax.set_xlabel("temperature τ")
     axes[0].set_ylabel("‖H(block)‖ with softmax / without")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     return figure
 
 
@@ -270,25 +270,25 @@ def _depth(result: Reviewers) -> Figure:
     for ax, part in zip(axes, ("H_o", "H"), strict=True):
         for (of, role), power in orders.ORDERS.items():
             if of == part:
-                ax.axvline(power, color=ROLE_COLOURS[role], lw=0.8, ls=":", zorder=0)
+                ax.axvline(power, color=ROLE_COLORS[role], lw=0.8, ls=":", zorder=0)
         for row, case in enumerate(orders.DEPTH_CASES):
             found = result.of(Sweep)[f"depth.{case}"]
             for block in found.blocks:
                 role = block.partition(".")[2]
                 mean = mean_interval(exponents(found.sigma, found.curve(part, block)))
-                place = -row + 0.22 * (list(ROLE_COLOURS).index(role) - 1)
+                place = -row + 0.22 * (list(ROLE_COLORS).index(role) - 1)
                 dots(
                     ax,
                     [mean],
                     [place],
-                    color=ROLE_COLOURS[role],
+                    color=ROLE_COLORS[role],
                     label=role if not row and block[1] == "0" else "",
                 )
-        ax.set_title(f"exponents of ‖{part}‖", fontsize=10, loc="left")
+        ax.set_title(f"exponents of ‖{part}‖")
         ax.set_xlabel("power of σ")
-        plain(ax)
+        ax.grid(visible=True)
     axes[0].set_yticks([-row for row in range(len(orders.DEPTH_CASES))], list(orders.DEPTH_CASES), fontsize=9)
-    axes[1].legend(fontsize=8, frameon=False, loc="upper right")
+    axes[1].legend(loc="upper right")
     return figure
 
 
@@ -297,16 +297,17 @@ def _dropped(result: Reviewers) -> Figure:
     for i, case in enumerate(orders.TARGETS):
         found = result.of(Sweep)[f"dropped.{case}"]
         divided = found.curve("H_f", orders.BLOCK) / found.sigma**5
-        colour, dashes = (*PALETTE, "0.35")[i], DASHES.get(case, "-")
+        color, dashes = (*PALETTE, "0.35")[i], DASHES.get(case, "-")
         for ax, curves in zip(axes, (found.slope, divided), strict=True):
             above = 3 if case in DASHES else 2  # seen on a line that it lies on
-            band(ax, found.sigma, curves, color=colour, label=case, ls=dashes, zorder=above)
+            band(ax, found.sigma, curves, color=color, label=case, ls=dashes, zorder=above)
     titles = "‖∂ℓ/∂F‖ of a term", "‖H_f(W_Q)‖/σ⁵: level where the order holds"
     for ax, title in zip(axes, titles, strict=True):
-        logarithmic(ax)
-        ax.set_title(title, fontsize=10, loc="left")
+        ax.set(xscale="log", yscale="log")
+        ax.grid(visible=True)
+        ax.set_title(title)
         ax.set_xlabel("σ")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     return figure
 
 
@@ -322,13 +323,13 @@ def _architectures(result: Reviewers) -> Figure:
             places = np.arange(len(one.blocks)) + 0.2 * (i - 0.5)
             dots(ax, means, places, color=PALETTE[i], label=part, upright=True)
         labels = [block.removeprefix("L0.") for block in one.blocks]
-        ax.set_xticks(range(len(labels)), labels, fontsize=8)
+        ax.set_xticks(range(len(labels)), labels)
         ax.set_xlim(-0.6, len(labels) - 0.4)
         ax.set_title(f"{name}\n{sum(one.sizes)} parameters", fontsize=9)
-        plain(ax)
+        ax.grid(visible=True)
     axes[0].set_ylabel("power of σ")
     axes[0].set_ylim(0, 6.6)
-    axes[0].legend(fontsize=8, frameon=False, loc="upper right")
+    axes[0].legend(loc="upper right")
     return figure
 
 
@@ -343,12 +344,12 @@ def _regimes(result: Reviewers) -> Figure:
             label, dashes = block.removeprefix("L0."), "--" if i % 2 else "-"
             band(ax, middle[known], slopes[:, known], linear=True, color=PALETTE[i], label=label, ls=dashes)
         ax.set_xscale("log")
-        ax.set_title(case, fontsize=10, loc="left")
+        ax.set_title(case)
         ax.set_xlabel("σ")
         ax.axhline(0, color="0.6", lw=0.6)
         ax.axvline(1, color="0.4", lw=0.8, ls=":")
-        ax.legend(fontsize=8, frameon=False, loc="lower left", ncols=2)
-        plain(ax)
+        ax.legend(loc="lower left", ncols=2)
+        ax.grid(visible=True)
     axes[0].set_ylabel("local slope of ‖H‖")
     axes[0].set_ylim(-8, 8)
     return figure
@@ -362,12 +363,13 @@ def _gradient(result: Reviewers) -> Figure:
             slope = mean_interval(orders.gradient_order(found, part, role)).value
             curves = found.curve(part, f"L0.{role}")
             label, ls = f"{role}: σ$^{{{slope:.1f}}}$", "--" if role in ("W_K", "W_O") else "-"
-            band(ax, found.sigma, curves, color=ROLE_COLOURS[role], label=label, ls=ls)
-        logarithmic(ax)
+            band(ax, found.sigma, curves, color=ROLE_COLORS[role], label=label, ls=ls)
+        ax.set(xscale="log", yscale="log")
+        ax.grid(visible=True)
         ax.set_ylim(found.curve(part, "L0.W_Q")[:, 0].min() / 10, 1e6)
         ax.axvline(1, color="0.4", lw=0.8, ls=":")
-        ax.set_title("gradient" if part == "gradient" else f"${part}$", fontsize=10, loc="left")
+        ax.set_title("gradient" if part == "gradient" else f"${part}$")
         ax.set_xlabel("σ")
-        ax.legend(fontsize=8, frameon=False, loc="upper left")
+        ax.legend(loc="upper left")
     axes[0].set_ylabel("norm of the block")
     return figure

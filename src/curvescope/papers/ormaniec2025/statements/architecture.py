@@ -78,7 +78,7 @@ def heterogeneity(num_heads: int, device: str) -> Group:
         for pair in (("Q", "Q"), ("K", "K"), ("V", "V"))
     ]
     rows.append(
-        state("without softmax the functional part is zero on the diagonal", "slides", 0, norms,
+        state("without softmax the functional Hessian is zero on the diagonal", "slides", 0, norms,
               tolerance=0.0, note="the largest norm of H_f(Q, Q), H_f(K, K), H_f(V, V)")
     )  # fmt: skip
     found = Histograms(
@@ -116,7 +116,7 @@ def _ratio(head: Head, kind: Kind, sigma: float) -> float:
     return float(found.frobenius(("V", "V"), "outer") / found.frobenius(("Q", "Q"), "outer"))
 
 
-def parameterisation(num_heads: int) -> Group:
+def parameterization(num_heads: int) -> Group:
     """W_Q and W_K against their product W_QK: what the two add is Γ ⊗ I, with eigenvalues of both signs."""
     heads = [make_head(seed) for seed in range(num_heads)]
     rows = [
@@ -136,17 +136,17 @@ def parameterisation(num_heads: int) -> Group:
 
 
 def _factor(heads: Sequence[Head]) -> Statement:
-    """How many times more negative the classical parameterisation is, for scores of order one."""
+    """How many times more negative the classical parameterization is, for scores of order one."""
     at = 0.3
     values = [_classical(h, at) / _merged(h, at) for h in heads]
     verdict = HOLDS if min(values) > 1 else CORRECTED if float(np.median(values)) > 1 else FAILS
     note = f"the factor at σ = {at}, above one for {sum(v > 1 for v in values)} of {len(values)} heads"
-    words = "the classical parameterisation is the more indefinite one"
+    words = "the classical parameterization is the more indefinite one"
     return state(words, "slides", 1, values, tolerance=0.0, verdict=verdict, note=note)
 
 
 def _matrix(found: attention.AttentionCurvature, names: tuple[str, ...], part: str = "total") -> Tensor:
-    return found.hessian(part).dense(names)  # pyright: ignore[reportArgumentType]
+    return found.hessian(part).to_dense(names)  # pyright: ignore[reportArgumentType]
 
 
 def _share(found: attention.AttentionCurvature, names: tuple[str, ...]) -> float:
@@ -171,7 +171,7 @@ def _one_matrix(head: Head, sigma: float) -> attention.AttentionCurvature:
 def _mixed_error(head: Head) -> float:
     """The functional Q–K matrix less its third-moment terms against ±σ_i(Γ), each d_K times."""
     found = attention.curvature(*head, B)
-    mixed = found.terms(("Q", "K"), "functional")[1].dense().flatten(2).flatten(0, 1)
+    mixed = found.terms(("Q", "K"), "functional")[1].to_dense().flatten(2).flatten(0, 1)
     zero = torch.zeros_like(mixed)
     values = torch.linalg.eigvalsh(torch.cat([torch.cat([zero, mixed], 1), torch.cat([mixed.T, zero], 1)]))
     scale, d_K = head.W_Q.shape[1] ** -0.5, head.W_Q.shape[1]
@@ -259,7 +259,7 @@ def _norm(model: Model, part: str, block: str, sigma: float, seed: int) -> float
     By plain autograd: each matrix is tiny and is multiplied once, so that recording it would not pay.
     """
     problem = Problem(model, _data(seed, sigma), loss="mse")
-    return float(BY_SYMBOL[part](problem, block, engine="autograd").dense().norm())
+    return float(BY_SYMBOL[part](problem, block, engine="autograd").to_dense().norm())
 
 
 def _slope(model: Model, part: str, block: str, sigma: float, seed: int) -> float:
@@ -347,7 +347,7 @@ def _softmax_with_skips(num_models: int) -> list[Statement]:
 
 
 def _curves() -> dict[str, np.ndarray]:
-    """Norms of W_Q's outer part against σ, for linear attention, softmax and an MLP."""
+    """Norms of W_Q's GGN against σ, for linear attention, softmax and an MLP."""
     curves = {"sigma": SIGMA}
     for D in LAYER_DEPTHS:
         model = _model(LINEAR, D, 0)

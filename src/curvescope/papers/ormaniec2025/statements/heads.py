@@ -231,7 +231,7 @@ def _bound_ratios(heads: Sequence[Head]) -> dict:
                 truth = attention.curvature(tokens, *head[1:4], G, curve)
                 bound = attention_norm_bounds(tokens, *head[1:4], G, curve).upper
                 for one, two in growth.PAIRS:
-                    block = truth.dense((one, two), part).flatten(0, 1).flatten(1)
+                    block = truth.to_dense((one, two), part).flatten(0, 1).flatten(1)
                     limit = float(bound[place[one], place[two]])
                     ratio = float(torch.linalg.matrix_norm(block, ord=2)) / limit if limit else 0.0
                     worst[(one, two), part] = max(worst.get(((one, two), part), 0.0), ratio)
@@ -242,8 +242,8 @@ def _curves(heads: Sequence[Head]) -> dict[str, np.ndarray]:
     """Norms of one head, and mean slopes over heads, for the figure."""
     curves: dict[str, np.ndarray] = {"sigma": GRID}
     slopes = [_slopes(heads, float(sigma)) for sigma in GRID]
-    centred = [h._replace(X=h.X - h.X.mean(0)) for h in heads]
-    flat = [_slopes(centred, float(sigma)) for sigma in GRID]
+    centered = [h._replace(X=h.X - h.X.mean(0)) for h in heads]
+    flat = [_slopes(centered, float(sigma)) for sigma in GRID]
     for part in HALVES:
         for pair in growth.PAIRS:
             key = f"{part} {''.join(pair)}"
@@ -253,7 +253,7 @@ def _curves(heads: Sequence[Head]) -> dict[str, np.ndarray]:
             ]
             curves[f"norm {key}"] = np.array(norms)
             curves[f"slope {key}"] = np.array([np.mean([f[pair, part] for f in at]) for at in slopes])
-            curves[f"centred {key}"] = np.array([np.mean([f[pair, part] for f in at]) for at in flat])
+            curves[f"centered {key}"] = np.array([np.mean([f[pair, part] for f in at]) for at in flat])
     return curves
 
 
@@ -336,33 +336,33 @@ def _with_targets(head: Head, power: int) -> dict:
     return local_slopes(at, SMALL)
 
 
-def centring(num_heads: int) -> Group:
+def centering(num_heads: int) -> Group:
     """Tokens of mean zero: uniform attention averages to nothing, M₁ is of third order."""
     heads = [make_head(seed) for seed in range(num_heads)]
-    centred = [h._replace(X=h.X - h.X.mean(0)) for h in heads]
-    slopes = _slopes(centred, SMALL)
+    centered = [h._replace(X=h.X - h.X.mean(0)) for h in heads]
+    slopes = _slopes(centered, SMALL)
     rows = []
     for pair in growth.PAIRS:
         before = growth.DATA.slope(pair, "outer")
         note = (
-            "as without centring" if before == 6 else f"σ^{before} without centring: the difference is gone"
+            "as without centering" if before == 6 else f"σ^{before} without centering: the difference is gone"
         )
         values = [found[pair, "outer"] for found in slopes]
-        words = f"‖{name(pair, 'outer')}‖ of centred tokens grows as σ^6"
+        words = f"‖{name(pair, 'outer')}‖ of centered tokens grows as σ^6"
         rows.append(state(words, "ours", 6, values, tolerance=TOLERANCE, note=note))
     mask = torch.ones(6, 6, dtype=torch.bool).tril()
     masked = [
         local_slopes(lambda s, h=h: attention.curvature(s * h.X, *h[1:], B, mask=mask), SMALL)
-        for h in centred
+        for h in centered
     ]
     for pair in (("Q", "V"), ("V", "V")):
         claimed = growth.DATA.slope(pair, "outer")
         assert claimed is not None
-        words = f"under a causal mask centring changes nothing: ‖{name(pair, 'outer')}‖ grows as σ^{claimed}"
+        words = f"under a causal mask centering changes nothing: ‖{name(pair, 'outer')}‖ grows as σ^{claimed}"
         values = [found[pair, "outer"] for found in masked]
-        note = "what a query sees is not centred if the sequence is"
+        note = "what a query sees is not centered if the sequence is"
         rows.append(state(words, "ours", claimed, values, tolerance=TOLERANCE, note=note))
-    return Group("centring", rows, {})
+    return Group("centering", rows, {})
 
 
 def growth_in_weights(num_heads: int) -> Group:

@@ -16,7 +16,7 @@ import numpy as np
 from curvescope.closed_form.bounds import growth
 from curvescope.core.parts import HALVES, SYMBOLS
 from curvescope.core.progress import Progress
-from curvescope.papers.common import FigureConfig, plain
+from curvescope.papers.common import FigureConfig
 from curvescope.papers.ormaniec2025.statements import architecture, heads
 from curvescope.papers.ormaniec2025.statements.heads import FAILS, OURS, VERDICTS, Group
 from curvescope.runs.shown import Claim, Line, Shown
@@ -32,15 +32,15 @@ NUM_HEADS = {"quick": 5, "full": 20}
 NUM_MODELS = {"quick": 2, "full": 5}
 CAPTIONS = {
     "statements_data": "One softmax head with tokens σX. Top: norms of its blocks (one head), with the "
-    "stated powers in grey. Middle: local slopes, mean over {heads} random heads; grey lines are the stated "
+    "stated powers in gray. Middle: local slopes, mean over {heads} random heads; gray lines are the stated "
     "exponents, which hold for small scores and are bounds beyond. Bottom: the same for tokens of mean "
-    "zero, where all outer blocks grow as σ⁶.",
+    "zero, where all blocks of H_o grow as σ⁶.",
     "statements_weights": "Exponents in the weights and in the attention moments, measured (mean over "
     "{heads} random heads) with the claimed one in brackets; a dash is a block that is zero.",
-    "statements_softmax": "Left: how much larger the outer block of W_V is than that of W_Q, with softmax "
+    "statements_softmax": "Left: how much larger the block of H_o of W_V is than that of W_Q, with softmax "
     "and without; a line per head. Middle: how negative the Hessian over the scores' weights is, with W_Q "
     "and W_K and with their product. Right: entries of the paper's model (5, 25, 50, 75, 95 %).",
-    "statements_depth": "Left: the outer block of the first W_Q of linear attention, softmax attention with "
+    "statements_depth": "Left: the block of H_o of the first W_Q of linear attention, softmax attention with "
     "skips, and the first layer of a linear MLP. Right: one layer with Pre-LN (solid) and without a norm "
     "(dashed).",
     "statements": "Every statement: claimed, measured as the mean of instances ({heads} heads or {models} "
@@ -48,9 +48,9 @@ CAPTIONS = {
     "numbers.",
 }
 PAIRS = ["".join(pair) for pair in growth.PAIRS]
-COLOURS = dict(zip(PAIRS, ("#1b9e77", "#66c2a5", "#0b5d48", "#d95f02", "#e6ab02", "#7570b3"), strict=True))
+COLORS = dict(zip(PAIRS, ("#1b9e77", "#66c2a5", "#0b5d48", "#d95f02", "#e6ab02", "#7570b3"), strict=True))
 STYLES = {"QQ": "-", "QK": "--", "KK": ":", "QV": "-", "KV": "--", "VV": "-"}
-DEPTH_COLOURS = {"linear attention": "#1b9e77", "softmax": "#7570b3", "MLP": "#1b6ca8"}
+DEPTH_COLORS = {"linear attention": "#1b9e77", "softmax": "#7570b3", "MLP": "#1b6ca8"}
 GUIDE = {"color": "0.75", "lw": 0.8, "zorder": 0}
 
 
@@ -126,11 +126,11 @@ def _groups(num_heads: int, num_models: int, device: str) -> dict[str, Callable[
         "data": lambda: heads.growth_in_data(num_heads),
         "saturation": lambda: heads.saturation(num_heads),
         "targets": lambda: heads.scaled_targets(num_heads),
-        "centring": lambda: heads.centring(num_heads),
+        "centering": lambda: heads.centering(num_heads),
         "weights": lambda: heads.growth_in_weights(num_heads),
         "moments": lambda: heads.attention_moments(num_heads),
         "softmax": lambda: architecture.heterogeneity(num_heads, device),
-        "parameterisation": lambda: architecture.parameterisation(num_heads),
+        "parameterization": lambda: architecture.parameterization(num_heads),
         "linear": lambda: architecture.linear(num_heads),
         "depth": lambda: architecture.depth(num_models),
         "pre_norm": lambda: architecture.pre_norm(num_models),
@@ -138,7 +138,6 @@ def _groups(num_heads: int, num_models: int, device: str) -> dict[str, Callable[
 
 
 def _plain(ax: Axes) -> None:
-    plain(ax, grid=False)
     ax.tick_params(labelsize=9)
 
 
@@ -151,13 +150,13 @@ def _data(result: Statements) -> Figure:
         pairs = [pair for pair in PAIRS if growth.DATA.exponents((pair[0], pair[1]), part)]
         _norms(axes[0, column], curves, part, pairs)
         axes[0, column].set_title(f"{SYMBOLS[part]}, {_words(part)}", fontsize=12, loc="left")
-        for row, prefix in ((1, "slope"), (2, "centred")):
+        for row, prefix in ((1, "slope"), (2, "centered")):
             ax = axes[row, column]
             for level in (6, 5, 4, 3, 2, 0):
                 ax.axhline(level, **GUIDE)
             for pair in pairs:
                 ax.semilogx(curves["sigma"], curves[f"{prefix} {part} {pair}"], STYLES[pair],
-                            color=COLOURS[pair], lw=1.6)  # fmt: skip
+                            color=COLORS[pair], lw=1.6)  # fmt: skip
             ax.set_ylim(-8, 8)
             ax.set_yticks([-6, -4, -2, 0, 2, 3, 4, 5, 6])
             _plain(ax)
@@ -169,14 +168,14 @@ def _data(result: Statements) -> Figure:
 
 
 def _words(part: str) -> str:
-    return "outer-product part" if part == "outer" else "functional part, ∂ℓ/∂F fixed"
+    return "GGN" if part == "outer" else "functional Hessian, ∂ℓ/∂F fixed"
 
 
 def _norms(ax: Axes, curves: dict[str, np.ndarray], part: str, pairs: Sequence[str]) -> None:
     sigma = curves["sigma"]
     for pair in pairs:
         values = curves[f"norm {part} {pair}"]
-        ax.loglog(sigma, values, STYLES[pair], color=COLOURS[pair], lw=1.8, label=f"{pair[0]}, {pair[1]}")
+        ax.loglog(sigma, values, STYLES[pair], color=COLORS[pair], lw=1.8, label=f"{pair[0]}, {pair[1]}")
     small = sigma <= 1.5
     for pair in [p for p in ("QQ", "QV", "VV") if p in pairs]:
         power = growth.DATA.slope((pair[0], pair[1]), part)  # pyright: ignore[reportArgumentType]
@@ -187,7 +186,7 @@ def _norms(ax: Axes, curves: dict[str, np.ndarray], part: str, pairs: Sequence[s
             f"σ$^{power}$", (sigma[4], values[4]), xytext=(-8, 7), textcoords="offset points", fontsize=10,
             color="0.2",
         )  # fmt: skip
-    ax.legend(frameon=False, fontsize=9, ncols=2, loc="upper left")
+    ax.legend(fontsize=9, ncols=2, loc="upper left")
     ax.set_ylim(1e-12, 1e8)
     _plain(ax)
 
@@ -256,23 +255,23 @@ def _softmax(result: Statements) -> Figure:
     figure, axes = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
     found = result.groups["softmax"].curves
     sigma = found["sigma"]
-    for kind, colour in (("softmax", "#7570b3"), ("linear", "#1b9e77")):
+    for kind, color in (("softmax", "#7570b3"), ("linear", "#1b9e77")):
         for i, line in enumerate(found[kind]):
             words = {"softmax": "with softmax", "linear": "without"}[kind] if i == 0 else None
-            axes[0].loglog(sigma, line, color=colour, lw=1.2, alpha=0.8, label=words)
+            axes[0].loglog(sigma, line, color=color, lw=1.2, alpha=0.8, label=words)
     _guide(axes[0], sigma, float(np.median(found["softmax"][:, 0])), -4)
     axes[0].set_title("W_V against W_Q: softmax makes the difference", fontsize=11, loc="left")
     axes[0].set(xlabel="scale σ of the tokens", ylabel="‖H_o(V, V)‖ / ‖H_o(Q, Q)‖")
-    axes[0].legend(frameon=False, fontsize=10)
-    found = result.groups["parameterisation"].curves
+    axes[0].legend(fontsize=10)
+    found = result.groups["parameterization"].curves
     sigma = found["sigma"]
-    for words, colour, power in (("W_Q and W_K", "#d95f02", -3), ("one W_QK", "#1b6ca8", -1)):
+    for words, color, power in (("W_Q and W_K", "#d95f02", -3), ("one W_QK", "#1b6ca8", -1)):
         for i, line in enumerate(found[words]):
-            axes[1].loglog(sigma, line, color=colour, lw=1.2, alpha=0.8, label=words if i == 0 else None)
+            axes[1].loglog(sigma, line, color=color, lw=1.2, alpha=0.8, label=words if i == 0 else None)
         _guide(axes[1], sigma, float(np.median(found[words][:, 0])), power)
     axes[1].set_title("two matrices are more indefinite than one", fontsize=11, loc="left")
     axes[1].set(xlabel="scale σ of the tokens", ylabel="−λ_min(H) / λ_max(H_o)")
-    axes[1].legend(frameon=False, fontsize=10)
+    axes[1].legend(fontsize=10)
     _entries(axes[2], result.groups["softmax"].curves)
     for ax in axes:
         _plain(ax)
@@ -290,11 +289,11 @@ def _guide(ax: Axes, x: np.ndarray, start: float, power: int) -> None:
 
 def _entries(ax: Axes, found: dict[str, np.ndarray]) -> None:
     """Boxes from five quantiles, by block and attention."""
-    colours, labels = {"L0.W_V": "#7570b3", "L0.W_Q": "#1b9e77"}, []
-    for x, (kind, block) in enumerate((k, b) for k in ("softmax", "linear") for b in colours):
+    colors, labels = {"L0.W_V": "#7570b3", "L0.W_Q": "#1b9e77"}, []
+    for x, (kind, block) in enumerate((k, b) for k in ("softmax", "linear") for b in colors):
         low, q1, median, q3, high = found[f"entries {kind} {block}"]
-        ax.plot([x, x], [low, high], color=colours[block], lw=1.2)
-        ax.bar(x, q3 - q1, 0.5, bottom=q1, color=colours[block], alpha=0.6, log=True)
+        ax.plot([x, x], [low, high], color=colors[block], lw=1.2)
+        ax.bar(x, q3 - q1, 0.5, bottom=q1, color=colors[block], alpha=0.6, log=True)
         ax.plot([x - 0.25, x + 0.25], [median, median], color="black", lw=1.4)
         labels.append(f"{block.removeprefix('L0.')}\n{'with' if kind == 'softmax' else 'without'} softmax")
     ax.set_xticks(range(4), labels, fontsize=9)
@@ -312,27 +311,27 @@ def _depth(result: Statements) -> Figure:
             continue
         kind, depth = name.rsplit(", ", 1)
         axes[0].loglog(
-            curves["sigma"], values / values[len(values) // 2], color=DEPTH_COLOURS[kind], lw=1.8,
+            curves["sigma"], values / values[len(values) // 2], color=DEPTH_COLORS[kind], lw=1.8,
             ls={"1": "-", "2": "--", "3": ":" if kind != "MLP" else "--", "5": ":"}[depth],
             label=f"{kind}, depth {depth}",
         )  # fmt: skip
     axes[0].set_ylim(1e-30, 1e30)
-    axes[0].legend(frameon=False, fontsize=8.5, loc="upper left")
+    axes[0].legend(fontsize=8.5, loc="upper left")
     axes[0].set_title("growth with depth", fontsize=11, loc="left")
     axes[0].set(xlabel="scale σ of the tokens", ylabel="‖H_o‖ of the first layer, 1 at σ = 1")
     curves = result.groups["pre_norm"].curves
     for ax, weight in zip(axes[1:], ("W_Q", "W_V"), strict=True):
-        for part, colour in (("H_o", "#1b6ca8"), ("H_f", "#d95f02")):
+        for part, color in (("H_o", "#1b6ca8"), ("H_f", "#d95f02")):
             ax.loglog(
-                curves["sigma"], curves[f"pre {part} {weight}"], color=colour, lw=1.8, label=f"{part}, Pre-LN"
+                curves["sigma"], curves[f"pre {part} {weight}"], color=color, lw=1.8, label=f"{part}, Pre-LN"
             )
             plain = curves[f"none {part} {weight}"]
             if plain.any():
-                ax.loglog(curves["sigma"], plain, color=colour, lw=1.2, ls="--", label=f"{part}, no norm")
+                ax.loglog(curves["sigma"], plain, color=color, lw=1.2, ls="--", label=f"{part}, no norm")
         ax.set_ylim(1e-12, 1e4)
         ax.set_title(f"Pre-LN: {weight}, one layer", fontsize=11, loc="left")
         ax.set(xlabel="scale σ of the tokens", ylabel="Frobenius norm")
-        ax.legend(frameon=False, fontsize=9, loc="lower right")
+        ax.legend(fontsize=9, loc="lower right")
     for ax in axes:
         _plain(ax)
     return figure

@@ -1,4 +1,4 @@
-"""Tables, claims, figures and captions of the study `quantise`, made from the arrays of its result."""
+"""Tables, claims, figures and captions of the study `quantize`, made from the arrays of its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from curvescope.core.numbers import plural
 from curvescope.runs.shown import Claim, Line, Origin
 from curvescope.studies.common.statistics import Interval, all_above, all_below, below, mean_interval
 from curvescope.studies.common.weight_changes import Part
-from curvescope.studies.quantise.analysis import (
+from curvescope.studies.quantize.analysis import (
     INPUTS,
     NEAREST,
     OWN,
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from curvescope.studies.quantise.study import Quantised
+    from curvescope.studies.quantize.study import Quantized
 
 PARTS: tuple[Part, ...] = ("predicted", "measured", "held_out")
 
 
-def tables(result: Quantised) -> dict[str, pd.DataFrame]:
+def tables(result: Quantized) -> dict[str, pd.DataFrame]:
     """By name."""
     import pandas as pd
 
@@ -66,7 +66,7 @@ def _rows(parts: dict[str, Roundings]) -> list[dict[str, Any]]:
     return found
 
 
-def _rank_rows(result: Quantised) -> list[dict[str, Any]]:
+def _rank_rows(result: Quantized) -> list[dict[str, Any]]:
     return [
         {
             "bits": row.bits,
@@ -89,7 +89,7 @@ BOTH = "both orders"
 FIRST = "first and second order rank the blocks by the measured increase"
 
 
-def claims(result: Quantised) -> list[Claim]:
+def claims(result: Quantized) -> list[Claim]:
     """Predictions first, then methods against each other."""
     bits = [int(b) for b in result.together.bits]
     claims = [_signed(words, found) for words, found in ranked(result).items()]
@@ -116,7 +116,7 @@ def claims(result: Quantised) -> list[Claim]:
     return claims
 
 
-def ranked(result: Quantised) -> dict[str, dict[int, Correlation]]:
+def ranked(result: Quantized) -> dict[str, dict[int, Correlation]]:
     """Rank correlations over blocks and differences of two, by what is said about them and by bits."""
     ranks = {(row.bits, row.predictor): row.correlation for row in rows(result)}
     places = {int(b): i for i, b in enumerate(result.together.bits)}
@@ -170,12 +170,12 @@ def _lower(words: str, parts: list[Roundings], one: str, other: str) -> list[Cla
 MARKS = {NEAREST: "o", INPUTS: "D"}
 
 
-def figures(result: Quantised) -> dict[str, Figure]:
+def figures(result: Quantized) -> dict[str, Figure]:
     """By name."""
     return {"predictions": _predictions(result), "sensitivity": _sensitivity(result)}
 
 
-def _predictions(result: Quantised) -> Figure:
+def _predictions(result: Quantized) -> Figure:
     """A panel for every number of bits, a dot for every block and method."""
     import matplotlib.pyplot as plt
 
@@ -206,7 +206,7 @@ def _scaled(ax: Axes) -> None:
     ax.tick_params(labelsize=7)
 
 
-def _sensitivity(result: Quantised) -> Figure:
+def _sensitivity(result: Quantized) -> Figure:
     """Measured increases of every block, a row for each number of bits; predicted ones beside them."""
     import matplotlib.pyplot as plt
 
@@ -244,7 +244,7 @@ def _sensitivity(result: Quantised) -> Figure:
 # --------------------------------------------------------------------------------------------------- captions
 
 
-def summary(result: Quantised) -> list[Line]:
+def summary(result: Quantized) -> list[Line]:
     """The numbers to look at first: label, value, words."""
     loss = f"on the data of curvature; {result.held_out_loss:.4f} on others"
     found = [("loss", f"{result.loss:.4f}", loss)]
@@ -268,7 +268,7 @@ def summary(result: Quantised) -> list[Line]:
     return [*found, *(("note", "", note) for note in result.notes)]
 
 
-def captions(result: Quantised) -> dict[str, str]:
+def captions(result: Quantized) -> dict[str, str]:
     """What each figure and table shows."""
     effects = result.together.effects
     known, other = (plural(values.shape[1], "sequence") for values in (effects.measured, effects.held_out))
@@ -283,7 +283,7 @@ def captions(result: Quantised) -> dict[str, str]:
     found = {
         "sensitivity": f"Increase of the loss with one block rounded, and all of them: predicted, gᵀδ + "
         f"½ δᵀHδ with the Hessian, and measured. {terms}; {ends}. error: ‖δ‖². "
-        "In the figure bars are measured, with these intervals in grey, dashes predicted.",
+        "In the figure bars are measured, with these intervals in gray, dashes predicted.",
         "ranks": "Spearman's ρ over blocks of predictions with the measured increase, rounded to the nearest "
         "points, with 95 % intervals by the bootstrap over blocks.",
         "predictions": "Predicted against measured increase of the loss, a dot for each block; the line is "

@@ -1,13 +1,26 @@
-"""The words of what a monitor has seen."""
+"""What a monitored run says of itself: in numbers, in notes, at its end.
+
+Where the loop of a monitor stands, whether or not something was measured there.
+
+step       the last that the loop told of
+seconds    since the start, of all processes
+share      of them that was spent measuring
+skipped    measurements that came due and were not made, to keep the budget
+next_step  at which the one that waits would be affordable, at the pace of the loop; only where one waits
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from curvescope.core.numbers import plural, rounded, with_error
+from curvescope.monitor.budget import Budget
+from curvescope.monitor.look import PARTS
 from curvescope.runs.shown import Line
 
 if TYPE_CHECKING:
@@ -119,7 +132,7 @@ def _gap(h: dict[str, np.ndarray]) -> Line | None:
     if i is None:
         return None
     words = f"at step {h['step'][i]:.0f}; λ_max of the GGN {h['ggn_lambda_max'][i]:.4g}"
-    return "‖H − GGN‖ / ‖H‖", rounded(float(h["ggn_gap"][i])), _interval(h, "ggn_gap", i) + words
+    return "‖H − H_o‖ / ‖H‖", rounded(float(h["ggn_gap"][i])), _interval(h, "ggn_gap", i) + words
 
 
 def _interval(h: dict[str, np.ndarray], name: str, i: int) -> str:
@@ -178,11 +191,71 @@ def captions(result: Monitored) -> dict[str, str]:
         "training": "Loss and norm of its gradient on the probe batches, in eval mode.",
         "curvature": "Trace with its standard error over probes, exact inside the subspace of the "
         "eigenvectors; the smallest eigenvalue; and shares: overlap of the top eigenvectors with those of "
-        "the measurement before, part of ‖∇L‖² in their span, and how far the Gauss–Newton matrix is "
+        "the measurement before, part of ‖∇L‖² in their span, and how far the GGN is "
         "from the Hessian.",
         "blocks_lambda_max": "λ_max of every block of the Hessian; a block that was not measured at a step "
-        "has the colour of the last time, white before the first.",
+        "has the color of the last time, white before the first.",
         "blocks_trace": "Trace of every block, from the probes of the whole; blue is below zero, red above.",
         "history": "One row a measurement; empty where the budget left a part out.",
         "blocks": "One row a block and measurement.",
     }
+
+
+COUNTED = re.compile(r"(.*\bin )(\d+)( entries\b.*)", re.S)
+FEW = 4  # counts that are listed one by one
+
+
+@final
+class Notes:
+    """Notes in the order in which they came.
+
+    Args:
+        texts: those that are there from the beginning.
+    """
+
+    def __init__(self, texts: Sequence[str] = ()):
+        self._found: dict[tuple[str, str], list[tuple[str, int]]] = {(text, ""): [] for text in texts}
+
+    def add(self, text: str, step: int) -> None:
+        """A note of a step; "in 5 entries" is put together with what other steps say of the same."""
+        if parts := COUNTED.fullmatch(text):
+            self._found.setdefault((parts[1], parts[3]), []).append((parts[2], step))
+        else:
+            self._found.setdefault((text, ""), [])
+
+    def all(self) -> list[str]:
+        """One sentence each."""
+        return [f"{before}{_counts(counts)}{after}" for (before, after), counts in self._found.items()]
+
+
+def _counts(counts: Sequence[tuple[str, int]]) -> str:
+    """`186 (step 0), 11 (step 50)`; of many the first and the last."""
+    said = [f"{count} (step {step})" for count, step in counts]
+    if len(said) <= FEW:
+        return ", ".join(said)
+    return f"{said[0]} to {said[-1]}, at {len(said)} measurements,"
+
+
+def end_of(step: int, rows: Sequence[Mapping[str, Any]], budget: Budget, waiting: int) -> dict[str, float]:
+    """The numbers above.
+
+    Args:
+        step: the last.
+        rows: of the history, with what each of them skipped.
+        waiting: skipped since the last row, the one that is due now among them.
+    """
+    before = sum(row["skipped"] for row in rows if not math.isnan(row["skipped"]))
+    found = {
+        "step": step,
+        "seconds": budget.elapsed,
+        "share": budget.share,
+        "skipped": int(before) + waiting,
+    }
+    if waiting and rows and step > rows[0]["step"]:
+        first = rows[0]
+        measuring = budget.spent - first["share"] * first["seconds"]
+        pace = (budget.elapsed - first["seconds"] - measuring) / (step - first["step"])  # seconds of a step
+        wait = budget.ready_at(PARTS[0]) - budget.elapsed
+        if pace > 0:
+            found["next_step"] = step + max(1, math.ceil(wait / pace))
+    return found

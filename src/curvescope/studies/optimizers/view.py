@@ -1,4 +1,4 @@
-"""Tables, claims, figures and captions of the study `optimisers`, made from the arrays of its result."""
+"""Tables, claims, figures and captions of the study `optimizers`, made from the arrays of its result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from curvescope.core.numbers import plural, short_duration
 from curvescope.runs.shown import Claim, Line, Origin
-from curvescope.studies.optimisers.analysis import (
+from curvescope.studies.optimizers.analysis import (
     AXES,
     CONTENDERS,
     FIRST_ORDER,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from curvescope.studies.optimisers.study import Compared
+    from curvescope.studies.optimizers.study import Compared
 
 
 def tables(result: Compared) -> dict[str, pd.DataFrame]:
@@ -42,13 +42,13 @@ def tables(result: Compared) -> dict[str, pd.DataFrame]:
 
 
 def _ends(result: Compared) -> list[dict[str, Any]]:
-    """One row for every arena and optimiser."""
+    """One row for every arena and optimizer."""
     found = []
     for arena in result.arenas:
-        for name in result.optimisers:
+        for name in result.optimizers:
             courses = result.of(arena, name)
             mean, low, high = interval(np.array([course.final for course in courses]))
-            row: dict[str, Any] = {"arena": arena, "optimiser": name, "lr": courses[0].rate}
+            row: dict[str, Any] = {"arena": arena, "optimizer": name, "lr": courses[0].rate}
             row |= {"at_edge": result.at_edge(arena, name), "loss": mean, "low": low, "high": high}
             for column in ("steps", "work", "products", "seconds", "wall"):
                 row[column] = float(np.mean([getattr(course, column)[-1] for course in courses]))
@@ -58,15 +58,15 @@ def _ends(result: Compared) -> list[dict[str, Any]]:
 
 
 def _gaps(result: Compared) -> list[dict[str, Any]]:
-    """Against each of the first-order optimisers, at equal steps, work and time."""
+    """Against each of the first-order optimizers, at equal steps, work and time."""
     found = []
     for arena in result.arenas:
-        for other in (name for name in FIRST_ORDER if name in result.optimisers):
-            for name in (name for name in result.optimisers if name != other):
+        for other in (name for name in FIRST_ORDER if name in result.optimizers):
+            for name in (name for name in result.optimizers if name != other):
                 for axis in AXES:
                     one, verdict = judged(result, arena, name, other, axis)
                     found.append(
-                        {"arena": arena, "optimiser": name, "against": other, "equal": axis, "at": one.at,
+                        {"arena": arena, "optimizer": name, "against": other, "equal": axis, "at": one.at,
                          "difference": one.mean, "low": one.low, "high": one.high, "lower": verdict}
                     )  # fmt: skip
     return found
@@ -76,13 +76,13 @@ def _trials(result: Compared) -> list[dict[str, Any]]:
     """Every trial of the tuning, first those at a part of the budget."""
     found = []
     for arena in result.arenas:
-        for name in result.optimisers:
+        for name in result.optimizers:
             key, best = f"{arena}/{name}", result.rate(arena, name)
             search = result.searches.get(key)
             rounds = [(SHARE if search else 1.0, result.rates, result.trials[key])]
             rounds += [(1.0, search.rates, search.losses)] if search else []
             found += [
-                {"arena": arena, "optimiser": name, "budget": share, "lr": rate, "loss": loss,
+                {"arena": arena, "optimizer": name, "budget": share, "lr": rate, "loss": loss,
                  "chosen": share == 1 and rate == best}
                 for share, rates, losses in rounds
                 for rate, loss in zip(rates, losses, strict=True)
@@ -94,10 +94,10 @@ def _courses(result: Compared) -> list[dict[str, Any]]:
     """Every look at every run."""
     columns = ("steps", "work", "products", "seconds", "wall", "loss")
     return [
-        {"arena": arena, "optimiser": name, "seed": course.seed}
+        {"arena": arena, "optimizer": name, "seed": course.seed}
         | {column: float(getattr(course, column)[k]) for column in columns}
         for arena in result.arenas
-        for name in result.optimisers
+        for name in result.optimizers
         for course in result.of(arena, name)
         for k in range(len(course.loss))
     ]
@@ -111,13 +111,13 @@ EQUAL = {"steps": "steps", "work": "work", "seconds": "processor time"}
 
 
 def claims(result: Compared) -> list[Claim]:
-    """One for every arena, axis and optimiser other than AdamW."""
+    """One for every arena, axis and optimizer other than AdamW."""
     found = []
     for arena in result.arenas:
-        if BASE not in result.optimisers:
+        if BASE not in result.optimizers:
             continue
         for axis, words in EQUAL.items():
-            for name in result.optimisers:
+            for name in result.optimizers:
                 if name == BASE:
                     continue
                 one, verdict = judged(result, arena, name, BASE, axis)
@@ -137,8 +137,8 @@ def _where(axis: str, at: float) -> str:
 
 FEW = 4  # seeds that a band is drawn of
 LABELS = {"steps": "steps", "work": "work, in gradients", "seconds": "processor time, s"}
-COLOURS = {
-    "sgd": style.GREY, "adamw": "black", "newton_cg": style.BLUE, "sharpness_gd": style.ORANGE,
+COLORS = {
+    "sgd": style.GRAY, "adamw": "black", "newton_cg": style.BLUE, "sharpness_gd": style.ORANGE,
     "block_sgd": style.TEAL, "hutchinson_adam": style.PLUM, "clipped_newton": style.GOLD,
     "kfac_descent": style.PINK,
 }  # fmt: skip
@@ -175,10 +175,10 @@ def _curves(ax: Axes, courses: Sequence[Course], axis: str, look: dict[str, Any]
 
 
 def _panel(ax: Axes, result: Compared, arena: str, axis: str) -> None:
-    for name in result.optimisers:
-        _curves(ax, result.of(arena, name), axis, {"color": COLOURS[name], "label": name})
-    top = max(float(course.loss[0]) for name in result.optimisers for course in result.of(arena, name))
-    least = min(float(course.loss.min()) for name in result.optimisers for course in result.of(arena, name))
+    for name in result.optimizers:
+        _curves(ax, result.of(arena, name), axis, {"color": COLORS[name], "label": name})
+    top = max(float(course.loss[0]) for name in result.optimizers for course in result.of(arena, name))
+    least = min(float(course.loss.min()) for name in result.optimizers for course in result.of(arena, name))
     ax.set_ylim(least - 0.05 * (top - least), top + 0.15 * (top - least))
     ax.set_xlabel(LABELS[axis])
     ax.set_xlim(left=0)
@@ -193,7 +193,7 @@ def summary(result: Compared) -> list[Line]:
     found: list[Line] = []
     for arena in result.arenas:
         ends = {
-            name: interval(np.array([c.final for c in result.of(arena, name)])) for name in result.optimisers
+            name: interval(np.array([c.final for c in result.of(arena, name)])) for name in result.optimizers
         }
         for name in sorted(ends, key=lambda name: ends[name][0]):
             mean, low, high = ends[name]
@@ -218,7 +218,7 @@ def captions(result: Compared) -> dict[str, str]:
         else f"tries {first}"
     )
     how = (
-        f"Every optimiser {tried}; by the held-out loss at the end, on a seed of their own. The best rate is "
+        f"Every optimizer {tried}; by the held-out loss at the end, on a seed of their own. The best rate is "
         f"run on {plural(result.seeds, 'other seed')}, with weights and batches of each. The budget is the "
         "same work for all: forward passes 1, gradients 2, products 4, products of one tensor 1.5, all over 3"
     )

@@ -1,13 +1,13 @@
-"""Where optimisers are compared: a model at random weights, batches for its steps, data for its loss.
+"""Where optimizers are compared: a model at random weights, batches for its steps, data for its loss.
 
-The optimisers that are compared, each with one setting that is tuned: its learning rate.
+The optimizers that are compared, each with one setting that is tuned: its learning rate.
 
 No one has weight decay or a schedule. What else they have is theirs by default, or said here.
 
-The search for a learning rate, the same for every optimiser.
+The search for a learning rate, the same for every optimizer.
 
 Some rates at a part of the budget; at all of it the better half of them, since what is best early need not be
-in the end; then neighbours of the best one on a ladder, 1 and 3 times powers of ten, until it lies between
+in the end; then neighbors of the best one on a ladder, 1 and 3 times powers of ten, until it lies between
 two that are no better, or too many were tried. A valley that neither half has seen can be missed.
 """
 
@@ -31,8 +31,8 @@ from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch, Batches
-from curvescope.data.tasks import task
-from curvescope.data.text import text
+from curvescope.data.tasks import task_data
+from curvescope.data.text import text_data
 from curvescope.models.forward_errors import not_finite
 from curvescope.models.load import load
 from curvescope.models.model import Model
@@ -44,7 +44,7 @@ from curvescope.runs.shown import OPEN
 from curvescope.studies.common.statistics import below
 
 if TYPE_CHECKING:
-    from curvescope.studies.optimisers.study import Compared
+    from curvescope.studies.optimizers.study import Compared
 
 DIGITS, WIDTH = 2, 32
 SEQ_LEN, TOKENS = 16, 24_576
@@ -54,7 +54,7 @@ BUDGETS = {"addition": 150.0, "tiny-gpt": 35.0}
 
 
 class Arena(NamedTuple):
-    """What one seed of one arena gives to every optimiser alike."""
+    """What one seed of one arena gives to every optimizer alike."""
 
     model: Model
     batches: Batches  # in the order of the steps
@@ -75,8 +75,8 @@ def addition(seed: int, batch_size: int, device: str) -> Arena:
     )
     model = load(Transformer(shape), dtype="float32", device=device)
     many = {"num_sequences": 256 * batch_size, "digits": DIGITS, "batch_size": batch_size}
-    others = task("addition", num_sequences=2 * HELD_OUT, digits=DIGITS, seed=seed + 1_000_003)
-    return Arena(model, task("addition", **many, seed=seed), Problem(model, others))
+    others = task_data("addition", num_sequences=2 * HELD_OUT, digits=DIGITS, seed=seed + 1_000_003)
+    return Arena(model, task_data("addition", **many, seed=seed), Problem(model, others))
 
 
 def tiny_gpt(seed: int, batch_size: int, device: str) -> Arena:
@@ -85,7 +85,7 @@ def tiny_gpt(seed: int, batch_size: int, device: str) -> Arena:
     module = bundled.module
     assert isinstance(module, Transformer)
     model = load(Transformer(replace(module.cfg, seed=seed)), dtype="float32", device=device)
-    windows = list(text("sample", bundled, tokens=TOKENS, seq_len=SEQ_LEN, batch_size=1))
+    windows = list(text_data("sample", bundled, tokens=TOKENS, seq_len=SEQ_LEN, batch_size=1))
     others, rest = windows[:HELD_OUT], windows[HELD_OUT:]
     order = _order(len(rest), seed)
     cut = [order[i : i + batch_size] for i in range(0, len(order) - batch_size + 1, batch_size)]
@@ -110,7 +110,7 @@ ARENAS: dict[str, Callable[[int, int, str], Arena]] = {"addition": addition, "ti
 
 @lru_cache(maxsize=16)
 def make_arena(name: str, seed: int, batch_size: int, device: str) -> Arena:
-    """One of ARENAS, kept for all optimisers: runs train copies of its model."""
+    """One of ARENAS, kept for all optimizers: runs train copies of its model."""
     return ARENAS[name](seed, batch_size, device)
 
 
@@ -120,7 +120,7 @@ Make = Callable[[Iterable[Tensor], float], torch.optim.Optimizer]
 
 
 class Contender(NamedTuple):
-    """An optimiser as a function of parameters and learning rate, and words on it."""
+    """An optimizer as a function of parameters and learning rate, and words on it."""
 
     make: Make
     words: str
@@ -189,7 +189,7 @@ DIVERGED = (CurvescopeError, torch.linalg.LinAlgError)  # pyright: ignore[report
 class Course(Result):
     """A run, looked at K times, first before the first step; its loss is on held-out data."""
 
-    optimiser: str
+    optimizer: str
     rate: float
     seed: int
     steps: np.ndarray  # (K,)
@@ -214,9 +214,9 @@ class Course(Result):
         return float(getattr(self, axis)[-1])
 
 
-def run_course(arena: Arena, optimiser: str, rate: float, seed: int, budget: float, looks: int) -> Course:
+def run_course(arena: Arena, optimizer: str, rate: float, seed: int, budget: float, looks: int) -> Course:
     """Train a copy of the arena's model until its work reaches the budget."""
-    runner = _Runner(arena, optimiser, rate)
+    runner = _Runner(arena, optimizer, rate)
     rows = [runner.look()]
     marks = np.linspace(0, budget, looks)[1:]
     try:
@@ -233,16 +233,16 @@ def run_course(arena: Arena, optimiser: str, rate: float, seed: int, budget: flo
     if runner.diverged or not math.isfinite(rows[-1][-1]):
         rows = [*rows, runner.lost(budget)]
     columns = np.array(rows, dtype=float).T
-    return Course(optimiser, rate, seed, *columns, diverged=bool(not np.isfinite(columns[-1]).all()))
+    return Course(optimizer, rate, seed, *columns, diverged=bool(not np.isfinite(columns[-1]).all()))
 
 
 class _Runner:
     """A model in training, its clocks, and what was spent."""
 
-    def __init__(self, arena: Arena, optimiser: str, rate: float):
+    def __init__(self, arena: Arena, optimizer: str, rate: float):
         self.arena = arena
         self.model = replace(arena.model, module=copy.deepcopy(arena.model.module))
-        self.optimiser = CONTENDERS[optimiser].make(self.model.module.parameters(), rate)
+        self.optimizer = CONTENDERS[optimizer].make(self.model.module.parameters(), rate)
         self.held_out = Problem(self.model, arena.held_out.batches)
         self.spent = dict.fromkeys(PASSES, 0.0)
         self.steps, self.processor, self.wall, self.diverged = 0, 0.0, 0.0, False
@@ -253,13 +253,13 @@ class _Runner:
         return work_of(self.spent)
 
     def step(self) -> None:
-        if not_finite(self.model, self.model.parameters):
+        if not_finite(self.model, dict(self.model.named_parameters())):
             raise CurvescopeError("the weights are not finite")
         batch = Batches([self.arena.batch(self.steps)])
         clocks = time.process_time(), time.perf_counter()
-        if isinstance(self.optimiser, CurvatureOptimizer):
-            self.optimiser.step(lambda: Problem(self.model, batch))
-            self.spent = {name: float(self.optimiser.work[name]) for name in PASSES}
+        if isinstance(self.optimizer, CurvatureOptimizer):
+            self.optimizer.step(lambda: Problem(self.model, batch))
+            self.spent = {name: float(self.optimizer.work[name]) for name in PASSES}
         else:
             self._plain_step(Problem(self.model, batch))
         self.processor += time.process_time() - clocks[0]
@@ -271,15 +271,15 @@ class _Runner:
         loss = parts_of(problem).loss
         if not bool(torch.isfinite(loss)):
             raise CurvescopeError(f"the loss is {float(loss.detach())}")
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()
-        self.optimiser.step()
+        self.optimizer.step()
         self.spent["losses"] += 1
         self.spent["gradients"] += 1
 
     def look(self) -> tuple[float, ...]:
         """Steps, work, products, seconds, the clock's, and the loss on held-out data; not counted."""
-        loss = self.held_out.value()
+        loss = self.held_out.loss_value()
         products = self.spent["products"]
         return (self.steps, self.work, products, self.processor, self.wall, loss)
 
@@ -313,8 +313,8 @@ class Search(Result):
 
     @property
     def missing(self) -> list[float]:
-        """The neighbours of the best that were not tried."""
-        return [rate for rate in neighbours(self.best) if not np.isclose(self.rates, rate).any()]
+        """The neighbors of the best that were not tried."""
+        return [rate for rate in neighbors(self.best) if not np.isclose(self.rates, rate).any()]
 
     @property
     def inside(self) -> bool:
@@ -333,7 +333,7 @@ def rung(rate: float) -> float:
     return _rate(round(2 * math.log10(rate)))
 
 
-def neighbours(rate: float) -> tuple[float, float]:
+def neighbors(rate: float) -> tuple[float, float]:
     """The next larger and the next smaller rate of the ladder."""
     number = round(2 * math.log10(rate))
     return _rate(number + 1), _rate(number - 1)
@@ -352,7 +352,7 @@ def begin(rates: Sequence[float], losses: Sequence[float], trial: Callable[[floa
 
 
 def go_on(search: Search, trial: Callable[[float], float]) -> Search:
-    """One more rate, a neighbour of the best; nothing where both were tried."""
+    """One more rate, a neighbor of the best; nothing where both were tried."""
     if not search.missing:
         return search
     rate = search.missing[0]

@@ -1,6 +1,6 @@
-"""The study `optimisers`: what curvature buys, at equal steps, equal work and equal time.
+"""The study `optimizers`: what curvature buys, at equal steps, equal work and equal time.
 
-SGD, AdamW and the optimisers of `cs.optim`, tuned alike, on addition and on a tiny GPT, each from random
+SGD, AdamW and the optimizers of `cs.optim`, tuned alike, on addition and on a tiny GPT, each from random
 weights. The claim is the measurement and not a winner.
 """
 
@@ -21,7 +21,7 @@ from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.runs.shown import Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.optimisers.analysis import (
+from curvescope.studies.optimizers.analysis import (
     ARENAS,
     BUDGETS,
     CONTENDERS,
@@ -47,7 +47,7 @@ FULL = {"seeds": 8, "budget": 8.0, "looks": 33, "max_trials": 12}
 class Config(BaseConfig):
     """Who is compared, and where. The defaults take a few minutes on a CPU."""
 
-    optimisers: tuple[str, ...] = setting(tuple(CONTENDERS), "of those that are known")
+    optimizers: tuple[str, ...] = setting(tuple(CONTENDERS), "of those that are known")
     arenas: tuple[str, ...] = setting(tuple(ARENAS), "addition, tiny-gpt")
     rates: tuple[float, ...] = setting(
         (0.001, 0.01, 0.1, 1.0), "learning rates that each of them tries first, at a quarter of the budget"
@@ -61,12 +61,12 @@ class Config(BaseConfig):
     seed: int = setting(0, "of weights and batches")
 
     def __post_init__(self) -> None:
-        as_tuples(self, "optimisers", "arenas", "rates")
+        as_tuples(self, "optimizers", "arenas", "rates")
         super().__post_init__()
         at_least(self, 2, "seeds", "looks")
         at_least(self, 1, "batch_size")
         at_least(self, 3, "max_trials")
-        for name, known in (("optimisers", CONTENDERS), ("arenas", ARENAS)):
+        for name, known in (("optimizers", CONTENDERS), ("arenas", ARENAS)):
             for value in getattr(self, name):
                 if value not in known:
                     raise UsageError(f"{name}: unknown {value!r}", hint=near_misses(value, list(known)))
@@ -78,39 +78,39 @@ class Config(BaseConfig):
 
 @dataclass(frozen=True)
 class Compared(Shown):
-    """Trials and runs of every optimiser in every arena, by `arena/optimiser`."""
+    """Trials and runs of every optimizer in every arena, by `arena/optimizer`."""
 
     arenas: list[str]
-    optimisers: list[str]
+    optimizers: list[str]
     rates: list[float]  # of the first trials
     seeds: int
     trials: dict[str, np.ndarray]  # (rates,) losses at the end of the first trials
     courses: dict[str, list[Course]]  # one for each seed
     searches: dict[str, Search] = field(default_factory=dict)  # none: the first trials had the whole budget
 
-    def of(self, arena: str, optimiser: str) -> list[Course]:
+    def of(self, arena: str, optimizer: str) -> list[Course]:
         """The runs with the best rate."""
-        return self.courses[f"{arena}/{optimiser}"]
+        return self.courses[f"{arena}/{optimizer}"]
 
-    def rate(self, arena: str, optimiser: str) -> float:
+    def rate(self, arena: str, optimizer: str) -> float:
         """The best rate of the trials."""
-        return self.of(arena, optimiser)[0].rate
+        return self.of(arena, optimizer)[0].rate
 
-    def at_edge(self, arena: str, optimiser: str) -> bool:
+    def at_edge(self, arena: str, optimizer: str) -> bool:
         """Whether it is the smallest or the largest that was tried, so that a better one may lie beyond."""
-        if search := self.searches.get(f"{arena}/{optimiser}"):
+        if search := self.searches.get(f"{arena}/{optimizer}"):
             return not search.inside
-        return self.rate(arena, optimiser) in (min(self.rates), max(self.rates))
+        return self.rate(arena, optimizer) in (min(self.rates), max(self.rates))
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Compared:
-    """Tune every optimiser, then run it.
+    """Tune every optimizer, then run it.
 
     Args:
         progress: called with (what, number, total) as each piece begins.
         state: finished pieces by name; filled as the study goes, used when it goes on.
     """
-    pairs = [(arena, name) for arena in cfg.arenas for name in cfg.optimisers]
+    pairs = [(arena, name) for arena in cfg.arenas for name in cfg.optimizers]
     pieces = [piece for arena, name in pairs for piece in _pieces(cfg, arena, name)]
     found = work_through(pieces, progress=progress, state=state)
 
@@ -122,7 +122,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
     return Compared(
         arenas=list(cfg.arenas),
-        optimisers=list(cfg.optimisers),
+        optimizers=list(cfg.optimizers),
         rates=list(cfg.rates),
         seeds=cfg.seeds,
         trials={f"{a}/{n}": first(a, n) for a, n in pairs},
@@ -134,26 +134,26 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 
 def merge(parts: Sequence[Compared]) -> Compared:
-    """Results of single arenas and optimisers, of settings that are the same otherwise, as one."""
+    """Results of single arenas and optimizers, of settings that are the same otherwise, as one."""
     first = parts[0]
     if any((part.rates, part.seeds) != (first.rates, first.seeds) for part in parts):
         raise UsageError("expected results of the same rates and seeds")
     both = {name: {k: v for part in parts for k, v in getattr(part, name).items()} for name in BY_PAIR}
     arenas = list(dict.fromkeys(arena for part in parts for arena in part.arenas))
-    optimisers = list(dict.fromkeys(name for part in parts for name in part.optimisers))
-    return replace(first, arenas=arenas, optimisers=optimisers, **both)
+    optimizers = list(dict.fromkeys(name for part in parts for name in part.optimizers))
+    return replace(first, arenas=arenas, optimizers=optimizers, **both)
 
 
-def _names(arena: str, optimiser: str, kind: str, count: int) -> list[str]:
+def _names(arena: str, optimizer: str, kind: str, count: int) -> list[str]:
     """Of the pieces of one kind."""
-    return [f"{arena}.{optimiser}.{kind}{number}" for number in range(count)]
+    return [f"{arena}.{optimizer}.{kind}{number}" for number in range(count)]
 
 
-def _pieces(cfg: Config, arena: str, optimiser: str) -> list[Piece]:
+def _pieces(cfg: Config, arena: str, optimizer: str) -> list[Piece]:
     """The first trials, the search that goes on from them, and the runs with what it has found."""
-    course, where = partial(_course, cfg, arena, optimiser), f"{optimiser} on {arena}"
+    course, where = partial(_course, cfg, arena, optimizer), f"{optimizer} on {arena}"
     first, trials, runs = (
-        _names(arena, optimiser, kind, count)
+        _names(arena, optimizer, kind, count)
         for kind, count in (("rate", len(cfg.rates)), ("trial", cfg.max_trials), ("seed", cfg.seeds))
     )
 
@@ -187,7 +187,7 @@ def _pieces(cfg: Config, arena: str, optimiser: str) -> list[Piece]:
 def _course(
     cfg: Config,
     arena: str,
-    optimiser: str,
+    optimizer: str,
     rate: float,
     seed: int,
     *,
@@ -196,4 +196,4 @@ def _course(
 ) -> Course:
     place = make_arena(arena, 1000 * cfg.seed + seed, cfg.batch_size, cfg.device)
     budget = share * cfg.budget * BUDGETS[arena]
-    return run_course(place, optimiser, rate, seed, budget, looks or cfg.looks)
+    return run_course(place, optimizer, rate, seed, budget, looks or cfg.looks)

@@ -1,4 +1,4 @@
-"""docs/guides/optimisers.md: its code runs, steps cost what it says, its tables are stored ones."""
+"""docs/guides/optimizers.md: its code runs, steps cost what it says, its tables are stored ones."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from curvescope import optim
 from stored_tables import claims_of, stored, table_behind
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "guides" / "optimisers.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "optimizers.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def space() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for code in re.findall(r"```python\n(.*?)```", PAGE, flags=re.S):
-        exec(compile(code, "docs/guides/optimisers.md", "exec"), found)
+        exec(compile(code, "docs/guides/optimizers.md", "exec"), found)
     return found
 
 
@@ -31,7 +31,7 @@ def test_the_examples_do_what_they_say(space):
     assert space["w"].tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_every_optimiser_is_in_the_table():
+def test_every_optimizer_is_in_the_table():
     listed = re.findall(r"^\| `(\w+)` \| .+ \| .*loss.* \| .* \|$", PAGE, flags=re.M)
     assert set(listed) == set(optim.__all__) - {"CurvatureOptimizer"}
 
@@ -61,7 +61,7 @@ def test_steps_cost_what_the_table_says(space, make, least, rest):
 
 @pytest.mark.parametrize("profile", ["default", "full"])
 def test_tables_are_those_of_the_stored_run(profile):
-    run = stored(f"optimisers/{profile}")
+    run = stored(f"optimizers/{profile}")
     assert run or profile == "full"
     assert table_behind(PAGE, f"{profile}: claims") == claims_of(run)
     rows = table_behind(PAGE, f"{profile}: ends")
@@ -69,16 +69,16 @@ def test_tables_are_those_of_the_stored_run(profile):
     for row, end in zip(rows, run.get("ends", []), strict=True):
         lr = f"{end['lr']:g}{', the last tried' if end['at_edge'] else ''}"
         loss = f"{end['loss']:.3f} [{end['low']:.3f}, {end['high']:.3f}]"
-        assert row[:4] == [end["arena"], end["optimiser"], lr, loss]
+        assert row[:4] == [end["arena"], end["optimizer"], lr, loss]
 
 
 def test_the_best_rates_of_the_stored_run_are_no_ends():
     """Every chosen rate was tried at the whole budget beside a smaller and a larger one."""
-    run = stored("optimisers/default")
+    run = stored("optimizers/default")
     for end in run["ends"]:
         tried = [
             t["lr"]
             for t in run["trials"]
-            if (t["arena"], t["optimiser"], t["budget"]) == (end["arena"], end["optimiser"], 1.0)
+            if (t["arena"], t["optimizer"], t["budget"]) == (end["arena"], end["optimizer"], 1.0)
         ]
         assert (min(tried) < end["lr"] < max(tried)) != end["at_edge"]

@@ -1,4 +1,4 @@
-"""Optimisers by name, a small network for them, and quadratics whose answers are known."""
+"""Optimizers by name, a small network for them, and quadratics whose answers are known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from curvescope import optim
 from curvescope.optim import CurvatureOptimizer
 
 Make = Callable[..., CurvatureOptimizer]
-OPTIMISERS: dict[str, Make] = {
+OPTIMIZERS: dict[str, Make] = {
     "newton": partial(optim.NewtonCG, max_products=4),
     "newton-ggn": partial(optim.NewtonCG, curvature="ggn", max_products=4),
     "sharpness": partial(optim.SharpnessGD, every=2),

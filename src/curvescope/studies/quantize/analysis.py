@@ -30,7 +30,7 @@ from curvescope.problem import Problem
 from curvescope.studies.common.weight_changes import Effects, Halves, effects, weights
 
 if TYPE_CHECKING:
-    from curvescope.studies.quantise.study import Quantised
+    from curvescope.studies.quantize.study import Quantized
 
 NEAREST, INPUTS, OWN = "nearest", "inputs", "ggn"
 
@@ -71,7 +71,7 @@ def by_inputs(
 def by_ggn(op: GGN, block: Block, bits: tuple[int, ...], steps: Steps, damping: float) -> list[Tensor]:
     """δ (n,) for each number of bits, by the block's GGN; weights in their order, row by row."""
     W, own = matrix(op.problem, block)
-    G = op.dense()[own][:, own]
+    G = op.to_dense()[own][:, own]
     inverse, _ = damped_inverse((G + G.T) / 2, damping)
     found = []
     for b in bits:
@@ -131,7 +131,7 @@ class Row(NamedTuple):
     correlation: Correlation
 
 
-def predicted(result: Quantised, predictor: str, bit: int, method: str = NEAREST) -> np.ndarray:
+def predicted(result: Quantized, predictor: str, bit: int, method: str = NEAREST) -> np.ndarray:
     """What a predictor says of every block, at the number of bits at this place: (B,)."""
     found = []
     for one in result.blocks.values():
@@ -146,12 +146,12 @@ def predicted(result: Quantised, predictor: str, bit: int, method: str = NEAREST
     return np.array(found)
 
 
-def increases(result: Quantised, bit: int, method: str = NEAREST) -> np.ndarray:
+def increases(result: Quantized, bit: int, method: str = NEAREST) -> np.ndarray:
     """The measured increase of the loss by every block: (B,)."""
     return np.array([one.at(method).measured[bit].mean() for one in result.blocks.values()])
 
 
-def rows(result: Quantised) -> Iterator[Row]:
+def rows(result: Quantized) -> Iterator[Row]:
     """All of them."""
     for i, bits in enumerate(result.together.bits):
         truth = increases(result, i)
@@ -161,13 +161,13 @@ def rows(result: Quantised) -> Iterator[Row]:
             yield Row(int(bits), predictor, found)
 
 
-def better(result: Quantised, one: str, other: str, bit: int) -> Correlation:
+def better(result: Quantized, one: str, other: str, bit: int) -> Correlation:
     """ρ of one predictor less that of another."""
     a, b = (predicted(result, name, bit) for name in (one, other))
     return difference(a, b, increases(result, bit), draws=result.draws, seed=result.seed)
 
 
-def relative_error(result: Quantised, bit: int) -> Correlation:
+def relative_error(result: Quantized, bit: int) -> Correlation:
     """Median over blocks of |predicted − measured| / |measured|, with its interval by order statistics.
 
     Blocks without any change, 0 by 0, are left out: `count` is that of the others.

@@ -1,4 +1,4 @@
-"""The study `quantise`: exact on a quadratic at its minimum, weights on grids, verdicts from numbers."""
+"""The study `quantize`: exact on a quadratic at its minimum, weights on grids, verdicts from numbers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 import curvescope as cs
 from curvescope.algorithms.surgery.grids import grid
 from curvescope.core.errors import UsageError
-from curvescope.studies import find, quantise
+from curvescope.studies import find, quantize
 from curvescope.studies.common.weight_changes import Effects, Halves, weights
-from curvescope.studies.quantise.analysis import by_ggn, by_inputs, measured, nearest, relative_error
-from curvescope.studies.quantise.study import Quantised
+from curvescope.studies.quantize.analysis import by_ggn, by_inputs, measured, nearest, relative_error
+from curvescope.studies.quantize.study import Quantized
 
 
 def layer() -> Halves:
@@ -54,16 +54,16 @@ def test_on_a_quadratic_at_its_minimum_what_is_predicted_comes_out():
             torch.testing.assert_close(grid(W, b).rounded(moved), moved)
 
 
-def planted(sign: float) -> Quantised:
+def planted(sign: float) -> Quantized:
     """Twelve blocks whose prediction is right, or the wrong way round, and whose error says nothing."""
     source = np.random.default_rng(0)
 
-    def roundings(value: float, error: float, methods: list[str]) -> quantise.Roundings:
+    def roundings(value: float, error: float, methods: list[str]) -> quantize.Roundings:
         come = np.array([[v * 0.999, v, v * 1.001] for v in np.repeat([1.0, 0.8, 0.7][: len(methods)], 2)])
         come = come * (value if sign > 0 else 1 / value)
         effects = Effects(0 * come, come * value / (value if sign > 0 else 1 / value), come, sign * come)
         size = np.full((len(methods), 2), error)
-        return quantise.Roundings(np.array([4, 3]), methods, 10, size, 1.0, effects)
+        return quantize.Roundings(np.array([4, 3]), methods, 10, size, 1.0, effects)
 
     values = np.exp(source.normal(size=12))
     two, three = ["nearest", "inputs"], ["nearest", "inputs", "ggn"]
@@ -71,7 +71,7 @@ def planted(sign: float) -> Quantised:
     common = {"model": "m", "data": "d", "loss": 1.0, "held_out_loss": 1.0, "steps": "column", "damping": 0.1}
     together, exact = roundings(2.0, 1.0, two), {"B0": roundings(1.0, 1.0, three)}
     parts = {"blocks": blocks, "together": together, "exact": exact}
-    return Quantised(**common, **parts, draws=100, seed=0, notes=["a note"])
+    return Quantized(**common, **parts, draws=100, seed=0, notes=["a note"])
 
 
 def test_verdicts_follow_the_numbers():
@@ -85,7 +85,7 @@ def test_verdicts_follow_the_numbers():
 def test_blocks_that_rounding_does_not_change_are_left_out_and_counted():
     result = planted(1.0)
     come = np.zeros((4, 3))
-    still = quantise.Roundings(
+    still = quantize.Roundings(
         np.array([4, 3]), ["nearest", "inputs"], 10, np.zeros((2, 2)), 1.0, Effects(come, come, come, come)
     )
     more = replace(result, blocks=result.blocks | {"still": still})
@@ -108,34 +108,34 @@ def test_words_tables_and_figures_are_complete():
     assert len(tables["sensitivity"]) == 13 * 2 * 2
     assert {"predicted", "predicted_low", "measured", "held_out_high"} <= set(tables["sensitivity"])
     assert ("note", "", "a note") in result.summary()
-    assert find("quantise").Config is quantise.Config
+    assert find("quantize").Config is quantize.Config
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_goes_on_where_it_stopped(tmp_path):
     asked = {"tokens": 24, "seq_len": 8, "held_out": 0.5, "blocks": ("L3.W_O", "L3.b_O"), "bits": (4,)}
-    cfg = quantise.Config(**asked, max_dense=0, draws=50)
+    cfg = quantize.Config(**asked, max_dense=0, draws=50)
     state: dict = {}
-    first = quantise.run(cfg, state=state)
+    first = quantize.run(cfg, state=state)
     assert list(first.blocks) == ["L3.W_O"]  # a bias is no matrix
     del state["all"]
     begun = []
-    again = quantise.run(cfg, state=state, progress=lambda words, number, total: begun.append(words))
+    again = quantize.run(cfg, state=state, progress=lambda words, number, total: begun.append(words))
     assert begun == ["rounding of all blocks"]
     np.testing.assert_allclose(again.together.effects.measured, first.blocks["L3.W_O"].effects.measured)
     assert first.blocks["L3.W_O"].trace > 0
     first.save(tmp_path)
-    assert quantise.Quantised.load(tmp_path).loss == first.loss
+    assert quantize.Quantized.load(tmp_path).loss == first.loss
 
 
 def test_settings_are_checked_before_the_work():
     for wrong in ({"bits": (1,)}, {"steps": "row"}, {"damping": 0.0}, {"bits": ()}):
         with pytest.raises(UsageError):
-            replace(quantise.Config(), **wrong)
+            replace(quantize.Config(), **wrong)
     for wrong in ({"exact_blocks": ("L3.W_2",)}, {"blocks": ("L3.b_O",)}):
-        cfg = replace(quantise.Config(tokens=16, seq_len=8), **wrong)
+        cfg = replace(quantize.Config(tokens=16, seq_len=8), **wrong)
         with pytest.raises(UsageError, match="expected"):
-            quantise.run(cfg)
+            quantize.run(cfg)
 
 
 @pytest.mark.usefixtures("unrendered")

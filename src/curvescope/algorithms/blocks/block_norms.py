@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BlockMap(Result):
+class BlockNorms(Result):
     """‖A_bc‖_F for all pairs of blocks; between `low` and `high` 95 times in 100, see `intervals`."""
 
     names: list[str]  # B blocks
@@ -79,14 +79,14 @@ class BlockMap(Result):
 
 
 @of_one_matrix
-def block_map(
+def block_norms(
     op: LinearOperator,
     slices: Mapping[str, slice] | None = None,
     *,
     num_probes: int = 4,
     probe: Probe = "rademacher",
     seed: int = 0,
-) -> BlockMap:
+) -> BlockNorms:
     """Norms of all blocks from probes that live on one block each.
 
     For v on block c with independent entries of variance one, E‖(A v)_b‖² = ‖A_bc‖²: one product gives a
@@ -96,7 +96,7 @@ def block_map(
     Args:
         slices: where each block lies; by default the blocks of `op.space`.
     """
-    check_square(op, "block_map")
+    check_square(op, "block_norms")
     check_count("num_probes", num_probes, at_least=1)
     check_choice("probe", probe, get_args(Probe))
     op, found = check_slices(op, slices)
@@ -105,12 +105,12 @@ def block_map(
     for c, (name, columns) in enumerate(track(list(found.items()), "block map")):
         where: dict[str, Any] = {"seed": seed, "kind": probe, "pieces": block_pieces(op, name)}
         for some in column_blocks(op, num_probes):
-            V = torch.zeros(op.here[1], some.stop - some.start, dtype=op.dtype, device=op.device)
+            V = torch.zeros(op.local_shape[1], some.stop - some.start, dtype=op.dtype, device=op.device)
             probes(sizes[name], V.shape[1], first=some.start, out=V[columns], **where)
             AV = op @ V
             lengths[some, :, c] = to_numpy(torch.stack([column_norms(AV[b]) for b in found.values()], dim=1))
     norms = mean_square(lengths)
-    return BlockMap(
+    return BlockNorms(
         names=list(found),
         sizes=np.array(list(sizes.values())),
         frobenius=norms.root,

@@ -1,4 +1,4 @@
-"""The study `optimisers`: all are tuned and run alike, verdicts are those of intervals."""
+"""The study `optimizers`: all are tuned and run alike, verdicts are those of intervals."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 from curvescope.runs.shown import FAILS, HOLDS, OPEN
-from curvescope.studies import find, optimisers
+from curvescope.studies import find, optimizers
 from curvescope.studies.folder import Limit, fitted
-from curvescope.studies.optimisers.analysis import (
+from curvescope.studies.optimizers.analysis import (
     ARENAS,
     CONTENDERS,
     Course,
@@ -24,16 +24,16 @@ from curvescope.studies.optimisers.analysis import (
     gap,
     go_on,
     lowest,
-    neighbours,
+    neighbors,
     run_course,
     rung,
     work_of,
 )
-from curvescope.studies.optimisers.study import FULL, merge
-from curvescope.studies.optimisers.view import COLOURS
+from curvescope.studies.optimizers.study import FULL, merge
+from curvescope.studies.optimizers.view import COLORS
 
-CFG = optimisers.Config(
-    optimisers=("sgd", "adamw", "newton_cg", "kfac_descent"),
+CFG = optimizers.Config(
+    optimizers=("sgd", "adamw", "newton_cg", "kfac_descent"),
     arenas=("addition",),
     rates=(0.001, 0.1),
     max_trials=3,
@@ -56,14 +56,14 @@ def course(losses, *, steps=None, seconds=None, rate=0.1) -> Course:
 @pytest.fixture(scope="module")
 def done():
     state: dict[str, Result] = {}
-    return optimisers.run(CFG, state=state), state
+    return optimizers.run(CFG, state=state), state
 
 
 def test_all_are_tuned_alike_and_run_on_the_same_seeds(done):
     result, state = done
-    assert set(result.trials) == set(result.searches) == {f"addition/{name}" for name in CFG.optimisers}
+    assert set(result.trials) == set(result.searches) == {f"addition/{name}" for name in CFG.optimizers}
     assert all(len(losses) == 2 for losses in result.trials.values())
-    for name in CFG.optimisers:
+    for name in CFG.optimizers:
         courses, search = result.of("addition", name), result.searches[f"addition/{name}"]
         assert [c.seed for c in courses] == [1, 2]
         assert search.rates[0] == CFG.rates[int(np.argmin(result.trials[f"addition/{name}"]))]  # half of two
@@ -73,7 +73,7 @@ def test_all_are_tuned_alike_and_run_on_the_same_seeds(done):
 
 
 def test_work_reaches_the_budget_and_little_more(done):
-    for name in CFG.optimisers:
+    for name in CFG.optimizers:
         for one in done[0].of("addition", name):
             assert 6 <= one.end("work") < 6 + work_of({"losses": 3, "gradients": 2, "products": 10})
             assert (np.diff(one.seconds) > 0).all()
@@ -85,8 +85,8 @@ def test_work_reaches_the_budget_and_little_more(done):
 def test_what_is_kept_is_not_done_again(done):
     result, state = done
     kept = dict(list(state.items())[:-3])
-    again = optimisers.run(CFG, state=kept)
-    for name in CFG.optimisers:
+    again = optimizers.run(CFG, state=kept)
+    for name in CFG.optimizers:
         for a, b in zip(result.of("addition", name), again.of("addition", name), strict=True):
             np.testing.assert_array_equal(a.loss, b.loss)
 
@@ -98,15 +98,15 @@ def test_it_can_be_shown(done):
     assert set(tables) == set(result.captions())
     assert len(tables["ends"]) == 4
     assert len(tables["trials"]) == 4 * (2 + 3)
-    assert tables["trials"].groupby("optimiser").chosen.sum().eq(1).all()
+    assert tables["trials"].groupby("optimizer").chosen.sum().eq(1).all()
     assert len(result.claims()) == 3 * 3
     assert set(result.figures()) <= set(result.captions())
-    assert set(COLOURS) == set(CONTENDERS)
+    assert set(COLORS) == set(CONTENDERS)
 
 
 def test_a_run_is_saved_and_loaded(done, tmp_path):
     done[0].save(tmp_path)
-    again = optimisers.Compared.load(tmp_path)
+    again = optimizers.Compared.load(tmp_path)
     assert again.claims() == done[0].claims()
 
 
@@ -181,8 +181,8 @@ def test_rates_that_diverge_lead_to_smaller_ones():
 
 def test_the_ladder_has_ones_and_threes():
     assert [rung(rate) for rate in (0.001, 0.0029, 0.02, 1.0, 20.0)] == [0.001, 0.003, 0.03, 1.0, 30.0]
-    assert neighbours(0.003) == (0.01, 0.001)
-    assert neighbours(1.0) == (3.0, 0.3)
+    assert neighbors(0.003) == (0.01, 0.001)
+    assert neighbors(1.0) == (3.0, 0.3)
 
 
 def test_no_verdict_is_given_where_a_better_rate_may_lie_beyond(done):
@@ -194,7 +194,7 @@ def test_no_verdict_is_given_where_a_better_rate_may_lie_beyond(done):
         rates, losses = np.array([0.1, 0.3, last]), np.array([1.0, 2.0, 2.0])
         result = replace(
             done[0],
-            optimisers=["sgd", "adamw"],
+            optimizers=["sgd", "adamw"],
             courses={"addition/sgd": ahead, "addition/adamw": base},
             searches={
                 "addition/adamw": Search(np.array([0.1, 0.3, 0.03]), losses),
@@ -213,11 +213,11 @@ def test_parts_of_a_comparison_are_put_together(done):
     parts = [
         replace(
             whole,
-            optimisers=[name],
+            optimizers=[name],
             **{kind: {f"addition/{name}": getattr(whole, kind)[f"addition/{name}"]} for kind in
                ("trials", "courses", "searches")},
         )
-        for name in whole.optimisers
+        for name in whole.optimizers
     ]  # fmt: skip
     assert merge(parts).claims() == whole.claims()
     with pytest.raises(UsageError, match="same rates"):
@@ -244,7 +244,7 @@ def test_seeds_change_weights_and_batches_and_not_the_task(name):
     one, same, other = (ARENAS[name](seed, 2, "cpu") for seed in (1, 1, 2))
     for a, b in ((one, same), (one, other)):
         alike = all(torch.equal(p, q) for p, q in zip(
-            a.model.parameters.values(), b.model.parameters.values(), strict=True))  # fmt: skip
+            a.model.parameters(), b.model.parameters(), strict=True))  # fmt: skip
         assert alike == torch.equal(a.batch(0).inputs, b.batch(0).inputs) == (b is same)
     seen = {tuple(row.tolist()) for i in range(4) for row in one.batch(i).inputs}
     if name == "tiny-gpt":  # of a few thousand sums some are drawn twice
@@ -253,7 +253,7 @@ def test_seeds_change_weights_and_batches_and_not_the_task(name):
 
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(UsageError, match="did you mean 'adamw'"):
-        replace(CFG, optimisers=("adam_w",))
+        replace(CFG, optimizers=("adam_w",))
     with pytest.raises(UsageError, match="each once"):
         replace(CFG, arenas=("addition", "addition"))
     with pytest.raises(UsageError, match="above 0"):
@@ -263,10 +263,10 @@ def test_settings_that_make_no_sense_are_refused():
 
 
 def test_the_full_profile_is_more_and_what_is_given_is_kept():
-    study = find("optimisers")
+    study = find("optimizers")
     cfg = fitted(study, {"seeds": 3, "arenas": None}, Limit(profile="full")).cfg
-    assert cfg == optimisers.Config(**{**FULL, "seeds": 3})
-    assert all(value > getattr(optimisers.Config(), name) for name, value in FULL.items())
+    assert cfg == optimizers.Config(**{**FULL, "seeds": 3})
+    assert all(value > getattr(optimizers.Config(), name) for name, value in FULL.items())
     with pytest.raises(UsageError, match="no --budget"):
         fitted(study, {}, Limit(budget="1min"))
 
@@ -279,6 +279,6 @@ def test_bands_are_of_positive_losses_and_few_seeds_are_single_runs(done):
     result = done[0]
     assert result.seeds < 4
     ax = result.figures()["courses"].axes[0]
-    assert len(ax.lines) == result.seeds * len(result.optimisers)
+    assert len(ax.lines) == result.seeds * len(result.optimizers)
     assert not ax.collections
-    assert len(ax.get_legend_handles_labels()[1]) == len(result.optimisers)
+    assert len(ax.get_legend_handles_labels()[1]) == len(result.optimizers)

@@ -1,4 +1,4 @@
-"""The study `quantise`: what rounding of weights to few bits does to the loss, as predicted and as measured.
+"""The study `quantize`: what rounding of weights to few bits does to the loss, as predicted and as measured.
 
 Every block alone, and all of them together: rounded to the nearest points of a grid, and with the answer of
 the weights that are rounded later (GPTQ, which is Optimal Brain Surgeon for rounding). The prediction is
@@ -24,7 +24,7 @@ from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Shown
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies.common.weight_changes import HELD_OUT, Halves, head_block, make_halves
-from curvescope.studies.quantise.analysis import (
+from curvescope.studies.quantize.analysis import (
     INPUTS,
     NEAREST,
     OWN,
@@ -48,7 +48,7 @@ NUM_ROOTS = 16  # random squares, for traces of the GGN
 class Config(ModelOnData):
     """What to round. The defaults take two minutes on a CPU."""
 
-    tokens: int = setting(1280, "of a text, in all; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(1280, "of a text, in all; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     seq_len: int = setting(32, "tokens of one sequence")
     held_out: float = setting(0.75, HELD_OUT)
     dtype: str = setting("float64", "float32 or float64; eight bits move the loss by little")
@@ -75,7 +75,7 @@ class Config(ModelOnData):
 
 
 @dataclass(frozen=True)
-class Quantised(Shown):
+class Quantized(Shown):
     """Roundings of every block, of all of them, and of some by their own GGN."""
 
     model: str
@@ -91,7 +91,7 @@ class Quantised(Shown):
     seed: int
 
 
-def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Quantised:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Quantized:
     """Round and measure.
 
     Args:
@@ -108,11 +108,11 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     pieces += [Piece(f"exact.{b.name}", work.exact(b), f"rounding of {b.name} by its GGN") for b in exact]
     contents = fingerprint(problem.model, problem.batches, halves.held_out.batches)
     found = work_through(pieces, contents=contents, progress=progress, state=state)
-    return Quantised(
+    return Quantized(
         model=problem.model.name,
         data=problem.batches.name,
-        loss=problem.value(),
-        held_out_loss=halves.held_out.value(),
+        loss=problem.loss_value(),
+        held_out_loss=halves.held_out.loss_value(),
         steps=cfg.steps,
         damping=cfg.damping,
         blocks={b.name: found.take(Roundings, f"block.{b.name}") for b in blocks},
