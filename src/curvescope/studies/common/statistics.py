@@ -188,9 +188,8 @@ def crossed_bootstrap(
         groups: Stated in the result: what the interval is over.
     """
     source = np.random.default_rng(seed & 0xFFFFFFFF)
-    rows = {axis: np.arange(size)[None] for axis, size in enumerate(y.shape)}
-    for axis in axes:
-        rows[axis] = source.integers(0, y.shape[axis], (draws, y.shape[axis]))
+    drawn = {axis: source.integers(0, y.shape[axis], (draws, y.shape[axis])) for axis in axes}
+    rows = {axis: np.arange(size)[None] for axis, size in enumerate(y.shape)} | drawn
     some = tuple(
         index.reshape(-1, *(size if i == axis else 1 for i, size in enumerate(y.shape)))
         for axis, index in rows.items()
