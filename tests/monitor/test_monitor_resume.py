@@ -6,6 +6,7 @@ import shutil
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from monitor_loops import IDS, PROBE, TARGETS, fit, tiny
@@ -152,3 +153,26 @@ def test_a_closed_monitor_says_so():
     monitor.close()
     with pytest.raises(cs.UsageError, match="closed"):
         monitor.step(0)
+
+
+@pytest.mark.parametrize("name", ["vectors.safetensors", "account.json"])
+@pytest.mark.parametrize("how", ["torn", "emptied", "a list", "not a number"])
+def test_damaged_state_is_only_a_worse_start(name, how, killed):
+    path = killed / "state" / name
+    whole = path.read_bytes()
+    nan = whole[:-8] + np.array([np.nan]).tobytes() if name[0] == "v" else b'{"elapsed": NaN}'
+    path.write_bytes({"torn": whole[: len(whole) // 2], "emptied": b"", "a list": b"[1]"}.get(how, nan))
+    monitor = watch(killed)
+    fit(tiny(), optimizer_of(tiny()), monitor, steps=range(6, 7))
+    assert monitor.history["step"].tolist() == [0, 2, 4, 6]
+    assert monitor.history["lambda_max"].notna().all()
+    assert not any("failed" in note for note in monitor.notes)
+
+
+@pytest.mark.parametrize("name", ["history.csv", "blocks.csv"])
+@pytest.mark.parametrize("front", [b"\xff\xfe", b"x"])
+def test_tables_that_cannot_be_read_are_one_sentence(name, front, killed):
+    path = killed / name
+    path.write_bytes(front + path.read_bytes())
+    with pytest.raises(cs.UsageError, match=name):
+        watch(killed)

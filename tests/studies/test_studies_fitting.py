@@ -165,3 +165,21 @@ def test_what_is_chosen_does_not_depend_on_the_load_of_the_machine(monkeypatch, 
     assert timer.seconds(cfg) == pytest.approx(0.2)
     assert timer.slowed == pytest.approx(10)
     assert "the machine is busy, which makes it about" in fit(find("spectrum"), {"tokens": 32}, 60.0).words
+
+
+@pytest.mark.usefixtures("few_sequences")
+@pytest.mark.parametrize("content", ["num_steps = ", "[1, 2]", "nmu_steps = 3\n", "num_steps = -1\n"])
+def test_a_damaged_file_of_settings_is_no_end_of_later_runs(content, product, tmp_path):
+    (tmp_path / "small.toml").write_text(SMALL, encoding="utf-8")
+    settings = {"model": str(tmp_path / "small.toml"), "data": "task:addition", "blocks": ["L0.W_Q"]}
+    settings |= {"max_products": 8, "num_map_probes": 1}
+    product["each"] = 0.1
+    limit = folder.Limit(budget="10s")
+    first, _ = folder.run("spectrum", settings, out=tmp_path, limit=limit)
+    whole = (first / "config.toml").read_text(encoding="utf-8")
+    (first / "config.toml").write_text(content, encoding="utf-8")
+    again, _ = folder.run("spectrum", settings, out=tmp_path, limit=limit)
+    assert again != first
+    assert (again / "config.toml").read_text(encoding="utf-8") == whole
+    (again / "asked.toml").write_text(content, encoding="utf-8")
+    assert folder.chosen(again) == {}

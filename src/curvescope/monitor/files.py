@@ -28,6 +28,7 @@ from curvescope.runs.pieces import RESULT, Pieces
 from curvescope.runs.shown import Shown
 
 ACCOUNT = "account.json"
+ACCOUNT_KEYS = {"elapsed", "spent", "costs", "missed", "calls", "seen"}
 STUDY = "monitor"
 HEADERS = {HISTORY: [*COLUMNS, TEXT], BLOCKS: list(BLOCK_COLUMNS)}
 WORDS = {TEXT, "block"}
@@ -99,11 +100,12 @@ class Files:
         self.finished = True
 
     def account(self) -> dict[str, Any] | None:
-        """What `keep` wrote."""
+        """What `keep` wrote; None if it is not there, or damaged."""
         try:
-            return json.loads((self.state / ACCOUNT).read_text(encoding="utf-8"))
+            found = json.loads((self.state / ACCOUNT).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
+        return found if isinstance(found, dict) and found.keys() >= ACCOUNT_KEYS else None
 
     def keep(self, account: Mapping[str, Any]) -> None:
         """Write the account of time; complete or not at all."""
@@ -130,17 +132,26 @@ def _refuse_other(folder: Path, own: Mapping[str, Any]) -> None:
 
 def read_rows(path: Path) -> list[Row]:
     """The complete rows of a file; numbers as floats, steps as whole ones."""
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, error) from error
     whole = text[: text.rfind("\n") + 1]
     found = list(csv.reader(io.StringIO(whole)))
     if not found:
         return []
     header = found[0]
+    if "step" not in header:
+        raise _unreadable(path, "it has no column step")
     return [
         {name: _read(path, line, name, cell) for name, cell in zip(header, row, strict=True)}
         for line, row in enumerate(found[1:], start=2)
         if len(row) == len(header)
     ]
+
+
+def _unreadable(path: Path, why: object) -> UsageError:
+    return UsageError(f"could not read {path}: {why}", hint="repair the file, or choose another out")
 
 
 def _read(path: Path, line: int, name: str, cell: str) -> Any:

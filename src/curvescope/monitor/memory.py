@@ -7,6 +7,7 @@ there is carried over, and the rest begins with zeros.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -61,16 +62,17 @@ class Memory:
         partial.replace(folder / FILE)
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote, where it is there."""
-        from safetensors import safe_open
+        """Read what `save` wrote; nothing if it is not there, or damaged: vectors are only a good start."""
+        from safetensors import SafetensorError, safe_open
 
-        if not (folder / FILE).exists():
-            return
-        with safe_open(folder / FILE, framework="pt") as file:
-            words = file.metadata() or {}
-            for name in file.keys():  # noqa: SIM118
-                blocks = tuple((str(block), int(size)) for block, size in json.loads(words[name]))
-                self._kept[name] = Kept(file.get_tensor(name), blocks)
+        found = {}
+        with suppress(OSError, SafetensorError, ValueError, KeyError):
+            with safe_open(folder / FILE, framework="pt") as file:
+                words = file.metadata() or {}
+                for name in file.keys():  # noqa: SIM118
+                    blocks = tuple((str(block), int(size)) for block, size in json.loads(words[name]))
+                    found[name] = Kept(file.get_tensor(name), blocks)
+            self._kept |= {name: kept for name, kept in found.items() if bool(kept.rows.isfinite().all())}
 
 
 def _blocks(space: ParamSpace) -> tuple[tuple[str, int], ...]:

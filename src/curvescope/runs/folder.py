@@ -236,11 +236,12 @@ def set_aside(path: Path) -> Path:
 
 
 def chosen_before(root: Path, study: str, asked: str) -> dict[str, Plain | list[Plain]] | None:
-    """The settings that were chosen when the same was asked for, in the latest folder that has them."""
+    """The settings that were chosen when the same was asked for, in the latest readable folder."""
     for path in sorted((root / study).glob("*-*"), reverse=True):
         text = _text(path / CONFIG)
         if _text(path / ASKED) == asked and text is not None:
-            return {k: v for k, v in tomllib.loads(text).items() if k not in ("study", "version")}
+            with suppress(tomllib.TOMLDecodeError):
+                return {k: v for k, v in tomllib.loads(text).items() if k not in ("study", "version")}
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -84,8 +85,11 @@ def run(
     if limit is not None:
         asked = _asked(settings, limit)
         before = from_first(lambda: None if force else chosen_before(Path(out), study, asked))
-        if before:
-            cfg = found.Config.from_dict(before)
+        known = None
+        with suppress(UsageError):  # a damaged file may name a setting that there is not
+            known = found.Config.from_dict(before) if before else None
+        if known is not None:
+            cfg = known
         else:
             choose = partial(_chosen, study, settings, limit)
             cfg, words = everyone(choose())[0] if spreading() else from_first(choose)
@@ -204,6 +208,10 @@ def chosen(path: Path) -> dict[str, Plain | list[Plain]]:
     """The settings of a run that nobody gave and that are not the study's own: chosen to be in time."""
     if not (path / ASKED).exists():
         return {}
-    config, asked = read_config(path), tomllib.loads((path / ASKED).read_text(encoding="utf-8"))["settings"]
-    own = find(config["study"]).Config.from_dict(asked).to_dict()
+    config = read_config(path)
+    try:
+        asked = tomllib.loads((path / ASKED).read_text(encoding="utf-8"))["settings"]
+        own = find(config["study"]).Config.from_dict(asked).to_dict()
+    except (OSError, ValueError, KeyError, UsageError):  # damaged
+        return {}
     return {name: config[name] for name in own if name in config and config[name] != own[name]}
