@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
+import curvescope as cs
 from curvescope.kernels import backends
 from curvescope.nn import functional as ours
 
@@ -207,3 +208,63 @@ def test_pytorchs_layer_norm_is_wrong_where_ours_is_right():
         for f in (lambda x: F.layer_norm(x, (3,), eps=1e-3), lambda x: layer_norm(x, 1, 0))
     )
     assert float((wrong - right).norm() / right.norm()) > 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("way", ["eager", "recorded", "jvp", "module"])
+def test_rms_norm_of_half_precision_has_the_epsilon_of_pytorch(way, dtype):
+    x, module = (3e-3 * draw(4, 8)).to(dtype), torch.nn.RMSNorm(8, dtype=dtype)
+    want = F.rms_norm(x, (8,))
+    if way == "module":
+        with cs.twice_differentiable(module):
+            found = module(x)
+    elif way == "jvp":
+        found = torch.func.jvp(lambda x: ours.rms_norm(x, (8,)), (x,), (x,))[0]
+    else:
+        found = ours.rms_norm(x.requires_grad_(way == "recorded"), (8,)).detach()
+    torch.testing.assert_close(found, want)
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_tangents_of_norms_of_half_precision_are_computed_in_single(norm):
+    def definition(x: Tensor) -> Tensor:
+        x = x - x.mean(-1, keepdim=True) if norm == "layer_norm" else x
+        eps = 1e-5 if norm == "layer_norm" else torch.finfo(torch.float32).eps
+        return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+    for size in (3e-3, 300.0):  # 1/σ³ or x² is beyond the largest number of float16
+        x, t = (size * draw(4, 8)).half(), draw(4, 8, seed=1).half()
+        found = torch.func.jvp(lambda x: getattr(ours, norm)(x, (8,)), (x,), (t,))
+        want = torch.func.jvp(definition, (x.double(),), (t.double(),))
+        for a, b in zip(found, want, strict=True):
+            assert a.dtype == torch.float16
+            torch.testing.assert_close(a.double(), b, rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:a third derivative")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_third_derivatives_of_gelu_vanish_far_from_zero(dtype):
+    def value(x: Tensor) -> Tensor:
+        return ours.gelu(x, approximate="tanh")
+
+    x = torch.tensor([-1e3, -30.0, 30.0, 1e3], dtype=dtype, requires_grad=True)
+    y = value(x)
+    for _ in range(3):
+        (y,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    pushed = torch.func.vmap(torch.func.grad(torch.func.grad(torch.func.grad(value))))(x.detach())
+    assert (y.abs() < 1e-30).all()
+    assert (pushed.abs() < 1e-30).all()
+
+
+def test_layer_norm_may_have_a_bias_alone():
+    x, b = draw(3, 4).requires_grad_(), draw(4, seed=1).requires_grad_()
+
+    def both(norm) -> Tensor:
+        first = torch.autograd.grad(norm().pow(3).sum(), (x, b), create_graph=True)
+        second = torch.autograd.grad(sum(g.pow(2).sum() for g in first), (x, b))
+        return torch.cat([g.flatten() for g in (*first, *second)])
+
+    torch.testing.assert_close(
+        both(lambda: ours.layer_norm(x, (4,), None, b)),
+        both(lambda: ours.layer_norm(x, (4,), torch.ones(4, dtype=x.dtype), b)),
+    )

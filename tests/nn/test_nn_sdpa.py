@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import curvescope as cs
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 from curvescope.kernels import backends
+from curvescope.kernels.attention import blockwise
 from curvescope.kernels.attention import sdpa as entry
 from curvescope.nn.functional import RelativeBias
 
@@ -431,3 +432,39 @@ def test_two_ranks_have_the_gradients_of_one():
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     lines = done.stdout.splitlines()
     assert lines == ["ddp False 4 True", "ddp True 4 True", "fsdp2 False 4 True"], done.stderr
+
+
+def test_key_lengths_may_be_counted_up_before_the_backward(monkeypatch):
+    monkeypatch.setattr(entry, "PATH", "kernels")
+    monkeypatch.setattr(blockwise, "KEEP_BYTES", 0)  # long sequences make their weights again
+    x, lengths = qkv(), torch.tensor([3, 5])
+    want = second(cs.sdpa(*x, key_lengths=lengths.clone()), x)
+    o = cs.sdpa(*x, key_lengths=lengths)
+    lengths += 2
+    for a, b in zip(second(o, x), want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def second(o: Tensor, x: list[Tensor]) -> tuple[Tensor, ...]:
+    first = torch.autograd.grad(o.pow(2).sum(), x, create_graph=True)
+    return *first, *torch.autograd.grad(sum(g.pow(2).sum() for g in first), x)
+
+
+@pytest.mark.filterwarnings("ignore:a third derivative")
+@pytest.mark.parametrize("moved", [(0,), (0, 1), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("mask", [{}, {"score_bias": draw(2, 1, 7, seed=4)}])
+def test_third_derivatives_where_not_all_inputs_require_a_gradient(moved, mask, path):
+    x = [t.detach() for t in qkv()]
+    some = [x[i].requires_grad_() for i in moved]
+
+    def third(attention) -> Tensor:
+        y = attention().pow(3).sum()
+        for power in (2, 1):
+            y = sum(g.pow(power).sum() for g in torch.autograd.grad(y, some, create_graph=True))
+        return torch.cat([g.flatten() for g in torch.autograd.grad(y, some)])
+
+    def written() -> Tensor:
+        scores = x[0] @ x[1].mT / 2 + mask.get("score_bias", 0)
+        return scores.softmax(-1) @ x[2]
+
+    torch.testing.assert_close(third(lambda: cs.sdpa(*x, **mask)), third(written))

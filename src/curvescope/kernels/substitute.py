@@ -23,6 +23,7 @@ from curvescope.kernels.attention.multihead import multihead
 from curvescope.kernels.backends import casting
 from curvescope.kernels.head import LinearHead
 from curvescope.kernels.linear import is_of_leaf, linear
+from curvescope.kernels.norms.written_out import default_eps
 
 _alone = RLock()
 LINEAR_ON = ("cuda",)  # where linear maps are ours; on a CPU the calls cost what the additions save
@@ -185,7 +186,7 @@ def _rms_norm(
 ) -> Tensor | None:
     if len(normalized_shape) != 1:
         return None
-    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    eps = default_eps(input) if eps is None else eps
     return norms.rms_norm(input, weight, eps, second_order=second_order)
 
 

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from curvescope.core.tensors import IGNORED
 from curvescope.kernels import norms
-from curvescope.kernels.activations.function import activate
+from curvescope.kernels.activations.function import activate, plain_gelu_tanh
 from curvescope.kernels.activations.gated import gated
 from curvescope.kernels.attention.sdpa import RelativeBias
 from curvescope.kernels.attention.sdpa import sdpa as _sdpa
 from curvescope.kernels.backends import casting, forward_mode, transformed
 from curvescope.kernels.cross_entropy import cross_entropy_head
-from curvescope.kernels.norms.written_out import plain_layer_norm, plain_rms_norm
+from curvescope.kernels.norms.written_out import default_eps, plain_layer_norm, plain_rms_norm
 
 __all__ = [
     "RelativeBias",
@@ -125,7 +125,7 @@ def rms_norm(
 ) -> Tensor:
     """PyTorch's function of this name."""
     shape, num = tuple(normalized_shape), len(normalized_shape)
-    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    eps = default_eps(input) if eps is None else eps
     if _plainly() or not num or input.shape[-num:] != shape:
         return plain_rms_norm(input, shape, weight, eps)
     gain = None if weight is None else weight.flatten()
@@ -135,7 +135,8 @@ def rms_norm(
 def gelu(input: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
     """PyTorch's function of this name."""
     if _plainly() or approximate not in ("none", "tanh"):
-        return F.gelu(input, approximate=approximate)
+        takes_over = approximate == "tanh" and (forward_mode() or transformed())
+        return plain_gelu_tanh(input) if takes_over else F.gelu(input, approximate=approximate)
     return activate(input, "gelu" if approximate == "none" else "gelu_tanh", third_order=True)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -211,11 +210,21 @@ def plain(name: str) -> Callable[[Tensor], Tensor]:
     """φ as PyTorch has it, which can be differentiated any number of times."""
     return {
         "gelu": F.gelu,
-        "gelu_tanh": partial(F.gelu, approximate="tanh"),
+        "gelu_tanh": plain_gelu_tanh,
         "silu": F.silu,
         "relu": F.relu,
         "quick_gelu": lambda x: F.silu(_QUICK * x) / _QUICK,
     }[name]
+
+
+def plain_gelu_tanh(x: Tensor) -> Tensor:
+    """x ς(v) with v = 2√(2/π)(x + 0.044715 x³).
+
+    PyTorch's own has an undefined third derivative where |x| is above 13 (float32) or 26 (float64).
+    """
+    wide = widen(x)
+    v = 2 * math.sqrt(2 / math.pi) * wide * (1 + 0.044715 * wide * wide)
+    return (wide * torch.sigmoid(v)).to(x.dtype)
 
 
 def _slope(name: str, dy: Tensor, x: Tensor) -> Tensor:

@@ -346,7 +346,7 @@ class AttentionSecond(Function):
             ]
 
         found = _each_direction(one, g, *grads, sums=6) if _several(g) else one(g, *grads)
-        return *found[:5], *(None,) * 5, found[5], None, *found[6:], None, None
+        return _wanted(ctx, *found[:5], *(None,) * 5, found[5], None, *found[6:], None, None)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -414,7 +414,7 @@ class AttentionSecondTangent(Function):
         )
         found = pulled(plain.second_tangent, (*x, *t, *s), grads[0])
         in_x, in_t, in_s = (plain.spread(found[i * plain.num : (i + 1) * plain.num]) for i in range(3))
-        return *in_x, *(None,) * 5, *in_t, *in_s, None
+        return _wanted(ctx, *in_x, *(None,) * 5, *in_t, *in_s, None)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor]:
@@ -546,6 +546,11 @@ def _range(g: Several) -> range:
 
 def _entry(g: Several, j: int) -> list[Tensor | None]:
     return [None if x is None else x[j] for x in g]
+
+
+def _wanted(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients of inputs that require one: for a direction that is not given, torch accepts only None."""
+    return tuple(x if need else None for x, need in zip(grads, ctx.needs_input_grad, strict=True))
 
 
 def _there(g: Iterable[Tensor | None]) -> list[Tensor]:

@@ -261,6 +261,8 @@ def _first(form: Form, needs: Any, keep: bool, constants: Tensors, directions: T
     c = row_mean(given(x_hat) * g, gain).reshape(*shape[:-1], 1) if keep else None
     if fused:
         mask = [bool(n) for n in needs]
+        if gain is None and mask[2]:  # torch makes no dβ without γ
+            gain = x.new_ones(shape[-1])
         found = _LAYER_NORM(g[0], x, [shape[-1]], mean, rstd, gain, gain, mask)
         dx, dweight, dbias = (t[None].to(dtype) if n else None for t, n in zip(found, mask, strict=True))
         return None if dx is None else dx.reshape(shape), dweight, dbias, c

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.tensors import nodes
+from curvescope.kernels.tensors import given, widen
 
 FUSED = ("LayerNormBackward", "BatchNormBackward", "RmsNormBackward", "GroupNormBackward")
 
@@ -78,15 +79,30 @@ def plain_layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     """F.layer_norm in plain arithmetic."""
-    return _affine(_normalized(input, range(-len(normalized_shape), 0), eps), weight, bias)
+    x, gain, shift = (None if t is None else widen(t) for t in (input, weight, bias))
+    y = _affine(_normalized(given(x), range(-len(normalized_shape), 0), eps), gain, shift)
+    return y.to(_output_dtype(input))
 
 
 def plain_rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     """F.rms_norm in plain arithmetic."""
-    eps = torch.finfo(input.dtype).eps if eps is None else eps
-    return _affine(_normalized(input, range(-len(normalized_shape), 0), eps, center=False), weight, None)
+    x, gain = widen(input), None if weight is None else widen(weight)
+    eps = default_eps(input) if eps is None else eps
+    y = _affine(_normalized(x, range(-len(normalized_shape), 0), eps, center=False), gain, None)
+    return y.to(_output_dtype(input))
+
+
+def default_eps(input: Tensor) -> float:
+    """ε of F.rms_norm where none is given: of the precision that it computes in, single for half."""
+    return torch.finfo(widen(input[:0] if input.dim() else input).dtype).eps
+
+
+def _output_dtype(input: Tensor) -> torch.dtype:
+    """That of the input; on CUDA autocast has norms in single precision."""
+    single = input.is_cuda and torch.is_autocast_enabled("cuda") and input.dtype != torch.float64
+    return torch.float32 if single else input.dtype
 
 
 def _group_norm(
