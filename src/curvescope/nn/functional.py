@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from curvescope.core.tensors.targets import IGNORED
+from curvescope.core.tensors import IGNORED
 from curvescope.kernels import norms
 from curvescope.kernels.activations.function import activate
 from curvescope.kernels.activations.gated import gated
