@@ -32,7 +32,7 @@ def visit(browser: Browser, file: Path, *, width: int = WIDE, **options: Any) ->
     page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda asked: requests.append(asked.url))
-    page.goto(file.as_uri())
+    page.goto(file.as_uri(), timeout=120_000)  # milliseconds: a busy machine is slow, not wrong
     yield Visit(page, complaints, requests)
     context.close()
 

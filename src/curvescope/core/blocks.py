@@ -168,7 +168,7 @@ class ParamSpace:
     def hint(self) -> str:
         """How to make a vector of this space."""
         if self.whole:
-            return "torch.nn.utils.parameters_to_vector of the parameters that vary has the right order"
+            return "torch.nn.utils.parameters_to_vector of the parameters that are not frozen fits"
         return "space.from_dict(parts) makes one from blocks, space.gather(tree) from parameters"
 
     def __len__(self) -> int:
