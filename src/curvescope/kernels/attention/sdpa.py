@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from curvescope.core.errors import ShapeError
 from curvescope.kernels.attention.function import attend, own_precision
@@ -61,7 +60,7 @@ def sdpa(
     if query.is_nested and not _records(query, key, value):
         fused: Any = torch._C._nn.scaled_dot_product_attention  # pyright: ignore[reportAttributeAccessIssue]
         return fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if isinstance(attn_mask, CausalBias):
+    if type(attn_mask).__name__ == "CausalBias":  # to import the class takes a second
         attn_mask, is_causal = _causal(attn_mask, is_causal, query.device)
     if is_causal and attn_mask is not None:
         raise CallError(
@@ -106,11 +105,11 @@ def sdpa(
     return o.reshape(*shape[:-1], value.shape[-1])
 
 
-def _causal(bias: CausalBias, is_causal: bool, device: torch.device) -> tuple[Tensor | None, bool]:
+def _causal(bias: Any, is_causal: bool, device: torch.device) -> tuple[Tensor | None, bool]:
     """The mask that PyTorch's class for causal masks stands for, and whether it is that of `is_causal`."""
     if is_causal:
         raise CallError("CausalBias should not be used with causal=True")
-    upper = bias.variant == CausalVariant.UPPER_LEFT or bias.seq_len_q == bias.seq_len_kv
+    upper = bias.variant.name == "UPPER_LEFT" or bias.seq_len_q == bias.seq_len_kv
     return (None, True) if upper else (bias._materialize(device), False)
 
 
