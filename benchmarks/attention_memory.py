@@ -28,6 +28,7 @@ from curvescope.nn.functional import RelativeBias, scaled_dot_product_attention
 
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 WIDTH = 32
+COLORS = ("C0", "C2", "C1")
 Function = Callable[..., Tensor]
 
 
@@ -110,14 +111,13 @@ def figure(rows: list[dict[str, Any]], to: Path) -> None:
 
     fig, axes = plt.subplots(1, len(DERIVATIVES), figsize=(3 * len(DERIVATIVES), 3), sharey=True)
     for ax, derivative in zip(axes, DERIVATIVES, strict=True):
-        for name, mark in zip(FUNCTIONS, "os^", strict=True):
+        for (name, mark), color in zip({"ours": "o", BIASED: "s", "plain": "^"}.items(), COLORS, strict=True):
             some = [row for row in rows if row["derivative"] == derivative and row["function"] == name]
             if not some:
                 continue
             label = f"{name} (slope {slope(some):.2f})"
-            ax.loglog(
-                [r["length"] for r in some], [r["bytes"] / 2**20 for r in some], mark + "-", label=label
-            )
+            lengths, mebibytes = zip(*((r["length"], r["bytes"] / 2**20) for r in some), strict=True)
+            ax.loglog(lengths, mebibytes, mark + "-", color=color, label=label)
         ax.set(title=derivative, xlabel="length (tokens)")
         ax.legend(fontsize=7)
     axes[0].set_ylabel("peak memory (MiB)")

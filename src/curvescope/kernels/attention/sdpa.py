@@ -60,7 +60,7 @@ def sdpa(
     if query.is_nested and not _records(query, key, value):
         fused: Any = torch._C._nn.scaled_dot_product_attention  # pyright: ignore[reportAttributeAccessIssue]
         return fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if attn_mask is not None and type(attn_mask) is not Tensor:
+    if type(attn_mask).__name__ == "CausalBias":  # to import the class takes a second
         attn_mask, is_causal = _causal(attn_mask, is_causal, query.device)
     if is_causal and attn_mask is not None:
         raise CallError(
@@ -105,15 +105,11 @@ def sdpa(
     return o.reshape(*shape[:-1], value.shape[-1])
 
 
-def _causal(bias: Tensor, is_causal: bool, device: torch.device) -> tuple[Tensor | None, bool]:
+def _causal(bias: Any, is_causal: bool, device: torch.device) -> tuple[Tensor | None, bool]:
     """The mask that PyTorch's class for causal masks stands for, and whether it is that of `is_causal`."""
-    from torch.nn.attention.bias import CausalBias, CausalVariant  # loads TorchDynamo
-
-    if not isinstance(bias, CausalBias):
-        return bias, is_causal
     if is_causal:
         raise CallError("CausalBias should not be used with causal=True")
-    upper = bias.variant == CausalVariant.UPPER_LEFT or bias.seq_len_q == bias.seq_len_kv
+    upper = bias.variant.name == "UPPER_LEFT" or bias.seq_len_q == bias.seq_len_kv
     return (None, True) if upper else (bias._materialize(device), False)
 
 
@@ -273,8 +269,7 @@ def _table(table: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
 def _lengths(lengths: Tensor, lead: torch.Size, q: Tensor) -> Tensor:
     if lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise CallError(f"expected whole numbers as key_lengths, got {lengths.dtype}")
-    lengths = lengths.to(q.device, copy=True)  # the caller may count its own up before the backward
-    return lengths.expand(lead).reshape(q.shape[0])
+    return lengths.to(q.device).expand(lead).reshape(q.shape[0])
 
 
 def _noise(q: Tensor, k: Tensor, p: float) -> Tensor | None:
