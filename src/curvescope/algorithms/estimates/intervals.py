@@ -24,7 +24,7 @@ narrower than the interval above and holds more often:
 - ‖A v‖² has a variance of at most 2 ‖AᵀA‖_F², and E ((A v)ᵀ A w)² = ‖AᵀA‖_F² for two independent probes. The
   half width is at least t √(2/P) times the root mean square of (A v)ᵀ A w over neighboring probes.
 - entry i of v ∘ (A v) has a variance of at most the squared norm of row i, which is E (A v)ᵢ². The half width
-  is at least t/√P times the root mean square of (A v)ᵢ, for XDiag of that outside its sketch. Few signs
+  is at least t/√P times the root mean square of (A v)ᵢ, for XDiag at most what its sketch leaves. Few signs
   cannot tell a large diagonal entry from a large one beside it, so that this is wide for a matrix that is
   nearly diagonal; Gaussian probes can, and need no bound.
 

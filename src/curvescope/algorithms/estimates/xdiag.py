@@ -37,7 +37,9 @@ APART = 1e3  # roundings of 1 − g² below which two probes have left the same 
 def leave_one_out(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """The mean of the dᵢ from `count` probes, its standard error and norms of rows, (n,) each.
 
-    The norm of row k is the root mean square over i of entry k of (I − Qᵢ Qᵢᵀ) A ωᵢ = γᵢ pᵢ.
+    The norm of row k is the root mean square over i of entry k of (I − Qᵢ Qᵢᵀ) A ωᵢ = γᵢ pᵢ. Few signs may be
+    the same in two rows: the sketch then takes one row for the other, and the norm is too small. So it is at
+    least that of entry k of A ωᵢ, but not above what the sketch leaves of all rows together, √mean(γᵢ²).
     """
     n, eps = op.local_shape[0], torch.finfo(op.dtype).eps
     Q, R, _, scale = range_sketch(op, count, kind=kind, seed=seed)
@@ -47,13 +49,15 @@ def leave_one_out(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> 
     Omega = torch.empty(n, count, dtype=torch.int8 if kind == "rademacher" else op.dtype, device=op.device)
     probes(op.shape[0], count, seed=seed, kind=kind, out=Omega, pieces=columns_of(op))
     S, wide = left_out(R, eps), summing_dtype(op.device)
-    turn, gain, g, a = (
-        torch.as_tensor(M).to(wide).to(op.device) for M in (S, (S * R).sum(axis=0), *_pairs(S, eps))
+    turn, triangle, gain, g, a = (
+        torch.as_tensor(M).to(wide).to(op.device) for M in (S, R, (S * R).sum(axis=0), *_pairs(S, eps))
     )
     values, stderr, row_norms = (fresh(op, n) for _ in range(3))
     for part in parts(n, op.device, width=4 * count):  # a dozen tables of it at a time
         q, z, omega = (M[part].to(wide) for M in (Q, Z, Omega))
         mean, error, norm = _rows(q, z * scale, omega, turn, gain, g, a)
+        least = (q @ triangle).square().mean(dim=1).clamp_max(gain.square().mean()).sqrt()
+        norm = torch.maximum(norm, least)
         values[part], stderr[part], row_norms[part] = mean / scale, error / scale, norm / scale
     return values, stderr, row_norms
 
