@@ -269,7 +269,8 @@ def _table(table: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
 def _lengths(lengths: Tensor, lead: torch.Size, q: Tensor) -> Tensor:
     if lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise CallError(f"expected whole numbers as key_lengths, got {lengths.dtype}")
-    return lengths.to(q.device).expand(lead).reshape(q.shape[0])
+    lengths = lengths.to(q.device, copy=True)  # the caller may count its own up before the backward
+    return lengths.expand(lead).reshape(q.shape[0])
 
 
 def _noise(q: Tensor, k: Tensor, p: float) -> Tensor | None:
