@@ -178,7 +178,7 @@ BAD = {
     "whole numbers": (["run", "spectrum", "--dtype", "int8"], 2, "expected float32 or float64"),
     "unknown device": (["run", "spectrum", "--device", "warp"], 2, "expected a device"),
     "unknown loss": (["run", "spectrum", "--set", "loss=hinge"], 2, "expected a loss"),
-    "unknown engine": (["run", "spectrum", "--set", "engine=steam"], 2, "expected an engine"),
+    "unknown engine": (["run", "spectrum", "--set", "engine=steam"], 2, "got 'steam'"),
     "config that is no TOML": (["run", "spectrum", "--config", "BROKEN"], 2, "expected settings in TOML"),
     "config that is not there": (["run", "spectrum", "--config", "nowhere.toml"], 2, "could not read"),
     "model that is no TOML": (["info", "BROKEN"], 2, "expected a model configuration in TOML"),

@@ -5,8 +5,10 @@ import hashlib
 import pytest
 import tomli_w
 
+from curvescope.core.errors import UsageError
 from curvescope.runs.study import Study
 from curvescope.studies import STUDIES, find
+from curvescope.studies.setting import ModelOnData
 
 DIGESTS = {  # of the default settings, as run folders of before have them
     "spectrum": "e871cee4",
@@ -32,3 +34,8 @@ def test_every_setting_says_what_it_means(name):
 def test_the_settings_of_a_run_folder_are_written_as_ever(name):
     text = tomli_w.dumps(find(name).Config().to_dict())
     assert hashlib.sha256(text.encode()).hexdigest()[:8] == DIGESTS[name]
+
+
+def test_an_engine_that_is_not_known_is_refused_by_the_settings():
+    with pytest.raises(UsageError, match="'fats'"):
+        ModelOnData.from_dict({"engine": "fats"})

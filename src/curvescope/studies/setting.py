@@ -21,6 +21,7 @@ from curvescope.data.labels import classification_data, image_data, num_sequence
 from curvescope.data.masking import continuation, masked_lm_data
 from curvescope.data.tasks import task_from_text
 from curvescope.data.text import text_data
+from curvescope.engines import EngineName
 from curvescope.models.forward_errors import check_vocabulary, check_weights
 from curvescope.models.hf.module import MIXTURE
 from curvescope.models.load import as_device, load
@@ -92,7 +93,7 @@ class ModelOnData(Config):
     )
     dtype: str = setting("float32", DTYPES)
     device: str = setting("cpu", "cpu, cuda, …")
-    engine: str = setting("auto", "how products are executed: auto, fast or autograd")
+    engine: EngineName = setting("auto", "how products are executed: auto, fast or autograd")
     checkpoint: bool = setting(False, "compute layers again instead of keeping them: less memory, more time")
     seed: int = setting(0, "of the sample of the data and of all probes")
     tokenizer: str | None = setting(None, TOKENIZER)
