@@ -33,7 +33,7 @@ HOLDS, FAILS, OPEN = "holds", "fails", "not decided"
 
 
 class Claim(NamedTuple):
-    """A claim of a paper next to what was measured."""
+    """A claim, of a paper or our own, next to what was measured."""
 
     claim: str
     published: str
@@ -104,7 +104,7 @@ class Shown(Result):
         return self._shown_by_view("files", {})
 
     def claims(self) -> list[Claim]:
-        """What a paper says next to what was measured; empty for a study."""
+        """Claims next to what was measured; empty for a result that makes none."""
         return self._shown_by_view("claims", [])
 
     def _view(self, name: str) -> Callable[[Shown], Any] | None:
