@@ -1,6 +1,6 @@
 # The commands of everyday work; `make` alone lists them.
 #
-#   PYTHON=python3.12   the interpreter that .venv is made with (3.11 to 3.13; the first found otherwise)
+#   PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer; the first found otherwise)
 #   T="-k lanczos -x"   more arguments for pytest
 #   SUITES=folder       where source distributions of other libraries lie unpacked, for test-peers
 #   WORKERS=4           how many processes share the tests; each computes with one thread
@@ -16,11 +16,13 @@ READY := .venv/.ready
 CUDA_PYTHON ?= $(BIN)/python
 PEERS := .venv/.peers
 DOCS := .venv/.docs
+OLDEST := .venv/oldest/.ready
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-FITS := import sys; assert (3, 11) <= sys.version_info < (3, 14); import ensurepip, venv
+PROSE := src docs benchmarks scripts notebooks README.md CONTRIBUTING.md CHANGELOG.md
+FITS := import sys; assert sys.version_info >= (3, 11); import ensurepip, venv
 
-.PHONY: help setup peers report test test-slow test-peers test-cuda check bench docs clean clean-all
+.PHONY: help setup peers report test test-oldest test-slow test-peers test-cuda check bench docs clean clean-all
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,6 +39,9 @@ report: $(READY) ## look at the bundled model: one HTML page
 test: $(READY) ## all tests but the slow ones
 	@$(PYTEST) $(T)
 
+test-oldest: $(OLDEST) ## the tests with the oldest versions that are taken, in .venv/oldest
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 .venv/oldest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(T)
+
 test-slow: $(PEERS) ## the slow tests, and those that compare with other libraries
 	@$(PYTEST) -m "slow or cross_library" $(T) || { status=$$?; [ $$status -eq 5 ] || exit $$status; }
 
@@ -48,9 +53,9 @@ test-cuda: ## on a CUDA device: every test that can use one, the grid of attenti
 	  "make test-cuda needs a CUDA device, and torch " + torch.__version__ + " finds none")'
 	@PYTHONPATH=src $(CUDA_PYTHON) -m pytest -m cuda $(T)
 
-check: $(READY) ## style, format, types, direction of imports
+check: $(READY) ## style, format, types, direction of imports, spelling
 	@failed=0; \
-	for tool in "ruff check ." "ruff format --check ." "pyright" "lint-imports --no-logo"; do \
+	for tool in "ruff check ." "ruff format --check ." "pyright" "lint-imports --no-logo" "codespell $(PROSE)"; do \
 	  PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/$$tool || failed=1; \
 	done; \
 	exit $$failed
@@ -75,10 +80,10 @@ $(READY): requirements.lock pyproject.toml
 	@echo "setting up .venv (once): $$(grep -c '^[^#].*==' requirements.lock) packages, 2 to 3 GB on disk" \
 	  "(more where torch brings CUDA along), some minutes"
 	@$(BIN)/python -c '$(FITS)' 2>/dev/null || { \
-	  for python in $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python); do \
+	  for python in $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3 python); do \
 	    if $$python -c '$(FITS)' 2>/dev/null; then exec $$python -m venv --clear .venv; fi; \
 	  done; \
-	  echo "curvescope needs Python 3.11, 3.12 or 3.13 with its venv module and found none:" \
+	  echo "curvescope needs Python 3.11 or newer with its venv module and found none:" \
 	    "install one, or name it with PYTHON=..." >&2; \
 	  exit 1; \
 	}
@@ -88,6 +93,13 @@ $(READY): requirements.lock pyproject.toml
 	@$(PIP) install -r requirements.lock
 	@echo "3 of 3: curvescope itself"
 	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(OLDEST): $(READY) requirements-oldest.lock pyproject.toml
+	@echo "installing the oldest versions (once)"
+	@$(BIN)/python -m venv --clear .venv/oldest
+	@.venv/oldest/bin/python -m pip install --quiet --disable-pip-version-check hatchling editables -r requirements-oldest.lock
+	@.venv/oldest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(PEERS): $(READY) requirements-peers.lock

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
-from curvescope.runs.shown import Claim, Shown
+from curvescope.runs.study_result import Claim, Shown
 
 RESULTS = Path(__file__).parent / "results"
 GUIDES = Path(__file__).parent.parent / "docs" / "guides"

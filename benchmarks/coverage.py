@@ -32,7 +32,7 @@ from curvescope.core.operator import Matrix
 from curvescope.core.seeds import Probe, probes
 from curvescope.operators import GGN, FunctionalHessian, Hessian
 from curvescope.studies.blocks import Config
-from curvescope.studies.setting import make_problem
+from curvescope.studies.problem_config import make_problem
 
 BLOCKS = ("L3.ln1.g", "L3.b_V", "L3.b_O", "ln_f.g", "L3.b_1")
 POINTS = 12  # of a density, where its band is looked at

@@ -29,7 +29,7 @@ import curvescope as cs
 from curvescope.data.batches import Batches
 from curvescope.data.tasks import task_data
 from curvescope.models.load import load
-from curvescope.models.running.attending import Attending, attending
+from curvescope.models.running.attention_interventions import AttentionChange, changed_attention
 from curvescope.models.zoo import REVISIONS
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
@@ -185,7 +185,7 @@ PLANTED: dict[str, tuple[str, Callable[[int], Problem]]] = {  # what the check i
     "rubbish": ("steep_sequences", rubbish),
     "sink": ("sinks", base),
 }
-HOW = {"sink": Attending(bias=8.0)}
+HOW = {"sink": AttentionChange(bias=8.0)}
 
 # ------------------------------------------------------------------------------------------------ the runs
 
@@ -193,7 +193,7 @@ HOW = {"sink": Attending(bias=8.0)}
 @contextmanager
 def as_planted(problem: Problem, case: str) -> Iterator[None]:
     """What is planted for the time of a measurement."""
-    with attending(problem.model, HOW[case]) if case in HOW else nullcontext():
+    with changed_attention(problem.model, HOW[case]) if case in HOW else nullcontext():
         yield
 
 

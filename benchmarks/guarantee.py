@@ -21,7 +21,7 @@ from statistics import median
 import torch
 
 import curvescope as cs
-from curvescope.engines.reference_forward import few_positions
+from curvescope.engines.reference_forward import reference_sample
 from curvescope.runs.folder import environment
 from curvescope.studies.hvp.analysis import build
 
@@ -75,7 +75,7 @@ def measure(name: str, problem: cs.Problem) -> dict[str, float | str | int]:
 
 def _question(H: cs.Hessian) -> float:
     """Time of the user's module alone on the few positions that it is asked on."""
-    few = few_positions(H.problem).batch
+    few = reference_sample(H.problem).batch
     ask = torch.no_grad()(partial(H.problem.model.module, few.inputs))
     return median(seconds(ask, H.device) for _ in range(ROUNDS))
 

@@ -28,10 +28,10 @@ import pandas as pd
 import torch
 
 from curvescope.core.result import Result
-from curvescope.runs.disk.durable import write_figures, write_tables
+from curvescope.runs.disk.atomic_files import write_figures, write_tables
 from curvescope.runs.folder import environment
-from curvescope.runs.verified.checks import Verification
-from curvescope.runs.work import Place
+from curvescope.runs.resumable_loop import PieceStore
+from curvescope.runs.verification.checks import Verification
 from curvescope.studies import hvp
 from curvescope.studies.hvp import study
 from curvescope.studies.hvp.analysis import CONTENDERS, PACKAGES, SHAPES, build
@@ -68,7 +68,7 @@ CUDA: dict[str, dict[str, Any]] = {
 }
 
 
-class Aloud(Place):
+class Aloud(PieceStore):
     """Prints what is told as soon as it is; keeps nothing."""
 
     def at(self, contents: str, names: Sequence[str] = ()) -> MutableMapping[str, Result]:

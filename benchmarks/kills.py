@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 RESULTS = Path(__file__).parent / "results" / "kills" / "default.json"
-PRELOADED = ["curvescope.studies.folder", "curvescope.studies.spectrum", "curvescope.studies.blocks"]
+PRELOADED = ["curvescope.studies.run_study", "curvescope.studies.spectrum", "curvescope.studies.blocks"]
 PRELOADED += ["curvescope.papers.reproduce", "curvescope.papers.ormaniec2025.beyond"]
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 SPECTRUM = {
@@ -63,9 +63,9 @@ class Command(NamedTuple):
 
 def _study(name: str, settings: dict[str, Any]) -> Command:
     def run(model: Path, out: Path) -> None:
-        from curvescope.studies import folder
+        from curvescope.studies import run_study
 
-        folder.run(name, {"model": str(model), "data": "task:addition", **settings}, out=out)
+        run_study.run(name, {"model": str(model), "data": "task:addition", **settings}, out=out)
 
     def found(out: Path) -> tuple[Path, Path]:
         (path,) = (out / name).glob("*/result.json")
@@ -102,7 +102,7 @@ def work(name: str, model: Path, out: Path, counter: Path) -> None:
     from curvescope.data.tasks import task_data
     from curvescope.operators.base import CurvatureOperator
     from curvescope.papers.ormaniec2025.beyond import Beyond
-    from curvescope.studies import setting
+    from curvescope.studies import problem_config
     from curvescope.studies.blocks.study import Blocks
     from curvescope.studies.spectrum.study import Spectrum
 
@@ -115,7 +115,7 @@ def work(name: str, model: Path, out: Path, counter: Path) -> None:
         return found
 
     CurvatureOperator._stream = counted
-    setting.task = partial(task_data, num_sequences=SEQUENCES)
+    problem_config.task = partial(task_data, num_sequences=SEQUENCES)
     Spectrum.figures = Blocks.figures = Beyond.figures = lambda self: {}
     COMMANDS[name].run(model, out)
 

@@ -1,11 +1,14 @@
 """The monitor at work: bits of training, share of the time, error of λ_max, products warm against cold.
 
-    python benchmarks/monitor.py [--case small|tiny-gpt|stories15M] [--device cuda] [--out FOLDER]
+    python benchmarks/monitor.py [--case small|tiny-gpt|gpt360k|stories15M] [--device cuda] [--out FOLDER]
 
 - bits: the same training twice without a monitor and once with it, weights and random states compared bit for
   bit: `control` says whether training itself comes out the same twice;
 - share: a run with the budget of 10 %, the share of the time that measuring took at its end, and the largest
   after the first measurement had been waited for;
+- rows (gpt360k alone): 300 steps of a GPT of 360,000 parameters at budget=0.1 with training batches of
+  several sizes: how many rows of λ_max and sharpness there are, what errors they state, whether these hold
+  against `eigsh` (tol 1e-4) on the same weights, products of the first row, and the share after 100 steps;
 - accuracy: a run that is measured at every due step; there λ_max is compared with `eigsh` (tol 1e-4), and the
   call with that of a monitor that sees the model for the first time.
 
@@ -33,7 +36,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import curvescope as cs
-from curvescope.monitor.look import Effort, Look
+from curvescope.monitor.measurement import Effort, Measurement
 from curvescope.monitor.memory import Memory
 from curvescope.monitor.monitor import VERIFY
 from curvescope.runs.folder import environment
@@ -174,12 +177,14 @@ def share(case: Case, steps: int, seconds: float) -> dict[str, Any]:
 
 def searched(problem: cs.Problem, memory: Memory, call: int, *, verify: bool) -> tuple[int, float]:
     """Products of the search for both ends of the spectrum, and its λ_max."""
-    look = Look(problem, memory, Effort(top=3, tol=0.01, num_probes=4, max_products=60, seed=0), call)
-    with look.H.frozen():
-        look.ends()
+    effort = Effort(top=3, tol=0.01, num_probes=4, max_products=60, seed=0)
+    measurement = Measurement(problem, memory, effort, call)
+    with measurement.H.frozen():
+        measurement.top(None)
+        measurement.ends()
         if verify:
-            look.verify()
-    return look.products, look.numbers["lambda_max"]
+            measurement.verify()
+    return measurement.products, measurement.numbers["lambda_max"]
 
 
 def accuracy(case: Case, measurements: int) -> dict[str, Any]:
@@ -244,11 +249,89 @@ def accuracy(case: Case, measurements: int) -> dict[str, Any]:
     }
 
 
+class Paused:
+    """Time of this process that is not spent on checking the monitor."""
+
+    def __init__(self) -> None:
+        self.out = 0.0
+
+    def __call__(self) -> float:
+        return time.process_time() - self.out
+
+    def check(self, work: Callable[[], Any]) -> Any:
+        start = time.process_time()
+        found = work()
+        self.out += time.process_time() - start
+        return found
+
+
+def rows_of_a_run(sequences: int, probe: int, *, every: int = 10, steps: int = 300, lr: float = 1e-3) -> Any:
+    """Train a GPT of 360,000 parameters, and compare every row with the converged numbers.
+
+    The clock is the time of the process without the comparisons.
+    """
+    torch.manual_seed(0)
+    config = cs.TransformerConfig(n_layers=4, d_model=80, n_heads=4, n_ctx=64, vocab_size=256, d_ff=320)
+    module = cs.Transformer(config)
+    batch = stream(sample_ids("cpu"), sequences, 64)
+    inputs, targets = stream(sample_ids("cpu"), probe, 64)(0)
+    optimizer, clock = torch.optim.AdamW(module.parameters(), lr=lr), Paused()
+    monitor = cs.CurvatureMonitor(module, [(inputs, targets)], every=every, budget=0.1, clock=clock)
+    rows, shares = list[dict[str, float]](), []
+
+    def true() -> tuple[float, float]:
+        states = torch.get_rng_state()
+        H = cs.Hessian(cs.Problem(module.eval(), [(inputs, targets)]))
+        top = cs.eigsh(H, 1, which="LA", tol=1e-4).values[0]
+        seen = cs.preconditioned_sharpness(H, optimizer, tol=1e-4).value
+        module.train()
+        torch.set_rng_state(states)
+        return float(top), float(seen)
+
+    for step in range(steps):
+        x, y = batch(step)
+        loss = F.cross_entropy(module(x).flatten(0, 1), y.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        row = monitor.step(step, optimizer=optimizer, loss=loss)
+        shares.append(monitor._budget.share)
+        if row is None:
+            continue
+        top, seen = clock.check(true)
+        rows.append({"step": step, "products": row["products"], "seconds": row["cost_seconds"]})
+        for name, converged in (("lambda_max", top), ("sharpness", seen)):
+            error = abs(row[name] - converged)
+            rows[-1] |= {
+                f"{name}_stated": row[f"{name}_error"] / row[name],
+                f"{name}_error": error / converged,
+                f"{name}_holds": float(error <= row[f"{name}_error"] + 1e-3 * converged),
+            }
+        rows[-1]["parts_left_out"] = len(str(monitor.history["left_out"].iloc[-1]).split())
+        print(rows[-1], flush=True)
+    both = ("lambda_max", "sharpness")
+    good = [all(row[f"{name}_stated"] < 0.05 for name in both) for row in rows]
+    return {
+        "sequences": sequences,
+        "probe_sequences": probe,
+        "rows": len(rows),
+        "rows_with_both_stated_below_5_percent": sum(good),
+        "stated_errors_that_hold": float(np.mean([row[f"{n}_holds"] for row in rows for n in both])),
+        "first_row_step": rows[0]["step"],
+        "first_row_products": rows[0]["products"],
+        "share_after_100_steps": shares[99],
+        "largest_share_after_100_steps": max(shares[99:]),
+        "training_step_seconds": monitor._budget.step_seconds,
+        "notes": monitor.notes,
+        "each": rows,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--case", default="small", choices=["small", "tiny-gpt", "stories15M"])
+    parser.add_argument("--case", default="small", choices=["small", "tiny-gpt", "gpt360k", "stories15M"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=100_000, help="of the run with a budget")
     parser.add_argument("--seconds", type=float, default=120.0, help="of the run with a budget, at most")
@@ -256,6 +339,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "monitor")
     asked = parser.parse_args()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the GPU is first used
+    if asked.case == "gpt360k":
+        torch.set_num_threads(1)
+        runs = []
+        for sequences, probe in ((128, 4), (64, 4), (32, 4)):
+            runs.append(rows_of_a_run(sequences, probe))
+            found = {"case": asked.case, "environment": environment(), "runs": runs}
+            (asked.out / "gpt360k-cpu.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+        return
     case = make_case(asked.case, asked.device)
     count = sum(p.numel() for p in case.module.parameters())
     found: dict[str, Any] = {"case": asked.case, "parameters": count, "environment": environment()}

@@ -32,7 +32,7 @@ def main() -> None:
     parts = asked.parts / f"optimizers-{asked.profile}"
     found = spread(optimizers.run, tasks, jobs=asked.jobs, parts=parts)
     each = [found[f"{arena}.{name}"] for arena in cfg.arenas for name in cfg.optimizers]
-    result = optimizers.merge([one for one in each if isinstance(one, optimizers.Compared)])
+    result = optimizers.merge([one for one in each if isinstance(one, optimizers.OptimizerComparison)])
     tables, claims = result.tables(), result.claims()
     ends = tables["ends"].round(dict.fromkeys(NUMBERS, 6)).to_dict("records")
     trials = tables["trials"].round(6).to_dict("records")

@@ -80,16 +80,16 @@ def carry_out(case: str, device: str) -> dict[str, float]:
     """Seconds and bytes that a run takes."""
     import torch
 
-    from curvescope.studies import find, folder
-    from curvescope.studies.preflight.measurements import Meter
+    from curvescope.studies import find, run_study
+    from curvescope.studies.preflight.measurements import MemoryMeter
 
     with tempfile.TemporaryDirectory() as out:
         name, settings = settings_of(case, device, Path(out))
         find(name)
-        meter = Meter(torch.device(device))
+        meter = MemoryMeter(torch.device(device))
         meter.begin()
         start = 0.0 if device == "cpu" else clock(device)()
-        folder.run(name, settings, out=out)
+        run_study.run(name, settings, out=out)
         return {"seconds": clock(device)() - start, "bytes": meter.peak()}
 
 

@@ -20,7 +20,7 @@ from curvescope.data.tasks import task_data
 from curvescope.models.load import load
 from curvescope.models.zoo.folder import save
 from curvescope.models.zoo.transformer import TransformerConfig
-from curvescope.runs.shown import Shown
+from curvescope.runs.study_result import Shown
 from curvescope.studies import prune, quantize
 from curvescope.studies.common.statistics import over_models
 from curvescope.studies.prune.study import Pruned

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import curvescope as cs
 from curvescope.engines import batch_products
 from curvescope.engines.replay import cpu
-from curvescope.kernels import substitute
+from curvescope.kernels import function_mode
 from curvescope.studies.hvp.analysis import GPT2
 
 
@@ -61,9 +61,9 @@ def made(on: tuple[str, ...], layers: int, d: int, T: int) -> tuple[float, list[
     H = cs.Hessian(cs.Problem(cs.load(module), [(x, y)]), engine="fast")
     v = torch.randn(H.shape[0])
     with (
-        mock.patch.object(substitute, "LINEAR_ON", on),
+        mock.patch.object(function_mode, "LINEAR_ON", on),
         mock.patch.object(batch_products, "TWINS_ON", on),
-        mock.patch.object(cpu.Recorder, "replayed", lambda self, work, *_, **__: work),  # as it is
+        mock.patch.object(cpu, "Replay", lambda work, *_: work),  # as it is
         H.frozen(),
     ):
         _ = H @ v

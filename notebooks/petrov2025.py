@@ -20,7 +20,7 @@ bounds = find("bounds")
 settings = {
     "num_seeds": 1,
     "weight_scales": [0.1, 1.0],
-    "data_scales": [1.0],
+    "data_scales": [1.0, 3.0],
     "query_scales": [1.0, 1000.0],
     "output_scales": [0.0],
     "depths": [1],

@@ -73,7 +73,8 @@ STUDIES: dict[str, dict[str, Any]] = {
         "num_checked": 2, "draws": 50,
     },
     "landscape": {
-        **SMALL, "blocks": ["L0.ln*", "L0.b_*"], "num_orders": 20, "num_curved": 8, "num_probes": 8,
+        **SMALL, "data": "task:addition?num_sequences=12",
+        "blocks": ["L0.ln*", "L0.b_*"], "num_orders": 20, "num_curved": 8, "num_probes": 8,
         "radii": [0.0, 0.03], "num_pairs": 3, "num_subsets": 4, "num_norms": 2, "num_steps": 6,
     },
     "layernorm": {"tokens": 128, "seq_len": 32, "layers": [0], "num_keys": 30},
@@ -221,7 +222,7 @@ def write(result: Any, folder: Path) -> None:
 
 def run(out: Path, only: list[str], stored: Path | None) -> int:
     """Write the folders; the number of those that failed."""
-    from curvescope.runs.shown import Shown
+    from curvescope.runs.study_result import Shown
 
     out.mkdir(parents=True, exist_ok=True)
     model = out / "small.toml"

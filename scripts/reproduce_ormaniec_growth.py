@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
 def publish(args: argparse.Namespace) -> None:
     from curvescope.papers import folder
 
-    result = growth.Growth.load(args.folder)
+    result = growth.GrowthCurves.load(args.folder)
     entry = {"settings": result.settings, "from": "scripts/reproduce_ormaniec_growth.py"}
     folder.publish(args.out, "ormaniec2025", "growth", result, entry, args.out / "growth-drawing", print)
 

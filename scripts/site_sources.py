@@ -1,14 +1,17 @@
 """What pages of docs/ link to outside it goes into the site: a hook of mkdocs.
 
-Tests and scripts become pages with their code, stored results pages or files, below source/ and out of the
-navigation and the search. A link that leads nowhere stays as it is, and the strict build refuses it.
+Tests and scripts become pages with their code, notebooks pages with their outputs, stored results pages or
+files, below source/ and out of the search. A link that leads nowhere stays as it is, and the strict build
+refuses it.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from os.path import normpath, relpath
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -18,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)(?=[)#])")
 HIDDEN = "---\nsearch:\n  exclude: true\n---\n"
 CODE = {".py": "python", ".txt": "text", ".lock": "text"}
+NOTEBOOK = ".ipynb"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -65,7 +69,7 @@ def place(path: str) -> str:
     """Where a file of the repository lies in the site, as mkdocs names it."""
     if not outside(path):
         return path.removeprefix("docs/")
-    return f"source/{path}.md" if Path(path).suffix in CODE else f"source/{path}"
+    return f"source/{path}.md" if Path(path).suffix in {*CODE, NOTEBOOK} else f"source/{path}"
 
 
 def made(path: str, config: MkDocsConfig) -> File:
@@ -75,6 +79,31 @@ def made(path: str, config: MkDocsConfig) -> File:
         text = file.read_text(encoding="utf-8")
         page = f"{HIDDEN}# {path}\n\n````{CODE[suffix]}\n{text}````\n"
         return File.generated(config, place(path), content=page)
+    if suffix == NOTEBOOK:
+        text = notebook_page(json.loads(file.read_text(encoding="utf-8")))
+        return File.generated(config, place(path), content=HIDDEN + text)
     if suffix == ".md":
         return File.generated(config, place(path), content=HIDDEN + file.read_text(encoding="utf-8"))
     return File.generated(config, place(path), abs_src_path=str(file))
+
+
+def notebook_page(notebook: dict[str, Any]) -> str:
+    """Return the Markdown of a notebook: its text, and its code with the outputs that are stored with it."""
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"````python\n{source}\n````")
+        parts += map(output, cell.get("outputs", []))
+    return "\n\n".join(parts) + "\n"
+
+
+def output(stored: dict[str, Any]) -> str:
+    """Return the Markdown of an output: its HTML, its picture, or its text."""
+    data = stored.get("data", {})
+    if "text/html" in data:
+        return f"<div>\n{''.join(data['text/html'])}\n</div>"
+    for kind in ("image/png", "image/jpeg"):
+        if kind in data:
+            return f'<img src="data:{kind};base64,{"".join(data[kind]).strip()}" alt="figure">'
+    text = "".join(stored.get("text", data.get("text/plain", ""))).rstrip()
+    return f"````text\n{text}\n````"

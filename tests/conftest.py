@@ -1,4 +1,4 @@
-"""Fixtures that the rooms share; `oracles.py` beside this file holds the dense truths."""
+"""Fixtures that several packages share; `oracles.py` beside this file holds the dense truths."""
 
 from __future__ import annotations
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacfwd, jacrev
@@ -25,10 +27,14 @@ Data = list[tuple[Tensor, Tensor, Tensor | None]]
 # ------------------------------------------------------------------------------------------ losses, by hand
 
 
-def cross_entropy_terms(z: Tensor, y: Tensor, smoothing: float = 0.0) -> tuple[list[Tensor], list[tuple]]:
+def cross_entropy_terms(
+    z: Tensor, y: Tensor | np.ndarray, smoothing: float = 0.0
+) -> tuple[list[Tensor], list[tuple]]:
     """One loss per target that counts, and its index among the targets."""
     losses, places = [], []
-    for place in map(tuple, (y != IGNORED).nonzero().tolist()):
+    for place in product(*map(range, y.shape)):
+        if int(y[place]) == IGNORED:
+            continue
         logits = z[place]
         peak = logits.detach().max()
         log_sum = (logits - peak).exp().sum().log() + peak
@@ -46,7 +52,7 @@ def entry_terms(
     penalty: Callable[[Tensor], Tensor], z: Tensor, y: Tensor
 ) -> tuple[list[Tensor], list[tuple]]:
     """A penalty of each entry's residual."""
-    places = [tuple(place) for place in torch.ones_like(y).nonzero().tolist()]
+    places = list(product(*map(range, y.shape)))
     return [penalty(z[place] - y[place]) for place in places], places
 
 
@@ -55,7 +61,7 @@ def pseudo_huber(r: Tensor) -> Tensor:
     return (1 + r * r).sqrt() - 1
 
 
-TERMS: dict[str, Callable[[Tensor, Tensor], tuple[list[Tensor], list[tuple]]]] = {
+TERMS: dict[str, Callable[[Tensor, Any], tuple[list[Tensor], list[tuple]]]] = {
     "cross_entropy": cross_entropy_terms,
     "smoothed": lambda z, y: cross_entropy_terms(z, y, 0.2),
     "mse": sequence_error_terms,
@@ -64,15 +70,15 @@ TERMS: dict[str, Callable[[Tensor, Tensor], tuple[list[Tensor], list[tuple]]]] =
 }
 
 
-def weight_at(weights: Tensor | None, place: tuple) -> float:
+def weight_at(weights: Tensor | np.ndarray | None, place: tuple) -> float:
     """The weight of the term at `place`, from weights with as many axes or fewer."""
     if weights is None:
         return 1.0
-    return float(weights[tuple(place[: weights.dim()])])
+    return float(weights[tuple(place[: weights.ndim])])
 
 
-def weighted_terms(kind: str, z: Tensor, y: Tensor, w: Tensor | None) -> list[tuple[Tensor, float]]:
-    """(ℓ_t, w_t) for every term of a batch."""
+def weighted_terms(kind: str, z: Tensor, y: Any, w: Any) -> list[tuple[Tensor, float]]:
+    """(ℓ_t, w_t) for every term of a batch; y and w are tensors or arrays."""
     losses, places = TERMS[kind](z, y)
     return [(loss, weight_at(w, place)) for loss, place in zip(losses, places, strict=True)]
 
@@ -102,6 +108,9 @@ class Dense:
         self.theta = torch.cat([p.detach().flatten() for p in module.parameters()])
         self.total = sum(w for x, y, wt in data for _, w in weighted_terms(kind, self._z(x), y, wt))
         self.shapes_of_outputs = [self._z(x).shape for x, _, _ in data]
+        self.targets = [  # arrays: inside torch.func, PyTorch before 2.11 cannot read the entries of tensors
+            (y if y.is_floating_point() else y.numpy(), None if w is None else w.numpy()) for _, y, w in data
+        ]
 
     def _z(self, x: Tensor, theta: Tensor | None = None) -> Tensor:
         theta = self.theta if theta is None else theta
@@ -118,7 +127,7 @@ class Dense:
     def loss_of_outputs(self, z: Tensor) -> Tensor:
         """(1/N) Σ w ℓ from flat outputs."""
         total, start = torch.zeros((), dtype=z.dtype), 0
-        for shape, (_, y, w) in zip(self.shapes_of_outputs, self.data, strict=True):
+        for shape, (y, w) in zip(self.shapes_of_outputs, self.targets, strict=True):
             part = z[start : start + shape.numel()].view(shape)
             total = total + sum(weight * loss for loss, weight in weighted_terms(self.kind, part, y, w))
             start += shape.numel()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from curvescope.core.numbers import plural
+from curvescope.core.number_format import plural
 from curvescope.papers import all_claims
-from curvescope.runs.shown import FAILS, HOLDS, OPEN
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN
 from curvescope.studies.dynamics import Dynamics
 from curvescope.studies.dynamics.view import alarm_rows
 

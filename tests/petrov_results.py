@@ -4,6 +4,8 @@ Made from the folder of a reproduction, together with the table of docs/petrov20
 
     curvescope reproduce petrov2025 --out FOLDER
     python tests/petrov_results.py FOLDER
+
+`full_hessian` was also run on MNIST, with `--figure full_hessian --set pictures=images:FOLDER OF MNIST`.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ import numpy as np
 
 from curvescope.papers import all_claims, figures_of
 from curvescope.papers.folder import load_result
-from curvescope.runs.shown import Shown
+from curvescope.runs.study_result import Shown
 
 DATA = Path(__file__).parent / "papers" / "data" / "petrov2025"
+MNIST = DATA.with_name("petrov2025_mnist") / "full_hessian"
 PAGE = Path(__file__).parents[1] / "docs" / "petrov2025.md"
 COLUMNS = ("figure", "claim", "whose", "published", "measured", "verdict")
 TABLE = re.compile(r"\| figure \| claim .*?\n(?=\n|\Z)", flags=re.S)
@@ -34,6 +37,17 @@ def load() -> dict[str, Shown]:
 def markdown(results: dict[str, Shown]) -> str:
     """The table of the page."""
     return all_claims.markdown(all_claims.table(results), COLUMNS)
+
+
+def mnist_markdown() -> str:
+    """The table of the page that compares digits with MNIST."""
+    measured = (Shown.load(DATA / "full_hessian").claims(), Shown.load(MNIST).claims())
+    rows = ["| claim | digits | MNIST | measured on MNIST |", "| --- | --- | --- | --- |"]
+    for digits, mnist in zip(*measured, strict=True):
+        assert digits.claim == mnist.claim
+        cells = (digits.claim, digits.verdict, mnist.verdict, mnist.measured)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows) + "\n"
 
 
 def slim(result: Shown) -> Shown:

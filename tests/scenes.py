@@ -3,7 +3,7 @@
 import json
 from itertools import product
 
-from curvescope.runs.shown import Shown
+from curvescope.runs.study_result import Shown
 
 
 def checked(result: Shown) -> dict:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from curvescope.papers import all_claims, figures_of
 from curvescope.papers.folder import load_result
-from curvescope.papers.singh2025.gap import Gaps
-from curvescope.runs.shown import Shown
+from curvescope.papers.singh2025.gap import FamilyGaps
+from curvescope.runs.study_result import Shown
 
 DATA = Path(__file__).parent / "papers" / "data" / "singh2025"
 PAGE = Path(__file__).parents[1] / "docs" / "singh2025.md"
@@ -37,7 +37,7 @@ def markdown(results: dict[str, Shown]) -> str:
 
 def slim(result: Shown) -> Shown:
     """Without densities, whose distances are stored beside them."""
-    if not isinstance(result, Gaps):
+    if not isinstance(result, FamilyGaps):
         return result
     courses = {
         name: replace(one, pairs={step: replace(pair, densities={}) for step, pair in one.pairs.items()})

@@ -11,8 +11,8 @@ import pandas as pd
 import tomli_w
 
 from curvescope.report import write_page
-from curvescope.runs.disk.durable import write_tables
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.disk.atomic_files import write_tables
+from curvescope.runs.study_result import Line, Shown
 
 SVG = (
     '<?xml version="1.0"?><!-- made --><svg width="360pt" viewBox="0 0 9 9"><path d="M 1.234567 2 #"/></svg>'

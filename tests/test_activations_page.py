@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.models.capture.points import find_point
+from curvescope.models.capture.activation_points import find_point
 from curvescope.studies.activations import view as of_activations
 from curvescope.studies.causal import view as of_causal
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from rooms import ROOT, SOURCE, contract, opened
+from import_contract import ROOT, SOURCE, existing_packages, layers
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
 def drawing() -> list[list[str]]:
-    """The rows of boxes between ┌ and └, each a list of rooms as they are written."""
+    """The rows of boxes between ┌ and └, each a list of packages as they are written."""
     (boxes,) = re.findall(r"^┌─+┐.*?└─+┘$", PAGE, flags=re.S | re.M)
     rows = [line[: line.rindex("│")] for line in boxes.splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in row.split("│")[1:]] for row in rows]
@@ -21,17 +21,19 @@ def names(row: list[str]) -> list[str]:
 
 
 def test_the_drawing_is_the_import_contract():
-    assert [names(row) for row in drawing()] == contract()
+    assert [names(row) for row in drawing()] == layers()
 
 
-def test_rooms_in_parentheses_are_those_that_have_not_opened():
+def test_packages_in_parentheses_do_not_exist():
     cells = [cell for row in drawing() for cell in row]
-    assert {cell.strip("()") for cell in cells if cell.startswith("(")} == set(names(cells)) - opened()
+    assert {cell.strip("()") for cell in cells if cell.startswith("(")} == set(
+        names(cells)
+    ) - existing_packages()
 
 
-def test_the_table_has_a_line_for_every_open_room():
+def test_the_table_has_a_line_for_every_package():
     listed = re.findall(r"^\| `(\w+)(/|\.py)` \|", PAGE, flags=re.M)
-    order = [room for layer in contract() for room in layer if room in opened()]
+    order = [package for layer in layers() for package in layer if package in existing_packages()]
     assert [name for name, _ in listed] == order
     for name, ending in listed:
         assert (SOURCE / f"{name}{ending}").exists(), name

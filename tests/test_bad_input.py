@@ -178,11 +178,11 @@ DATA: dict[str, tuple[Make, str]] = {
     ),
     "ids that no embedding has": (
         lambda _: cs.Problem(nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 5)), (X, Y)).loss_value(),
-        r"no entry for some of its inputs, which go from 0 to 4",
+        r"no row for some of the inputs, which range from 0 to 4",
     ),
     "real numbers for an embedding": (
         lambda _: cs.Problem(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 5)), (X.float(), Y)).loss_value(),
-        r"needs integer inputs, and got torch\.float32",
+        r"integer inputs for an embedding, got torch\.float32",
     ),
     "a dictionary without labels": (
         lambda _: cs.Problem(model(), {"input_ids": X}),

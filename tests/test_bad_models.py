@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import curvescope as cs
-from curvescope.studies.setting import TokenModel, load_token_model
+from curvescope.studies.problem_config import TokenModel, load_token_model
 from wrong_calls import REAL, Make, assert_one_sentence, config
 
 
@@ -49,7 +49,7 @@ MODELS: dict[str, tuple[Make, str]] = {
     ),
     "unknown name": (
         lambda _: cs.load("tiny-gbt"),
-        r"expected a bundled model.* got 'tiny-gbt'.*did you mean 'tiny-gpt'",
+        r"expected a bundled model.* 'tiny-gbt'.*did you mean 'tiny-gpt'",
     ),
     "number": (lambda _: cs.load(3), r"expected a name, a path, a configuration or an nn\.Module, got a int"),
     "empty folder": (
@@ -86,8 +86,8 @@ MODELS: dict[str, tuple[Make, str]] = {
     ),
     "norm": (lambda _: config(norm="middle"), r"norm: expected one of none, pre, post, got 'middle'"),
     "activation": (lambda _: config(activation="tanh"), r"activation: expected one of relu, .*, got 'tanh'"),
-    "width": (lambda _: config(n_heads=3), r"d_model=4 is no multiple of n_heads"),
-    "groups": (lambda _: config(n_kv_heads=3), r"n_heads=2 is no multiple of n_kv_heads"),
+    "width": (lambda _: config(n_heads=3), r"d_model=4 is not a multiple of n_heads"),
+    "groups": (lambda _: config(n_kv_heads=3), r"n_heads=2 is not a multiple of n_kv_heads"),
     "odd rope": (lambda _: config(positions="rope", d_head=3), r"rope needs an even head size, got 3"),
     "merged rope": (
         lambda _: config(positions="rope", merged_qk=True),
@@ -108,11 +108,11 @@ MODELS: dict[str, tuple[Make, str]] = {
     ),
     "unknown dtype": (
         lambda _: cs.load(config(), dtype="float8"),
-        r"expected float32 or float64, or .* got 'float8'",
+        r"expected float32, float64, or .* got 'float8'",
     ),
     "whole numbers": (
         lambda _: cs.load(config(), dtype=torch.int8),
-        r"expected float32 or float64, or .* got torch\.int8",
+        r"expected float32, float64, or .* got torch\.int8",
     ),
     "unknown device": (
         lambda _: cs.load(config(), device="gpu"),
@@ -134,7 +134,7 @@ MODELS: dict[str, tuple[Make, str]] = {
         lambda _: cs.load("tiny-gpt", revision="best"),
         r"expected a revision of tiny-gpt, got 'best' .*initial",
     ),
-    "no parameters": (lambda _: cs.load(Empty()), r"expected a module with parameters, Empty has none"),
+    "no parameters": (lambda _: cs.load(Empty()), r"expected a module with parameters, but Empty has none"),
     "integer parameters": (lambda _: cs.load(Whole()), r"expected real parameters, 'w' is torch\.int64"),
     "two dtypes": (
         lambda _: cs.load(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).double())),

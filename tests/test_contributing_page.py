@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md: its rooms are those of the import contract, and the files that its recipes name exist."""
+"""CONTRIBUTING.md: its table of packages is the import contract, and the files of its recipes exist."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rooms import ROOT, SOURCE, contract
+from import_contract import ROOT, SOURCE, layers
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PATHS = sorted(set(re.findall(r"`([\w./-]+(?:\.(?:py|md|toml|yml|lock)|\w/))`", PAGE)))
@@ -23,10 +23,10 @@ HOMES = [
 ]
 
 
-def test_the_table_of_rooms_is_the_import_contract():
-    table = PAGE.split("| room |")[1].split("\n\n")[0]
+def test_the_table_of_packages_is_the_import_contract():
+    table = PAGE.split("| package |")[1].split("\n\n")[0]
     cells = re.findall(r"^\| (`[^|]*`) \|", table, flags=re.M)
-    assert [re.findall(r"`(\w+)(?:/|\.py)`", cell) for cell in cells] == contract()
+    assert [re.findall(r"`(\w+)(?:/|\.py)`", cell) for cell in cells] == layers()
 
 
 @pytest.mark.parametrize("path", sorted(set(PATHS) - LATER))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ def recipe(name: str) -> type[Any]:
     blocks = [part.split("```")[0] for part in PAGE.read_text(encoding="utf-8").split("```python\n")[1:]]
     (code,) = (block for block in blocks if f"class {name}(" in block)
     space: dict[str, Any] = {"__name__": __name__}
+    code = dedent("  " + code.lstrip(" "))
     exec(compile(code, str(PAGE), "exec", dont_inherit=True), space)
     return space[name]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import curvescope as cs
-from curvescope.kernels.norms.written_out import written_out_norms
+from curvescope.kernels.norms.plain_norms import plain_norms
 from front_door import assert_meets_autograd, leaves_of
 from front_door_cases import X, Y, cut, net, normal, penalized, two_layers
 from oracles import drawn, relative_error, shaken
@@ -90,7 +90,7 @@ def test_a_function_may_take_gradients_itself():
     module = net()
 
     def written_out(loss: Any) -> Tensor:
-        with written_out_norms():
+        with plain_norms():
             return loss(module, (X, Y))
 
     def smooth(model: nn.Module, batch: Any) -> Tensor:
@@ -287,5 +287,5 @@ def test_a_loader_that_reuses_a_buffer_is_copied():
 def test_activations_need_the_outputs_of_a_loss_fn():
     m, x, y = nn.Linear(3, 2), torch.ones(4, 3), torch.tensor([0, 1, 0, 1])
     p = cs.Problem(m, (x, y), loss_fn=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
-    with pytest.raises(cs.UsageError, match="outputs and their loss apart"):
+    with pytest.raises(cs.UsageError, match="outputs separate from the loss"):
         cs.ActivationHessian(p, "")

@@ -27,8 +27,8 @@ def apart(model: nn.Module, batch: Any) -> Tensor:
 
 OTHER = net()
 REFUSED: dict[str, tuple[Any, str]] = {
-    "no terms": (lambda: cs.Problem(net(), cut(X, Y), loss_fn=penalized), "terms beside loss_fn where there"),
-    "terms alone": (lambda: cs.Problem(net(), (X, Y), terms=3), "got them alone"),
+    "no terms": (lambda: cs.Problem(net(), cut(X, Y), loss_fn=penalized), "terms for loss_fn with"),
+    "terms alone": (lambda: cs.Problem(net(), (X, Y), terms=3), "got terms only"),
     "terms of others": (
         lambda: cs.Problem(net(), cut(X, Y), loss_fn=penalized, terms=[1, 2, 3]),
         r"one for each of 2 batches, a function of a batch, or 'sum', got \[1, 2, 3\]",
@@ -58,11 +58,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "detached": (
         lambda: cs.Problem(net(), (X, Y), loss_fn=apart).gradient(),
-        "no parameter of which it depends on",
+        "the loss depends on no parameter",
     ),
     "another model": (
         lambda: cs.Problem(net(), (X, Y), loss_fn=lambda m, b: penalized(OTHER, b)).gradient(),
-        "no parameter of which it depends on",
+        "the loss depends on no parameter",
     ),
     "GGN": (lambda: cs.GGN(cs.Problem(net(), (X, Y), loss_fn=penalized)), "GGN needs the model's outputs"),
     "functional": (
@@ -101,11 +101,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "function alone": (lambda: cs.Problem(two_layers, (X, Y)), "parameters of the function two_layers as"),
     "no tensor": (
         lambda: cs.Problem(two_layers, (X, Y), params={"w": 1.0}),
-        "real tensors as parameters of two_layers, 'w' is float",
+        "real tensors as parameters of two_layers, .*'w' is float",
     ),
     "two of a name": (
         lambda: cs.Problem(two_layers, (X, Y), params={"a.b": X, "a": {"b": X}}),
-        "'a.b' are two",
+        r"two .*'a\.b'",
     ),
     "params of a module": (
         lambda: cs.Problem(net(), (X, Y), params={"w": X}),
@@ -136,7 +136,7 @@ def test_a_function_that_draws_is_refused_as_such():
     with (
         torch.random.fork_rng(devices=[]),
         pytest.raises(
-            cs.CurvescopeError, match="what is computed with Net gives other outputs every time"
+            cs.CurvescopeError, match="what is computed with Net gives different outputs every time"
         ) as caught,
     ):
         H @ torch.ones(H.shape[0], dtype=torch.float64)

@@ -55,4 +55,4 @@ def test_the_command_asks_about_a_text(tmp_path, capsys, undrawn):
     assert re.search(r"(helped|harmed) +[+-]\d\.\d\de[+-]\d\d ± ", out)
     code, _, err = call("run", "spectrum", "--query", "words", "--out", tmp_path, capsys=capsys)
     assert code
-    assert "the study spectrum takes no --query" in err
+    assert "no such option --query" in err

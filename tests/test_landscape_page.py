@@ -1,4 +1,4 @@
-"""docs/landscape.md: its code runs, and its tables are those of the study."""
+"""docs/theory/landscape.md: its code runs, and its tables are those of the study."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from curvescope.studies.landscape import view
 
-PAGE = (Path(__file__).parent.parent / "docs" / "landscape.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "theory" / "landscape.md").read_text(encoding="utf-8")
 
 
 def test_the_examples_run():
     space: dict[str, Any] = {}
     for code in re.findall(r"```python\n(.*?)```", PAGE, flags=re.S):
-        exec(compile(code, "docs/landscape.md", "exec"), space)
+        exec(compile(code, "docs/theory/landscape.md", "exec"), space)
     assert space["norms"].shape == space["traces"].values.shape == (4,)
     assert not space["traces"].exact
     assert space["mean"] == pytest.approx(space["problem"].loss_value(), rel=1e-5)

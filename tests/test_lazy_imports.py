@@ -11,13 +11,13 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from rooms import ROOT, SOURCE
+from import_contract import ROOT, SOURCE
 
 DRAWING = {"matplotlib", "mpl_toolkits", "pandas"}  # loaded by every function that draws or makes a table
 READERS = {
     "curvescope.runs.pieces",
-    "curvescope.runs.work",
-    "curvescope.studies.folder",
+    "curvescope.runs.resumable_loop",
+    "curvescope.studies.run_study",
 }  # loaded for pages and lists
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -98,3 +100,27 @@ def test_what_comes_out_is_of_the_kind_that_went_in(model, data, tmp_path):
     assert isinstance(read.vectors, torch.Tensor)
     assert torch.equal(read.vectors, pairs.vectors)
     cs.eigsh(H, k=2, v0=read.vectors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_flat_vectors_go_both_ways_in_every_precision(model, data, dtype):
+    module, (x, y) = model.to(dtype), (data[0].to(dtype), data[1])
+    problem = cs.Problem(module, (x, y), nn.CrossEntropyLoss())
+    wide = copy.deepcopy(module).double()
+    params = list(wide.parameters())
+    loss = nn.CrossEntropyLoss()(wide(x.double()), y)
+    g = parameters_to_vector(torch.autograd.grad(loss, params, create_graph=True))
+    v = torch.randn(len(g), generator=torch.Generator().manual_seed(2)).to(dtype)
+    Hv = parameters_to_vector(torch.autograd.grad(g @ v.double(), params))
+
+    H = cs.Hessian(problem)
+    close = {"rtol": 1e-4, "atol": 1e-6} if dtype != torch.float64 else {"rtol": 1e-9, "atol": 1e-12}
+    torch.testing.assert_close((H @ v).double(), Hv, **close)
+    torch.testing.assert_close(problem.gradient().double(), g.detach(), **close)
+    theta = parameters_to_vector(module.parameters()).detach()
+    step = cs.solve(cs.GGN(problem, damping=0.1), theta)
+    assert step.converged
+    assert step.x.dtype == H.dtype
+    vector_to_parameters(theta - 0.1 * step.x.to(theta), module.parameters())
+    assert {p.dtype for p in module.parameters()} == {dtype}
+    assert float((H @ v).double().sub(Hv).norm()) > 0  # the product is that of the new parameters

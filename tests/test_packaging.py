@@ -45,10 +45,39 @@ def test_the_citation_and_the_changelog_give_one_date():
     )
 
 
-def test_the_classifiers_name_the_pythons_that_are_allowed():
+def test_the_classifiers_begin_with_the_oldest_python_that_is_allowed():
     named = [line.rsplit(" ", 1)[1] for line in _project()["classifiers"] if "Python :: 3." in line]
-    low, high = re.findall(r"3\.(\d+)", _project()["requires-python"])
-    assert named == [f"3.{minor}" for minor in range(int(low), int(high))]
+    (low,) = re.findall(r"3\.(\d+)", _project()["requires-python"])
+    assert named == [f"3.{int(low) + i}" for i in range(len(named))]
+
+
+def test_the_oldest_versions_are_the_lower_bounds():
+    """`make test-oldest` tests what pyproject.toml promises."""
+    project = _project()
+    asked = [
+        *project["dependencies"],
+        *(line for lines in project["optional-dependencies"].values() for line in lines),
+    ]
+    bounds = {
+        found[1].lower(): found[2]
+        for line in asked
+        if (found := re.fullmatch(r"([\w.-]+)(?:\[.*\])?>=([\d.]+).*", line))
+    }
+    lines = (ROOT / "requirements-oldest.lock").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    needed = {re.split(r"[\[>]", line)[0] for line in project["dependencies"]}
+    assert needed <= set(pinned)
+    for name, version in pinned.items():
+        assert _number(version) == _number(bounds[name]), name
+
+
+def _number(version: str) -> tuple[int, ...]:
+    parts = [int(part) for part in version.split(".")]
+    return tuple([*parts, 0, 0, 0][:3])
+
+
+def test_type_checkers_are_told_that_the_package_is_typed():
+    assert (ROOT / "src/curvescope/py.typed").is_file()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ import typer
 
 import guides
 from curvescope.cli.app import app
-from curvescope.studies import folder
+from curvescope.cli.typed.options import with_own_options
+from curvescope.studies import run_study
 
 TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"
@@ -25,7 +26,6 @@ OWN = {  # pages with a test of their own, which runs their code and asks more o
     "diagnose.md": "test_diagnose_page.py",
     "dynamics.md": "test_dynamics_page.py",
     "estimators.md": "test_estimators_page.py",
-    "front_door.md": "test_front_door_page.py",
     "geometry.md": "geometry/test_geometry_page.py",
     "guides/compare.md": "test_guides.py",
     "guides/influence.md": "test_influence_page.py",
@@ -36,13 +36,13 @@ OWN = {  # pages with a test of their own, which runs their code and asks more o
     "guides/report.md": "test_guides.py",
     "guides/unstable.md": "test_guides.py",
     "kfac.md": "test_kfac_page.py",
-    "landscape.md": "test_landscape_page.py",
     "monitor.md": "test_monitor_page.py",
     "own_modules.md": "test_own_modules_page.py",
     "petrov2025.md": "test_petrov_page.py",
     "second_derivatives.md": "test_second_derivatives_page.py",
     "slides.md": "test_slides_page.py",
     "taylor.md": "test_taylor_page.py",
+    "theory/landscape.md": "test_landscape_page.py",
     "transformerlens.md": "test_activations_page.py",
 }
 TEXTS = {page.relative_to(DOCS).as_posix(): page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")}
@@ -93,6 +93,7 @@ def test_a_command_that_is_shown_can_be_given(page, line):
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     assert not hasattr(command, "commands") or line.startswith("--"), f"no such command: {line}"
+    words = with_own_options(str(command.name), words)
     known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
     asked = {word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}
     assert asked <= known | {"--help"}
@@ -109,7 +110,7 @@ def test_files_that_a_page_promises_are_in_the_run_folder(page, tmp_path):
     model.write_text(
         "n_layers = 1\nd_model = 8\nn_heads = 2\nd_ff = 8\nvocab_size = 12\nn_ctx = 18\n", encoding="utf-8"
     )
-    path, _ = folder.run(study, {"model": str(model), "data": "task:addition", **settings}, out=tmp_path)
+    path, _ = run_study.run(study, {"model": str(model), "data": "task:addition", **settings}, out=tmp_path)
     promised = re.findall(r"`((?:[a-z]+/)?\w+\.(?:csv|png|svg))`", TEXTS[page])
     assert promised
     names = {file.relative_to(path).as_posix() for file in path.rglob("*")}

@@ -134,5 +134,9 @@ def test_the_table_of_claims_is_what_the_stored_results_give():
     assert not claims.duplicated(["figure", "claim"]).any()
 
 
+def test_verdicts_on_mnist_are_those_of_the_stored_results():
+    assert petrov_results.mnist_markdown() in PAGE
+
+
 def test_the_page_is_in_the_navigation():
     assert "petrov2025.md\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

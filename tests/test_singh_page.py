@@ -9,7 +9,7 @@ import pytest
 
 import singh_results
 from curvescope.papers import all_claims, figures_of
-from curvescope.runs.shown import Shown
+from curvescope.runs.study_result import Shown
 from curvescope.studies import STUDIES
 from curvescope.studies.exact_spectra import view
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,21 @@ def test_linked_files_are_in_the_site(tmp_path):
     shown = (tmp_path / "site" / "source" / "scripts" / "site_sources.py.html").read_text(encoding="utf-8")
     assert "def on_files" in shown
     assert (tmp_path / "site" / "source" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+def test_a_linked_notebook_is_a_page_with_its_outputs(tmp_path):
+    done = build(tmp_path, "# Here\n[a tour](../notebooks/tour.ipynb)\n")
+    assert done.returncode == 0, done.stderr
+    assert 'href="source/notebooks/tour.ipynb.html"' in (tmp_path / "site" / "index.html").read_text("utf-8")
+    page = (tmp_path / "site" / "source" / "notebooks" / "tour.ipynb.html").read_text("utf-8")
+    stored = json.loads((ROOT / "notebooks" / "tour.ipynb").read_text("utf-8"))
+    outputs = [out for cell in stored["cells"] for out in cell.get("outputs", [])]
+    pictures = sum("".join(out.get("data", {}).get("text/html", "")).count("<img src") for out in outputs)
+    assert pictures > 0
+    assert page.count('<img src="data:image/png') == pictures
+    assert "&lt;img" not in page
+    assert "<h1" in page
+    assert "import curvescope as cs" in page
 
 
 @pytest.mark.parametrize("link", ["../scripts/no_such_file.py", "nowhere.md"])

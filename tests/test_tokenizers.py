@@ -177,7 +177,7 @@ def test_errors_about_files(tmp_path):
         load_tokenizer(tmp_path)
     for content in ("{", "[1, 2]", '{"version": "1.0"}', "plain words"):
         (tmp_path / "wrong.json").write_text(content)
-        with pytest.raises(UsageError, match=r"expected a tokenizer.json, got .*wrong.json"):
+        with pytest.raises(UsageError, match=r"expected a tokenizer.json, but .*wrong.json"):
             load_tokenizer(tmp_path / "wrong.json")
     (tmp_path / "wrong.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="UTF-8"):

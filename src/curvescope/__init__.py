@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _MODULE_OF = {
     "load": "models.load",
@@ -59,6 +59,7 @@ _MODULE_OF = {
     "Identity": "core.operator",
     "LowRank": "core.operator",
     "Matrix": "core.operator",
+    "as_operator": "core.operator.interchange",
     "eigsh": "algorithms",
     "spectral_density": "algorithms",
     "block_density": "algorithms",
@@ -74,6 +75,8 @@ _MODULE_OF = {
     "trace_function": "algorithms",
     "logdet": "algorithms",
     "preconditioned_sharpness": "algorithms",
+    "sample_size": "sampling",
+    "sampling_error": "sampling",
     "sdpa": "nn.functional",
     "twice_differentiable": "nn.dropin",
     "make_twice_differentiable": "nn.dropin",
@@ -95,6 +98,7 @@ _PACKAGES = (
     "operators",
     "optim",
     "papers",
+    "sampling",
     "studies",
     "viz",
 )
@@ -134,6 +138,7 @@ __all__ = [
     "TransformerConfig",
     "UsageError",
     "__version__",
+    "as_operator",
     "block_density",
     "block_norms",
     "block_traces",
@@ -157,6 +162,8 @@ __all__ = [
     "masked_lm_data",
     "per_sample",
     "preconditioned_sharpness",
+    "sample_size",
+    "sampling_error",
     "save",
     "sdpa",
     "solve",
@@ -204,6 +211,7 @@ if TYPE_CHECKING:
     )
     from curvescope.core.errors import CurvescopeError, UsageError
     from curvescope.core.operator import Diagonal, Identity, LinearOperator, LowRank, Matrix
+    from curvescope.core.operator.interchange import as_operator
     from curvescope.data.batches import Batch, Batches
     from curvescope.data.denoising import denoising_data
     from curvescope.data.labels import classification_data, image_data
@@ -242,3 +250,4 @@ if TYPE_CHECKING:
         third_derivative,
     )
     from curvescope.problem import Problem
+    from curvescope.sampling import sample_size, sampling_error

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace, by_role
 from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.core.finite_differences import gradient_error
 from curvescope.core.progress import track
-from curvescope.core.ranks.releasing import releasing
-from curvescope.core.tensors import take_each
+from curvescope.core.ranks.reshard import releasing
+from curvescope.core.tensors import custom_functions, take_each
 from curvescope.data.batches import Batch, Batches, as_batches
-from curvescope.data.dicts import hides_start
-from curvescope.data.fit import (
+from curvescope.data.compatibility import (
     SUM,
     Terms,
     check_ids,
@@ -28,55 +30,63 @@ from curvescope.data.fit import (
     warn_unshifted,
     whole_batches,
 )
+from curvescope.data.dict_batches import hides_start
 from curvescope.losses import Loss, ModelLoss, as_loss
-from curvescope.models.capture.points import find_point
-from curvescope.models.capture.spots import Seen
-from curvescope.models.choice import Choice, Params
+from curvescope.models.capture.activation_points import find_point
+from curvescope.models.capture.hook_sites import ActivationReader
 from curvescope.models.forward_errors import (
+    attributed_errors,
     check_left_padding,
     check_weights,
+    describe_counts,
     input_errors,
     module_errors,
     not_finite,
-    told_apart,
-    words,
 )
 from curvescope.models.hf.module import is_transformers
 from curvescope.models.load import load
 from curvescope.models.model import Model
+from curvescope.models.parameter_selection import ParameterChoice, Params
 from curvescope.models.parameter_store import Leaves, ParameterStore
-from curvescope.models.running.calling import Closure, Output, own_loss
 from curvescope.models.running.eager import differentiating, without_tensor_hooks
-from curvescope.models.running.exchange import Change, evaluating
+from curvescope.models.running.module_calls import Closure, Output, own_loss
+from curvescope.models.running.patching import Change, evaluating
 from curvescope.viz import notebook
 
 T = TypeVar("T")
+LOG = logging.getLogger("curvescope")
+COPIED = 2**27  # parameters up to which a copy in float64 is made
+TRUE_BACKWARD = "write it in PyTorch operations, or give it a backward that is its derivative"
+_slope_errors: WeakKeyDictionary[Model, dict[tuple[str, ...], float | None]] = WeakKeyDictionary()
 
 
 class Problem:
     """L(θ) = (1/N) Σ_t w_t ℓ_t(θ) over the terms t of all batches, N = Σ_t w_t.
 
-    The sum is divided once, so batch sizes, order and padding do not change anything. The model is
-    evaluated in eval mode and left as it was. θ is where the model's parameters are now, or what `at` says.
+    The sum is divided once, so batch sizes, order and padding do not change anything. The model is evaluated
+    in eval mode and not changed. θ are the model's current parameters, or those given to `at`.
 
     A flat vector over the whole problem (a gradient, product, eigenvector or solution) is
-    `torch.nn.utils.parameters_to_vector` of the parameters that vary. A vector over blocks that were chosen
-    by name has one block after the other; `space` tells them apart and converts.
+    `torch.nn.utils.parameters_to_vector` of the parameters that vary. A vector over blocks chosen by name
+    concatenates the blocks; `space` splits and converts it.
 
     Args:
         model: A `Model`, or what `load` takes.
         batches: `Batches`; (inputs, targets[, weights]), or a list or DataLoader of them; dictionaries with
-            labels, as Hugging Face's tools make them, or a `datasets.Dataset`: labels (B, T) of a model that
-            predicts the next token are shifted, so that outputs at t meet the label at t + 1.
+            labels, as Hugging Face's tools make them, or a `datasets.Dataset`: labels (B, T) are shifted if
+            the model predicts the next token: outputs at t are compared with the label at t + 1.
         loss: A loss, its name, or one of torch's, e.g. `nn.CrossEntropyLoss()`; "own" for a model that is
             called with a batch and returns its own loss.
-        loss_fn: In its place a function `loss_fn(model, batch)`, one number; batches reach it as they are.
-        terms: Over how many terms `loss_fn`, or the model's own loss, is a mean: a number, one for each
-            batch, or a function of a batch; "sum" where it is a sum. One batch alone needs none.
-        output: Which part of what a module returns its outputs are; see `load`.
-        params: What varies, by default all that is not frozen (`requires_grad=False`): globs, regular
-            expressions (`re.compile(…)` or "re:…"), names of blocks or parameters, modules, parameters, or a
-            list of these. A dictionary is the parameters of a model that is a function f(params, x).
+        loss_fn: Instead of `loss`, a function `loss_fn(model, batch)` that returns one number. It gets the
+            batches unchanged.
+        terms: Number of terms that `loss_fn`, or the model's own loss, averages over: one number, a list with
+            one number per batch, or a function of a batch; "sum" if it is a sum. Not needed for a single
+            batch.
+        output: The part of the module's return value that is its output; see `load`.
+        params: The parameters that vary, by default all that are not frozen (`requires_grad=False`): globs,
+            regular expressions (`re.compile(…)` or "re:…"), names of blocks or parameters, modules,
+            parameters, or a list of these. A dictionary is the parameters of a model that is a function
+            f(params, x).
     """
 
     def __init__(
@@ -91,26 +101,26 @@ class Problem:
         params: Params | Mapping[str, Any] | None = None,
     ):
         of_function = params if isinstance(params, Mapping) else None
-        found = load(model, output=output, params=of_function)
+        loaded = load(model, output=output, params=of_function)
         if loss_fn is not None or loss == "own":
-            found, batches, loss = _of_model(found, batches, loss, loss_fn, terms)
+            loaded, batches, loss = _of_model(loaded, batches, loss, loss_fn, terms)
         elif terms is not None:
-            raise UsageError("expected terms beside loss_fn or loss='own', got them alone")
-        self.model: Model = found
-        self.store = ParameterStore(found)
-        self.choice = Choice(found, None if isinstance(params, Mapping) else params)
+            raise UsageError("expected loss_fn or loss='own' together with terms, got terms only")
+        self.model: Model = loaded
+        self.store = ParameterStore(loaded)
+        self.choice = ParameterChoice(loaded, None if isinstance(params, Mapping) else params)
         check_weights(self.model)
         self.loss: Loss = as_loss(loss)
         self.batches: Batches = as_batches(batches, shift=predicts_next(self.model))
-        if self.loss.splits:  # batches of a function of one's own are as they are
+        if self.loss.splits:  # a loss_fn gets its batches unchanged
             self.batches = fitted(self.batches, self.model)
             check_ids(self.batches, self.model)
-        parts = isinstance(batches, list) and all(isinstance(batch, Batch) for batch in batches)
-        if not parts:  # of another problem, which are taken at their word
+        from_problem = isinstance(batches, list) and all(isinstance(batch, Batch) for batch in batches)
+        if not from_problem:  # batches of another problem were checked already
             warn_unshifted(self.batches, self.model)
-        if self.batches.share is None and not self._total_weight() > 0:  # another rank's may count
+        if self.batches.share is None and not self._total_weight() > 0:  # terms of another rank may count
             raise UsageError(
-                "expected at least one term that counts, but every target is ignored or weighs nothing"
+                "expected at least one term that counts, but every target is ignored or has weight zero"
             )
 
     @property
@@ -123,9 +133,9 @@ class Problem:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know of how data and model were brought together."""
-        own = (*task_notes(self.batches, self.model), *padding_notes(self.batches, self.model))
-        return (*self.batches.notes, *own, *self.loss.notes, *self.choice.notes())
+        """Notes on how the data were fitted to the model."""
+        data_notes = (*task_notes(self.batches, self.model), *padding_notes(self.batches, self.model))
+        return (*self.batches.notes, *data_notes, *self.loss.notes, *self.choice.notes())
 
     @property
     def dtype(self) -> torch.dtype:
@@ -134,96 +144,103 @@ class Problem:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
         return self.model.device
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """θ with its names: the model's own parameters, or those that `at` put in their place."""
+        """Iterate over names and values of θ: the model's own parameters, or those given to `at`."""
         return iter(self.store.values.items())
 
     def parameters(self) -> Iterator[Tensor]:
-        """The tensors of `named_parameters`."""
+        """Iterate over the tensors of `named_parameters`."""
         return iter(self.store.values.values())
 
     def get_parameter(self, name: str) -> Tensor:
-        """One parameter by its name, as in torch."""
+        """Return one parameter by its name, as in torch."""
         return self.point[name] if name in self.point else self.model.get_parameter(name)
 
     @property
     def point(self) -> Mapping[str, Tensor]:
-        """The parameters that stand in the place of the model's own, by name; see `at`."""
+        """The parameters that replace the model's own, by name; see `at`."""
         return self.store.point
 
     def space(self, *patterns: Params) -> ParamSpace:
-        """Vectors over what varies, in torch's order, or over the blocks that are meant, one after the other.
+        """Return the space of vectors over the parameters that vary, in torch's order, or over selected
+        blocks.
 
-        Blocks are looked for among what varies, else among all.
+        Patterns are matched with the blocks that vary first, then with all blocks.
         """
         return self.choice.space(*patterns)
 
     def at(self, parameters: Mapping[str, Tensor] | Tensor) -> Problem:
-        """The same problem at other parameters: a checkpoint, a training step, a point on a line.
+        """Return the same problem at other parameters: a checkpoint, a training step, a point on a line.
 
-        Nothing is loaded, copied or checked again. What is given is read at every product, so it may be
-        written to; the model's own parameters are not touched. Of a model whose weights are kept in half
-        precision they are taken in it too: its own as they are, others widened, which is a copy.
+        Nothing is loaded, copied or checked again. The given tensors are read at every product, so they may
+        be written to. The model's own parameters are not changed. If the model keeps its weights in half
+        precision, the given tensors may be in half precision, too: the model's own tensors are used directly,
+        and others are widened, which copies them.
 
         Args:
-            parameters: By name, those not named as the model has them; or a vector over `space()`.
+            parameters: Values by name (parameters without a name keep the model's values), or a vector over
+                `space()`.
         """
         given = self.space().scatter(parameters) if isinstance(parameters, Tensor) else dict(parameters)
-        moved = copy.copy(self)
-        moved.store = self.store.at(given)
-        return moved
+        problem = copy.copy(self)
+        problem.store = self.store.at(given)
+        return problem
 
     def placed_batches(self, what: str) -> Iterator[Batch]:
-        """The batches on the model's device, real numbers in its type; shows progress when slow."""
+        """Iterate over the batches on the model's device, real numbers in its dtype; show progress if
+        slow.
+        """
         self.store.check_plain(what)
         yield from self.local_batches(what)
 
     def local_batches(self, what: str) -> Iterator[Batch]:
-        """As `placed_batches`; if the model is spread over ranks, this rank's sequences of each batch.
+        """Iterate over this rank's part of each placed batch if the model is sharded, and over all of it
+        otherwise.
 
-        Derivatives in its pieces are summed over the ranks. A rank for which there is no sequence left takes
-        one that counts for nothing, since all of them gather parameters together.
+        Derivatives in the pieces are summed over the ranks. A rank without a sequence takes one with weight
+        zero, because all ranks gather parameters together.
         """
         spread = self.model.spread
         if spread is not None and not self.loss.splits:
             raise UsageError(
-                "a function of model and batch is not for a model that is spread over ranks",
-                hint="give targets, and a loss of outputs and targets: its terms can be told apart",
+                "a model that is sharded over ranks cannot be used with a function of model and batch",
+                hint="give targets, and a loss of outputs and targets, whose terms can be split "
+                "over the ranks",
             )
         for batch in track(self.batches, what):
-            own = batch if spread is None else batch.share(spread.rows(batch.num_sequences))
-            yield own.map(self.placed)
+            local = batch if spread is None else batch.share(spread.rows(batch.num_sequences))
+            yield local.map(self.placed)
 
     def placed(self, tensor: Tensor) -> Tensor:
-        """A tensor on the model's device, in its type where it holds real numbers."""
+        """Move a tensor to the model's device, and to its dtype if it holds real numbers."""
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
 
     def outputs(
         self, batch: Batch, parameters: Mapping[str, Tensor] | None = None, *, changes: Iterable[Change] = ()
     ) -> Tensor:
-        """The model's outputs on a placed batch, in eval mode.
+        """Return the model's outputs on a placed batch, in eval mode.
 
         Args:
             batch: One of `placed_batches`.
             parameters: In place of θ's own, by name.
-            changes: Of the module, for the time of the call.
+            changes: Changes of the module during this call.
         """
-        own = told_apart(lambda: self.module_outputs(batch))
-        with evaluating(self.model.module), own, input_errors(batch.inputs):
+        attributed = attributed_errors(lambda: self.module_outputs(batch))
+        with evaluating(self.model.module), attributed, input_errors(batch.inputs):
             return self.model.forward({**self.point, **(parameters or {})}, batch.inputs, changes=changes)
 
     def activations(self, batch: Batch, *points: str) -> dict[str, Tensor]:
-        """Activations on a placed batch at points, `L3.mid` say (models.capture.points): (B, T, w) each."""
-        seen = Seen([find_point(self.model, at) for at in points], batch.num_sequences)
+        """Return the activations (B, T, w) at named points such as `L3.mid` on a placed batch."""
+        reader = ActivationReader([find_point(self.model, name) for name in points], batch.num_sequences)
         with torch.no_grad():
-            self.outputs(batch, changes=seen.changes())
-        return seen.values
+            self.outputs(batch, changes=reader.changes())
+        return reader.values
 
     def module_outputs(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The outputs on a placed batch of the module as its user calls it, in eval mode.
+        """Return the outputs of the module, called as its user calls it, on a placed batch in eval mode.
 
         Args:
             batch: One of `placed_batches`.
@@ -236,7 +253,7 @@ class Problem:
     def loss_value(self) -> float:
         """L(θ)."""
         total = 0.0
-        with differentiating(), torch.no_grad(), self.store.refusing_held():
+        with differentiating(), torch.no_grad(), self.store.refusing_aliased():
             for batch in self.local_batches("loss"):
                 total += self._loss(batch)
         if self.model.spread is not None:
@@ -244,13 +261,14 @@ class Problem:
         return total / self.num_terms
 
     def _loss(self, batch: Batch) -> float:
-        """The sum over a batch's terms; where padding is on the left, compared with the module's own.
+        """Return the loss summed over a batch's terms; with left padding, check it against the unmodified
+        module.
 
-        Attention of two kinds need not agree where a token sees nothing, and Hugging Face counts the first
-        label behind such tokens.
+        Two implementations of attention may differ where a token attends to nothing, and Hugging Face counts
+        the first label after such tokens.
         """
         ours = float(self.loss.sum(self.outputs(batch), batch.targets, batch.weights))
-        if not self.store.agreed(not hides_start(batch.inputs)):  # all ranks ask, or none
+        if not self.store.agreed(not hides_start(batch.inputs)):  # all ranks take part, or none does
             theirs = float(self.loss.sum(self.module_outputs(batch), batch.targets, batch.weights))
             check_left_padding(self.model.name, ours, theirs)
         return ours
@@ -261,8 +279,8 @@ class Problem:
 
     def value_and_gradient(self, *patterns: Params) -> tuple[float, Tensor]:
         """L(θ), and ∇L(θ) over `space(*patterns)`, (n,), from one pass over the data."""
-        value, found = self._value_and_gradient(*patterns)
-        return float(value), found
+        value, gradient = self._value_and_gradient(*patterns)
+        return float(value), gradient
 
     def _value_and_gradient(self, *patterns: Params) -> tuple[Tensor, Tensor]:
         self.check_structure()
@@ -283,6 +301,7 @@ class Problem:
 
                 leaves, value = self.differentiable(space.parameter_names, loss, lambda value: [value])
                 sums.append(value.detach())
+                self._refuse_wrong_gradient(value, batch)
                 if not value.requires_grad:
                     continue
                 into = [leaves[name] for name in space.parameter_names]
@@ -292,21 +311,42 @@ class Problem:
         with differentiating():
             return value / self.num_terms, total.whole()[:, 0].div_(self.num_terms)
 
+    def _refuse_wrong_gradient(self, value: Tensor, batch: Batch) -> None:
+        """Raise if custom functions in the graph of a loss have a backward that is not their derivative.
+
+        Its slope is compared with a finite difference once for the functions of a model.
+        """
+        names = tuple(custom_functions(value)) if self.model.spread is None else ()
+        if not names:
+            return
+        errors = _slope_errors.setdefault(self.model, {})
+        if names not in errors:
+            errors[names] = _slope_error(self, batch, names)
+        error = errors[names]
+        if error is not None:
+            raise CurvescopeError(
+                f"{self.model.name} uses {', '.join(names)}: expected a backward that is the derivative of "
+                f"its forward, got a gradient that differs from a finite difference by {error:.1%}",
+                hint=TRUE_BACKWARD,
+            )
+
     def differentiable(
         self, names: tuple[str, ...], run: Callable[[Leaves], T], ends: Callable[[T], Sequence[Tensor | None]]
     ) -> tuple[Leaves, T]:
-        """Leaves for the named parameters, and what `run` makes of them; see `ParameterStore`."""
+        """Return leaves for the named parameters, and the result of `run` on them; see `ParameterStore`."""
         return self.store.differentiable(names, run, ends)
 
     def check_structure(self) -> None:
-        """Raise when the module's parameters are others than those that blocks and spaces were made for."""
+        """Raise if the module's parameters have changed names or shapes since blocks and spaces were made."""
         self.store.check_structure()
         self.choice.check()
 
     def _repr_html_(self) -> str:
-        """For a notebook: model, data, loss, and what varies by role; the data are not read."""
-        told = {"data": self.batches, "loss": self.loss.name, "type": self.dtype, "device": self.device}
-        parts = lambda: notebook.facts(told), lambda: notebook.blocks(by_role(self.space()))
+        """Return HTML for a notebook with model, data, loss, and the parameters by role, without reading the
+        data.
+        """
+        facts = {"data": self.batches, "loss": self.loss.name, "type": self.dtype, "device": self.device}
+        parts = lambda: notebook.facts(facts), lambda: notebook.blocks(by_role(self.space()))
         return notebook.box(self, f"Problem of {self.model.name}", *parts)
 
     def __repr__(self) -> str:
@@ -316,28 +356,64 @@ class Problem:
 def _of_model(
     model: Model, data: Any, loss: Any, function: Callable[[Any, Any], Tensor] | None, terms: Terms
 ) -> tuple[Model, Batches, Loss]:
-    """The problem of a function of model and batch: a model whose outputs are its loss."""
+    """Return model, batches and loss for a function of model and batch: the model's output is the loss
+    itself.
+    """
     if loss not in ("cross_entropy", "own") or (loss == "own" and function is not None):
         raise UsageError("expected either loss or loss_fn, got both")
     if function is not None and not callable(function):
         raise UsageError(f"expected a function loss_fn(model, batch), got a {type(function).__name__}")
     batches, wholes = whole_batches(data, terms)
     call = Closure(function or own_loss, wholes.unpack)
-    casts = model.casts or is_transformers(model.module)  # whose losses are in float32
+    casts = model.casts or is_transformers(model.module)  # Hugging Face computes losses in float32
     return replace(model, call=call, output=None, casts=casts), batches, ModelLoss(terms != SUM)
 
 
 def check_finite(total: Tensor, problem: Problem, *given: Tensor) -> None:
-    """Raise when a product, with what was given, has infinite or undefined entries."""
+    """Raise if a product, or the vectors given, have infinite or undefined entries."""
     finite = bool(torch.isfinite(total.sum())) or bool(torch.isfinite(total).all())
     if not problem.store.agreed(finite):
         if not all(bool(torch.isfinite(v).all()) for v in given):
             raise UsageError(
                 "expected a vector of finite numbers, got one with infinite or undefined entries"
             )
-        found = not_finite(problem.model, dict(problem.named_parameters()))
-        where = f", and there are NaN or infinite weights in {words(found)}" if found else ""
+        bad_entries = not_finite(problem.model, dict(problem.named_parameters()))
+        where = (
+            f", and there are NaN or infinite weights in {describe_counts(bad_entries)}"
+            if bad_entries
+            else ""
+        )
         raise CurvescopeError(
             f"the product is not finite; the loss at these parameters is {problem.loss_value():.4g}{where}",
             hint="look for diverged weights, or use dtype='float64'",
         )
+
+
+def double_copy(problem: Problem, few: Batch) -> tuple[Problem, Batch]:
+    """The problem of one placed batch with a copy of its module in float64, and that batch."""
+    wide = replace(problem.model, module=copy.deepcopy(problem.model.module).double())
+    point = {name: p.double() for name, p in problem.point.items()}
+    double = Problem(wide, [few], problem.loss, params="*").at(point)
+    (batch,) = double.placed_batches("check in float64")
+    return double, batch
+
+
+def _slope_error(problem: Problem, batch: Batch, names: Sequence[str]) -> float | None:
+    """Error of the slope of the loss of a placed batch; in float64 if a copy of the module runs in it."""
+    size = sum(p.numel() for p in problem.model.parameters())
+    if problem.dtype == torch.float32 and problem.model.widening is None and size <= COPIED:
+        try:
+            return _slope_error(*double_copy(problem, batch), names)
+        except Exception as error:  # whatever a module raises that is made for one type
+            LOG.debug("%s does not run in float64: %s", problem.model.name, error)
+
+    def loss(parameters: Mapping[str, Tensor]) -> Tensor:
+        return problem.loss.sum(problem.outputs(batch, parameters), batch.targets, batch.weights)
+
+    own = {name: p.detach().to(problem.dtype) for name, p in problem.named_parameters()}
+    try:
+        with differentiating():
+            return gradient_error(loss, own)
+    except (CurvescopeError, RuntimeError) as error:
+        LOG.warning("%s was not compared with a finite difference: %s", ", ".join(names), error)
+        return None

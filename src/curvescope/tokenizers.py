@@ -1,6 +1,6 @@
-"""Text to ids and back: bytes, characters, byte-level BPE, and whatever Hugging Face brings.
+"""Tokenizers: bytes, characters, byte-level BPE, and any tokenizer of Hugging Face.
 
-Every tokenizer saves itself, and `load_tokenizer` finds out what a file holds.
+Every tokenizer can save itself; `load_tokenizer` detects the kind from the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORMAT = "curvescope-tokenizer"
 
 
 class Tokenizer(ABC):
-    """Text to ids in [0, vocab_size) and back."""
+    """Conversion of text to ids in [0, vocab_size) and back."""
 
     name: str
 
@@ -29,22 +29,22 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`; no special token is added."""
+        """Return the ids of `text`, without special tokens."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`."""
+        """Return the text of `ids`."""
 
     @abstractmethod
     def save(self, path: str | Path) -> None:
-        """Write what `load_tokenizer` reads; folders on the way are made."""
+        """Write a file for `load_tokenizer`; missing folders are created."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(vocab_size={self.vocab_size})"
 
 
 class ByteTokenizer(Tokenizer):
-    """UTF-8 bytes: 256 ids, every text encodes; ids that are no UTF-8 decode to U+FFFD where they fail."""
+    """Tokenizer of UTF-8 bytes: 256 ids for any text; invalid UTF-8 decodes to U+FFFD."""
 
     name = "bytes"
 
@@ -71,9 +71,9 @@ class CharTokenizer(Tokenizer):
     def __init__(self, alphabet: str):
         repeated = sorted(c for c, count in Counter(alphabet).items() if count > 1)
         if not alphabet or repeated:
-            found = f"{repeated[:5]} more than once" if repeated else "none"
+            problem = f"{repeated[:5]} more than once" if repeated else "none"
             raise UsageError(
-                f"expected an alphabet of different characters, got {found}",
+                f"expected an alphabet of different characters, got {problem}",
                 hint="CharTokenizer.from_text(text) collects the characters of a text",
             )
         self.alphabet = alphabet
@@ -81,7 +81,7 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def from_text(cls, text: str) -> CharTokenizer:
-        """The sorted characters of `text` as the alphabet."""
+        """Return a tokenizer whose alphabet is the sorted characters of `text`."""
         return cls("".join(sorted(set(text))))
 
     @property
@@ -110,9 +110,9 @@ class CharTokenizer(Tokenizer):
 class BPETokenizer(Tokenizer):
     """Byte-pair encoding by the `tokenizers` package.
 
-    `train` makes a byte-level one: its base are the 256 bytes, so every text encodes and
-    `decode(encode(text)) == text`. A tokenizer.json from elsewhere may normalize its text, and then that
-    equality is the file's affair. Special tokens are neither added nor dropped; text is never cut or padded.
+    `train` makes a byte-level encoding of the 256 bytes, so every text can be encoded and
+    `decode(encode(text)) == text`. A tokenizer.json from elsewhere may normalize its text, so that this
+    equality need not hold. Special tokens are neither added nor dropped; text is never truncated or padded.
     """
 
     name = "bpe"
@@ -124,7 +124,7 @@ class BPETokenizer(Tokenizer):
                 f"expected a byte-pair encoding, got the model {kind}",
                 hint="HFTokenizer(PreTrainedTokenizerFast(tokenizer_file=…)) takes any kind",
             )
-        self._core = type(core).from_str(core.to_str())  # a copy: cutting and padding are switched off in it
+        self._core = type(core).from_str(core.to_str())  # a copy, with truncation and padding switched off
         self._core.no_truncation()
         self._core.no_padding()
         self._vocab_size = max(self._core.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -133,7 +133,7 @@ class BPETokenizer(Tokenizer):
     def train(cls, texts: str | Iterable[str], vocab_size: int) -> BPETokenizer:
         """Merge the most frequent pairs of `texts` (one text, or several) until there are `vocab_size` ids.
 
-        The same texts give the same merges. Fewer ids come out when there is nothing left to merge.
+        The same texts give the same merges. The vocabulary is smaller if there is nothing left to merge.
         """
         if vocab_size < 256:
             raise UsageError(f"expected a vocab_size of at least 256 (one id per byte), got {vocab_size}")
@@ -155,7 +155,7 @@ class BPETokenizer(Tokenizer):
 
     @classmethod
     def from_file(cls, path: str | Path) -> BPETokenizer:
-        """The BPE in a tokenizer.json, as Hugging Face writes it."""
+        """Read the BPE in a tokenizer.json of Hugging Face."""
         content = _read(path)
         try:
             core = _tokenizers().Tokenizer.from_str(content)
@@ -163,7 +163,7 @@ class BPETokenizer(Tokenizer):
             raise
         except Exception as problem:  # the package raises plain Exception
             raise UsageError(
-                f"expected a tokenizer.json, got {str(path)!r}, which is none: {_first_line(problem)}",
+                f"expected a tokenizer.json, but {str(path)!r} is not one: {_first_line(problem)}",
                 hint="BPETokenizer.train(texts, vocab_size=1000).save(path) writes one",
             ) from None
         return cls(core)
@@ -223,35 +223,35 @@ class HFTokenizer(Tokenizer):
         self.tokenizer.save_pretrained(str(path))
 
 
-def as_tokenizer(thing: Any) -> Tokenizer:
-    """`thing` as a Tokenizer: itself, or a transformers or `tokenizers` object wrapped."""
-    if isinstance(thing, Tokenizer):
-        return thing
-    if hasattr(thing, "encode") and hasattr(thing, "to_str"):
-        return BPETokenizer(thing)
-    return HFTokenizer(thing)
+def as_tokenizer(given: Any) -> Tokenizer:
+    """Return a Tokenizer, wrapping a tokenizer of transformers or of the package `tokenizers`."""
+    if isinstance(given, Tokenizer):
+        return given
+    if hasattr(given, "encode") and hasattr(given, "to_str"):
+        return BPETokenizer(given)
+    return HFTokenizer(given)
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer that `save` wrote, or the BPE in a tokenizer.json or in a folder that has one."""
+    """Read a tokenizer written by `save`, or the BPE in a tokenizer.json or in a folder that has one."""
     content = _read(path)
     try:
-        found = json.loads(content)
+        content_ = json.loads(content)
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        content_ = None
+    if not isinstance(content_, dict) or content_.get("format") != FORMAT:
         return BPETokenizer.from_file(path)
-    if found.get("type") == ByteTokenizer.name:
+    if content_.get("type") == ByteTokenizer.name:
         return ByteTokenizer()
-    if found.get("type") == CharTokenizer.name and isinstance(found.get("alphabet"), str):
-        return CharTokenizer(found["alphabet"])
+    if content_.get("type") == CharTokenizer.name and isinstance(content_.get("alphabet"), str):
+        return CharTokenizer(content_["alphabet"])
     raise UsageError(
-        f"expected a tokenizer of type 'bytes' or 'chars' in {str(path)!r}, got {found.get('type')!r}"
+        f"expected a tokenizer of type 'bytes' or 'chars' in {str(path)!r}, got {content_.get('type')!r}"
     )
 
 
 def _checked_ids(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """`ids` (a tensor or an array too) as a list of ints within the vocabulary."""
+    """Return ids (a sequence, tensor or array) as a list of ints, checked against the vocabulary."""
     plain = [int(i) for i in ids]
     for i in plain:
         if not 0 <= i < tokenizer.vocab_size:
@@ -283,14 +283,12 @@ def _read(path: str | Path) -> str:
     if (file / "tokenizer.json").is_file():
         file = file / "tokenizer.json"
     if not file.is_file():
-        found = "a folder" if file.is_dir() else "nothing"
-        raise UsageError(f"expected a tokenizer file at {str(path)!r}, found {found} there")
+        actual = "a folder" if file.is_dir() else "nothing"
+        raise UsageError(f"expected a tokenizer file at {str(path)!r}, found {actual} there")
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise UsageError(
-            f"expected a tokenizer file of UTF-8 text, got {str(path)!r}, which is none"
-        ) from None
+        raise UsageError(f"expected a tokenizer file of UTF-8 text, but {str(path)!r} is not UTF-8") from None
 
 
 def _write(path: str | Path, content: str) -> None:
@@ -306,5 +304,5 @@ def _first_line(problem: Exception) -> str:
     return str(problem).split("\n", 1)[0][:200]
 
 
-def _shown(alphabet: str, most: int = 40) -> str:
-    return repr(alphabet[:most]) + (f" and {len(alphabet) - most} more" if len(alphabet) > most else "")
+def _shown(alphabet: str, limit: int = 40) -> str:
+    return repr(alphabet[:limit]) + (f" and {len(alphabet) - limit} more" if len(alphabet) > limit else "")

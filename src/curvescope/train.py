@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +15,10 @@ from torch import Tensor
 from curvescope.core.config import Config
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import track
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.data.batches import Batch, Batches
 from curvescope.losses import Loss, as_loss
 from curvescope.models.model import Model
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Stream = Callable[[int], Batch]
 """The batch of a step."""
@@ -29,37 +26,35 @@ Stream = Callable[[int], Batch]
 
 @dataclass(frozen=True)
 class TrainConfig(Config):
-    """How to train. The learning rate rises linearly over `warmup` steps, then falls along a cosine."""
+    """Settings of training. The learning rate rises linearly over `warmup` steps, then falls along a
+    cosine.
+    """
 
     steps: int = 1000
     lr: float = 1e-3
-    lr_end: float = 0.1  # of lr, at the last step
+    lr_end: float = 0.1  # final learning rate as a fraction of lr
     warmup: int = 50
-    weight_decay: float = 0.1  # of matrices; vectors have none
+    weight_decay: float = 0.1  # for matrices only
     beta1: float = 0.9
     beta2: float = 0.95
     clip: float = 1.0
     snapshots: tuple[int, ...] = field(
         default_factory=tuple
-    )  # steps after which weights are kept; 0 is before
+    )  # steps after which weights are saved; 0 is before the first
 
 
 @dataclass(frozen=True)
-class Training(Result):
-    """What happened, step by step; the loss is that of the step's own batch, before its update."""
+class Training(Tabular):
+    """Record of training, step by step; the loss is that of the step's own batch, before its update."""
 
     step: np.ndarray  # (S,)
     loss: np.ndarray  # (S,)
     lr: np.ndarray  # (S,)
     grad_norm: np.ndarray  # (S,) before clipping
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per step."""
-        import pandas as pd
-
-        return pd.DataFrame(
-            {"step": self.step, "loss": self.loss, "lr": self.lr, "grad_norm": self.grad_norm}
-        )
+        return {"step": self.step, "loss": self.loss, "lr": self.lr, "grad_norm": self.grad_norm}
 
 
 def train(
@@ -69,7 +64,7 @@ def train(
     *,
     loss: str | Loss = "cross_entropy",
 ) -> tuple[Model, Training, dict[int, dict[str, Tensor]]]:
-    """Train a copy of `model`; batches are read round and round, or asked for by step.
+    """Train a copy of `model`; batches are cycled through, or requested by step.
 
     Returns:
         The trained model, the history, and the parameters after each step of `cfg.snapshots`.
@@ -81,7 +76,7 @@ def train(
     stream = data if callable(data) else _round_and_round(data)
     objective = as_loss(loss)
     optimizer = _adamw(trained, cfg)
-    kept = {0: _weights(trained)} if 0 in cfg.snapshots else {}
+    snapshots = {0: _weights(trained)} if 0 in cfg.snapshots else {}
     losses, norms, rates = [], [], [_rate(cfg, step) for step in range(cfg.steps)]
     for step in track(range(cfg.steps), "training"):
         for group in optimizer.param_groups:
@@ -90,10 +85,10 @@ def train(
         losses.append(value)
         norms.append(norm)
         if step + 1 in cfg.snapshots:
-            kept[step + 1] = _weights(trained)
+            snapshots[step + 1] = _weights(trained)
     trained.module.train(model.module.training)
     history = _history(rates, losses, norms)
-    return trained, history, kept
+    return trained, history, snapshots
 
 
 def _step(
@@ -128,8 +123,8 @@ def _adamw(model: Model, cfg: TrainConfig) -> torch.optim.Optimizer:
 def _rate(cfg: TrainConfig, step: int) -> float:
     if step < cfg.warmup:
         return cfg.lr * (step + 1) / cfg.warmup
-    done = (step - cfg.warmup) / max(cfg.steps - cfg.warmup, 1)
-    return cfg.lr * (cfg.lr_end + (1 - cfg.lr_end) * (1 + math.cos(math.pi * done)) / 2)
+    progress = (step - cfg.warmup) / max(cfg.steps - cfg.warmup, 1)
+    return cfg.lr * (cfg.lr_end + (1 - cfg.lr_end) * (1 + math.cos(math.pi * progress)) / 2)
 
 
 def _weights(model: Model) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from algorithms_known import SPECTRA, Counting, diagonal_operator, uniform, with_spectrum
+from scipy.integrate import trapezoid
 
 from curvescope.algorithms import SpectralDensity, block_density, spectral_density
 from curvescope.algorithms import columns as columns_module
@@ -38,7 +39,7 @@ def test_density_is_within_its_error(name):
     assert found.nodes.shape == found.weights.shape == (24, 40)
     assert not found.exact
     assert found.num_products == 24 * 40
-    assert np.trapezoid(found.density, found.grid) == pytest.approx(1, abs=1e-4)
+    assert trapezoid(found.density, found.grid) == pytest.approx(1, abs=1e-4)
     np.testing.assert_allclose(found.weights.sum(axis=1), 1)
     moments = np.array([np.mean(eigenvalues**p) for p in range(1, 5)])
     assert (np.abs(found.moments - moments) <= 4 * found.moments_stderr + 1e-12).all()
@@ -93,7 +94,7 @@ def test_small_operators_are_exact(name):
     assert found.wasserstein(eigenvalues) < 1e-12
     assert (found.stderr == 0).all()
     assert (found.moments_stderr == 0).all()
-    assert np.trapezoid(found.density, found.grid) == pytest.approx(1, abs=1e-4)
+    assert trapezoid(found.density, found.grid) == pytest.approx(1, abs=1e-4)
 
 
 @pytest.mark.parametrize(("name", "value"), [("zero", 0.0), ("identity", 1.0)])
@@ -102,7 +103,7 @@ def test_spectrum_of_one_point(name, value, dtype):
     found = spectral_density(with_spectrum(SPECTRA[name], dtype=dtype))
     np.testing.assert_allclose(found.nodes[found.weights > 1e-6], value, atol=1e-5)
     np.testing.assert_allclose(found.moments, value, atol=1e-5)
-    assert np.trapezoid(found.density, found.grid) == pytest.approx(1, abs=1e-4)
+    assert trapezoid(found.density, found.grid) == pytest.approx(1, abs=1e-4)
     assert found.grid[found.density.argmax()] == pytest.approx(value, abs=found.width)
 
 
@@ -232,8 +233,9 @@ def test_saved_framed_and_drawn(tmp_path):
     assert ax.get_yscale() == "log"
     assert "eigenvalue" in ax.get_xlabel()
     assert "density" in ax.get_ylabel()
-    np.testing.assert_array_equal(ax.lines[0].get_ydata(), found.density)
-    assert len(ax.collections) == 1  # the error band
+    drawn = [line.get_ydata() for line in ax.lines if len(line.get_ydata()) == len(found.density)]
+    np.testing.assert_array_equal(np.nanmax(drawn, axis=0), found.smoothed()[1])  # solid and dotted parts
+    assert 1 <= len(ax.collections) <= 2  # the error band, and what is not resolved
     top = ax.get_ylim()[1]
     lower = spectral_density(with_spectrum(5 * SPECTRA["normal"]), num_probes=4, num_steps=20)
     assert lower.plot(ax) is ax
@@ -314,7 +316,7 @@ def test_float32_stays_float32():
 @pytest.mark.parametrize("scale", [1e-310, 1e308])
 def test_eigenvalues_at_the_end_of_what_numbers_can_be_are_refused(n, scale):
     op = Matrix(torch.diag(scale * torch.linspace(-1, 1, n, dtype=torch.float64)), symmetric=True)
-    with pytest.raises(UsageError, match=r"have no density in float64.*multiple of the operator"):
+    with pytest.raises(UsageError, match=r"have no density in float64"):
         spectral_density(op, num_probes=1, num_steps=20)
 
 
@@ -328,7 +330,7 @@ def test_far_from_one_the_area_is_one_and_moments_are_the_nearest_numbers(scale)
         )
         for c in (1.0, scale)
     )
-    assert np.trapezoid(far.density, far.grid) == pytest.approx(1, abs=1e-5)
+    assert trapezoid(far.density, far.grid) == pytest.approx(1, abs=1e-5)
     assert far.moments[0] == pytest.approx(near.moments[0] * scale, rel=1e-9, abs=1e-12 * scale)
     assert far.moments[1] == far.moments[3] == (0 if scale < 1 else np.inf)
     assert not np.isnan(far.moments).any()

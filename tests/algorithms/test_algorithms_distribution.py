@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from algorithms_known import SPECTRA, uniform, with_spectrum
+from scipy.integrate import trapezoid
 
 from curvescope.algorithms import SpectralDensity, spectral_density
 from curvescope.core.operator import Matrix
@@ -110,12 +111,12 @@ def test_no_mass_below_zero_for_a_psd_operator():
     grid, density, stderr = found.smoothed()
     assert grid.min() == 0
     assert density.shape == stderr.shape == grid.shape
-    assert np.trapezoid(density, grid) == pytest.approx(1, abs=2e-3)
+    assert trapezoid(density, grid) == pytest.approx(1, abs=2e-3)
     assert (found.smoothed(np.linspace(-5, -0.01, 9))[1] == 0).all()
     assert (found.cumulative(np.array([-1.0, -1e-9])).high == 0).all()
     other = spectral_density(with_spectrum(eigenvalues), num_steps=20)
-    np.testing.assert_array_equal(other.smoothed()[1], other.density)
-    assert np.trapezoid(found.smoothed(np.linspace(0, 12, 4000), 0.05)[1], dx=12 / 3999) == pytest.approx(
+    assert other.smoothed()[0].min() == other.extremes[0]
+    assert trapezoid(found.smoothed(np.linspace(0, 12, 4000), 0.05)[1], dx=12 / 3999) == pytest.approx(
         1, abs=2e-3
     )
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.algorithms.spectra.following import Outside, follow_ends, ratio_and_stderr
+from curvescope.algorithms.spectra.subspace_tracking import Outside, follow_ends, ratio_and_stderr, search_top
 from curvescope.core.seeds import probes
 
 
@@ -131,3 +131,60 @@ def test_the_smallest_is_within_its_error_at_the_edge_of_a_bulk():
         inside = Q[:, [int(values.argsort()[5])]].T  # followed by mistake
         found = follow_ends(cs.Matrix(M, symmetric=True), inside, seed=seed)
         assert found.values[-1] - float(values.min()) <= found.errors[-1]
+
+
+@pytest.mark.parametrize("tol", [0.05, 0.01])
+def test_a_direction_that_overtakes_lies_within_the_stated_error(tol):
+    n, missed, products = 900, 0, []
+    for seed in range(60):
+        values = 0.3 * torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        values[:4] = torch.tensor([10.0, 9.6 if seed % 2 else 8.0, 5.0, 3.0])
+        op = cs.Matrix(torch.diag(values), symmetric=True)
+        followed = torch.eye(n, dtype=torch.float64)[1:2]  # the largest eigenvector until now
+        found = search_top(op, followed, tol=tol, max_products=20, seed=seed)
+        missed += 10 - found.values[0] > found.errors[0]
+        assert found.converged
+        assert found.values[0] <= 10 + 1e-9
+        products.append(found.num_products)
+    assert missed <= 2  # one in a hundred is expected at most
+    assert np.mean(products) < 12
+
+
+@pytest.mark.parametrize("max_products", [3, 5, 8])
+def test_a_search_that_ends_early_states_a_larger_error(max_products):
+    values = torch.cat([bulk(700), torch.tensor([2.0, 1.9, 1.8, 1.7])]).double()
+    missed = 0
+    for seed in range(40):
+        op = cs.Matrix(torch.diag(values), symmetric=True)
+        found = search_top(op, tol=0.01, max_products=max_products, seed=seed)
+        missed += 2 - found.values[0] > found.errors[0]
+        assert found.num_products <= max_products
+    assert missed <= 2
+
+
+def test_an_extended_search_has_the_bound_of_all_its_products():
+    values = torch.cat([bulk(700), torch.tensor([2.0, 1.9, 1.8, 1.7])]).double()
+    op = cs.Matrix(torch.diag(values), symmetric=True)
+    rough = search_top(op, torch.ones(1, len(values), dtype=torch.float64), tol=0.3, seed=4)
+    fine = search_top(
+        op, torch.ones(1, len(values), dtype=torch.float64), tol=0.01, seed=4, go_on=rough.subspace
+    )
+    both = follow_ends(op, top=2, go_on=fine.subspace, upper=fine.upper)
+    assert fine.errors[0] < rough.errors[0]
+    for found in (rough, fine, both):
+        assert 2 - found.values[0] <= found.errors[0] + 1e-9
+    assert both.values[-1] == pytest.approx(float(values.min()), abs=0.05)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_the_top_of_a_small_matrix_is_exact(n):
+    M, _ = with_spectrum(torch.arange(n, dtype=torch.float64) - 1)
+    found = search_top(cs.Matrix(M, symmetric=True), torch.ones(1, n, dtype=torch.float64), top=3)
+    assert found.converged
+    assert found.values[0] == pytest.approx(n - 2, abs=1e-9)
+
+
+def test_the_top_of_zero_is_zero():
+    found = search_top(cs.Matrix(torch.zeros(90, 90, dtype=torch.float64), symmetric=True), top=2)
+    assert found.converged
+    assert found.values[0] == found.errors[0] == 0

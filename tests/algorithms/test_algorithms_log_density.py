@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from algorithms_known import Counting, with_spectrum
+from scipy.integrate import trapezoid
 
 from curvescope.algorithms import spectral_density
 from curvescope.algorithms.spectra.log_density import LogDensity
@@ -14,7 +15,7 @@ DECADES = np.r_[10.0 ** np.linspace(-4, 2, 60), np.zeros(20)]
 
 
 def log_integral(rho: LogDensity) -> float:
-    return float(np.trapezoid(rho.density, np.log10(rho.grid)))
+    return float(trapezoid(rho.density, np.log10(rho.grid)))
 
 
 @pytest.mark.parametrize("psd", [False, True])

@@ -138,8 +138,8 @@ def test_the_formulas_say_which_bound_it_is():
     assert of("dampening").formula == "2 (1 + β) / ((1 − dampening) λ_max)"
     assert of("Adam").formula == "2 (1 + β) / ((1 − β) λ_max)"
     assert of("Adam").max_learning_rate == pytest.approx(38 / of("Adam").value)
-    assert any("preconditioner stays" in word for word in of("Adam").assumed)
-    assert any("in proportion" in word for word in of("two rates").assumed)
+    assert any("preconditioner" in word for word in of("Adam").assumed)
+    assert any("proportion" in word for word in of("two rates").assumed)
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])
@@ -184,7 +184,7 @@ def test_preconditioners_of_ones_own_and_other_operators():
         2 * plain.value
     )
     some = preconditioned_sharpness(H.block("bias"), SGD(module.parameters(), lr=0.1))
-    assert "1 other parameters of the optimizer stay where they are" in some.assumed
+    assert any("1 other parameters" in word for word in some.assumed)
     negative = preconditioned_sharpness(Matrix(-torch.eye(3).double()))
     assert negative.max_learning_rate == math.inf
 

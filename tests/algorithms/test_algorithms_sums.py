@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from curvescope.algorithms.sums import PART, column_dots, dots, inner, norms
+from curvescope.algorithms.accurate_sums import PART, column_dots, dots, inner, norms
 from curvescope.algorithms.vectors import orthogonalize
 from curvescope.core.seeds import generator
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from curvescope.algorithms.sums import PART
+from curvescope.algorithms.accurate_sums import PART
 from curvescope.algorithms.vectors import orthonormalize
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from curvescope.studies import folder
+from curvescope.studies import run_study
 from drawings import sketched
 
 MODEL = "n_layers = 1\nd_model = 4\nn_heads = 2\nd_ff = 4\nvocab_size = 12\nn_ctx = 18\n"
@@ -33,5 +33,5 @@ def small_runs(root: Path) -> list[Path]:
     with sketched():
         for study, settings in SETTINGS.items():
             given = {**common, **settings} if study != "heads" else {"model": str(model), **settings}
-            found.append(folder.run(study, given, out=root / "runs")[0])
+            found.append(run_study.run(study, given, out=root / "runs")[0])
     return found

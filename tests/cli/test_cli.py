@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from commands import call
-from curvescope.cli import checkup
+from curvescope.cli import doctor
 from curvescope.studies.hvp.analysis import SHAPES
 
 ROOT = Path(__file__).parents[2]
@@ -98,8 +98,8 @@ def test_doctor_lists_what_the_package_itself_asks_for(monkeypatch):
     extras = project["optional-dependencies"]
     asked = [*project["dependencies"], *(f'{one}; extra == "{e}"' for e in extras for one in extras[e])]
     monkeypatch.setattr("curvescope.core.requirements.requires", lambda package: asked)
-    monkeypatch.setattr(checkup, "_version", lambda package: None)
-    rows = {what: (state, words) for what, state, words in checkup._packages()}
+    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    rows = {what: (state, words) for what, state, words in doctor._packages()}
     for one in project["dependencies"]:
         assert rows[re.split("[<>=]", one)[0]] == ("broken", "not installed, and needed")
     for extra in set(extras) - {"dev", "docs"}:
@@ -115,7 +115,7 @@ def test_doctor_of_a_package_that_is_not_installed(monkeypatch):
         raise PackageNotFoundError(package)
 
     monkeypatch.setattr("curvescope.core.requirements.requires", nothing)
-    rows = {what: state for what, state, _ in checkup._packages()}
+    rows = {what: state for what, state, _ in doctor._packages()}
     assert rows["dependencies"] == "absent"
 
 
@@ -175,7 +175,7 @@ BAD = {
     "no probes": (["run", "spectrum", "--set", "num_probes=0"], 2, "num_probes: expected at least 1"),
     "negative tokens": (["run", "spectrum", "--tokens", "-3"], 2, "tokens"),
     "context too long": (["run", "spectrum", "--set", "seq_len=4096"], 2, "seq_len of at most 128"),
-    "whole numbers": (["run", "spectrum", "--dtype", "int8"], 2, "expected float32 or float64"),
+    "whole numbers": (["run", "spectrum", "--dtype", "int8"], 2, "expected float32, float64"),
     "unknown device": (["run", "spectrum", "--device", "warp"], 2, "expected a device"),
     "unknown loss": (["run", "spectrum", "--set", "loss=hinge"], 2, "expected a loss"),
     "unknown engine": (["run", "spectrum", "--set", "engine=steam"], 2, "got 'steam'"),
@@ -241,7 +241,7 @@ def test_an_unforeseen_error_is_one_line_too(monkeypatch, capsys):
     def fail(*, as_json):
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr(checkup, "show", fail)
+    monkeypatch.setattr(doctor, "show", fail)
     code, _, err = call("doctor", capsys=capsys)
     assert code == 1
     assert err.splitlines() == ["error: RuntimeError: first line", "hint: add --debug for the traceback"]

@@ -9,10 +9,10 @@ import typer
 
 from commands import call
 from curvescope.cli.app import app
-from curvescope.cli.typed.asking import OPTIONS
+from curvescope.cli.typed.options import SETTINGS
 from curvescope.papers import PAPERS
 from curvescope.studies import STUDIES
-from curvescope.studies.setting import ModelOnData
+from curvescope.studies.problem_config import ModelOnData
 
 COMMANDS = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
 ALIKE = {  # in which commands an option makes sense
@@ -73,7 +73,7 @@ def test_every_option_and_argument_says_what_it_is():
 def test_options_are_the_words_of_the_python_api():
     settings = {field.name for field in fields(ModelOnData)}
     assert {"model", "data", "tokens", "tokenizer", "revision", "dtype", "device", "seed"} <= settings
-    assert {f"--{name}" for name in OPTIONS if name != "model"} <= set(options("run"))
+    assert {f"--{name}" for name in SETTINGS} <= set(options("run"))
 
 
 COMPLETED = [

@@ -81,10 +81,32 @@ def test_a_plan_says_what_a_run_takes(tied, capsys, monkeypatch):
     assert sum(row["parameters"] for row in found["roles"]) == found["parameters"]
 
 
+@pytest.mark.usefixtures("few_sequences")
+def test_a_plan_with_a_precision_says_how_much_data_it_takes(tied, capsys, monkeypatch):
+    monkeypatch.setattr("curvescope.studies.preflight.measurements.PATIENCE", 0.1)
+    asked = ("--plan", "spectrum", *SOME, "--precision", "20%")
+    code, out, _ = call("info", tied, *asked, capsys=capsys)
+    assert code == 0
+    for quantity in ("trace", "‖·‖_F", "λ_max", "λ_min"):
+        assert any(line.startswith(quantity) for line in out.splitlines())
+    assert out.splitlines()[-1].startswith("to 20 %: ")
+    found = json.loads(call("info", tied, *asked, "--json", "--quiet", capsys=capsys)[1])["plan"]["precision"]
+    assert set(found) == {"trace", "norm", "largest", "smallest"}
+    assert found["trace"]["precision"] == 0.2
+    assert found["trace"]["tokens_low"] <= found["trace"]["tokens"] <= found["trace"]["tokens_high"]
+    assert found["trace"]["held"] in (True, False)
+    code, _, err = call("info", tied, "--plan", "spectrum", "--precision", "tenth", capsys=capsys)
+    assert code == 2
+    assert "got 'tenth'" in err
+    code, _, err = call("info", tied, "--precision", "10%", capsys=capsys)
+    assert code == 2
+    assert "add --plan STUDY" in err
+
+
 def test_a_plan_of_a_study_that_has_none(tied, capsys):
     code, out, _ = call("info", tied, "--plan", "heads", capsys=capsys)
     assert code == 0
-    assert out.splitlines()[-1].startswith("heads does not say how many products it takes")
+    assert out.splitlines()[-1].startswith("heads has no plan")
     code, _, err = call("info", tied, "--tokens", "64", capsys=capsys)
     assert code == 2
     assert "add --plan STUDY" in err

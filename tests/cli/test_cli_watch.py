@@ -71,7 +71,7 @@ def test_a_measurement_that_is_being_made_shows_its_products(run, capsys):
     state.mkdir(exist_ok=True)
     (state / "measuring.json").write_text('{"step": 50, "products": 120, "expected": 390}', encoding="utf-8")
     out = call("watch", run, "--once", capsys=capsys)[1]
-    assert "measuring (step 50, 120 of at most 390 products)" in out
+    assert "measuring (step 50, 120 of about 390 products)" in out
 
 
 def test_a_pipe_has_a_line_for_every_row_and_ends_with_the_run(run, monkeypatch, capsys):
@@ -139,3 +139,64 @@ def test_verdicts():
         "above",
         "above",
     ]
+
+
+@pytest.fixture
+def unstable(tmp_path):
+    folder = tmp_path / "unstable"
+    folder.mkdir()
+    names = (
+        "step,seconds,loss,lambda_max,lr,lr_lambda_max,threshold,sharpness,lr_sharpness,sharpness_threshold"
+    )
+    rows = [
+        f"{step},{step},2.0,{top},0.1,{top / 10},2,{top},{top / 10},2"
+        for step, top in ((0, 5), (10, 15), (20, 30), (30, 40), (40, 25))
+    ]
+    (folder / "history.csv").write_text("\n".join([names, *rows, ""]), encoding="utf-8")
+    losses = [f"{step},{2.0 if step != 33 else 7.0}" for step in range(45)]
+    (folder / "steps.csv").write_text("\n".join(["step,loss", *losses, ""]), encoding="utf-8")
+    shares = [f"{step},{block},{share}" for step in (20, 30, 40) for block, share in (("U", 0.1), ("E", 0.9))]
+    (folder / "blocks.csv").write_text(
+        "\n".join(["step,block,sharpness_share", *shares, ""]), encoding="utf-8"
+    )
+    return folder
+
+
+def test_the_panel_says_why(unstable, capsys):
+    out = call("watch", unstable, "--once", capsys=capsys)[1]
+    for part in ("fault: ", "crossed the optimizer's threshold at step 20", "33 follows", "E carries 90 %"):
+        assert part in out
+    assert "nothing unusual" not in out
+
+
+def test_a_healthy_panel_says_so(run, capsys):
+    assert "nothing unusual" in call("watch", run, "--once", capsys=capsys)[1]
+
+
+def test_a_pipe_tells_a_finding_once(unstable, monkeypatch, capsys):
+    def end(seconds):
+        (unstable / "result.json").touch()
+
+    monkeypatch.setattr(watch_run.time, "sleep", end)
+    out = call("watch", unstable, capsys=capsys)[1]
+    assert sum(line.startswith("fault: ") for line in out.splitlines()) == 1
+
+
+def test_findings_as_objects(unstable, capsys):
+    (finding,) = json.loads(call("watch", unstable, "--json", capsys=capsys)[1])["findings"]
+    assert (finding["name"], finding["step"], finding["where"]) == ("learning_rate", 20, "E")
+    assert [finding] == json.loads(call("diagnose", unstable, "--json", capsys=capsys)[1])
+
+
+def test_diagnose_takes_the_folder_of_a_monitor(unstable, capsys):
+    code, out, err = call("diagnose", unstable, capsys=capsys)
+    assert (code, err) == (0, "")
+    assert "1 fault in 5 measurements" in out
+    assert "do: lower the learning rate about 1.5×" in " ".join(out.split())
+    assert "largest stable learning rate 0.05" in out
+
+
+def test_diagnose_refuses_settings_of_a_run(unstable, capsys):
+    code, _, err = call("diagnose", unstable, "--lr", "0.1", capsys=capsys)
+    assert code == 2
+    assert "the folder of a monitor" in err

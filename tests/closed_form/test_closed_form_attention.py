@@ -9,7 +9,7 @@ from closed_form_attention_oracle import differentiate, random_instance
 from curvescope.closed_form import attention
 from curvescope.closed_form.attention import head as attention_head
 from curvescope.closed_form.attention import terms as attention_terms
-from curvescope.closed_form.attention.multihead import multihead_blocks
+from curvescope.closed_form.attention.multihead import multihead_curvature
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.seeds import generator
 from selection import some
@@ -120,9 +120,9 @@ def test_blocks_is_a_mapping_of_splits_in_both_orders():
     biases = {name: instance.weights[name][0] for name in ("b_Q", "b_K", "b_V")}
     mask = None if instance.mask is None else instance.mask[0, 0]
     bias = None if instance.bias is None else instance.bias[0, 0]
-    found = attention.blocks(
+    found = attention.curvature(
         instance.X[0], W["Q"], W["K"], W["V"], G[0], B, mask=mask, bias=bias, kind=instance.kind, **biases
-    )
+    ).blocks()
     assert len(found) == 36
     for (one, two), split in found.items():
         want = oracle.block(one, two, "total")
@@ -138,10 +138,10 @@ def test_multihead_blocks_use_the_layout_of_whole_matrices():
     oracle = differentiate(instance)
     G, B = oracle.derivatives(instance)
     weights = {n if n[:2] == "b_" else "W_" + n: W for n, W in instance.weights.items()}
-    found = multihead_blocks(
+    found = multihead_curvature(
         instance.X, **weights, G=G, B=B, num_heads=2, num_kv_heads=1,
         mask=instance.mask, bias=instance.bias, kind=instance.kind,
-    )  # fmt: skip
+    ).blocks()  # fmt: skip
     names = list(instance.weights)
     matrix = torch.cat(
         [
@@ -158,8 +158,8 @@ def test_batch_is_the_sum_of_its_samples():
     oracle = differentiate(instance)
     G, B = oracle.derivatives(instance)
     W = [instance.weights[name] for name in "QKV"]
-    both = attention.blocks(instance.X, *W, G, B)
-    single = [attention.blocks(instance.X[i], *W, G[i], B[i]) for i in range(2)]
+    both = attention.curvature(instance.X, *W, G, B).blocks()
+    single = [attention.curvature(instance.X[i], *W, G[i], B[i]).blocks() for i in range(2)]
     for pair in both:
         summed = single[0][pair].total + single[1][pair].total
         torch.testing.assert_close(both[pair].total, summed, rtol=1e-12, atol=1e-14)
@@ -202,26 +202,26 @@ def test_single_precision_stays_single():
     instance = random_instance(12, output=False, cross=False, rope=False, n=1, loss="squared")
     W = [instance.weights[name].float() for name in "QKV"]
     G = torch.ones(instance.X.shape[1], W[2].shape[1])
-    found = attention.blocks(instance.X[0].float(), *W, G, 0.5)
+    found = attention.curvature(instance.X[0].float(), *W, G, 0.5).blocks()
     assert {split.total.dtype for split in found.values()} == {torch.float32}
 
 
 X, W, G = torch.ones(4, 3), torch.ones(3, 2), torch.ones(4, 2)
 BAD = {
-    "X": lambda: attention.blocks(X[0], W, W, W, G, 1.0),
-    "W_Q": lambda: attention.blocks(X, W.T, W, W, G, 1.0),
-    "widths": lambda: attention.blocks(X, W, torch.ones(3, 3), W, G, 1.0),
-    "G": lambda: attention.blocks(X, W, W, W, G.T, 1.0),
-    "B": lambda: attention.blocks(X, W, W, W, G, torch.ones(2, 2)),
-    "mask": lambda: attention.blocks(X, W, W, W, G, 1.0, mask=torch.ones(4, 4)),
-    "mask shape": lambda: attention.blocks(X, W, W, W, G, 1.0, mask=torch.ones(3, 4, 4, dtype=torch.bool)),
-    "bias": lambda: attention.blocks(X, W, W, W, G, 1.0, bias=torch.ones(4, 5)),
-    "rope": lambda: attention.blocks(X, W, W, W, G, 1.0, rope=(torch.ones(4, 2), torch.ones(4, 2))),
-    "b_Q": lambda: attention.blocks(X, W, W, W, G, 1.0, b_Q=torch.ones(3)),
-    "kind": lambda: attention.blocks(X, W, W, W, G, 1.0, kind="sigmoid"),
-    "axes": lambda: attention.blocks(X, W, W, W, G, 1.0, X_K=X[None]),
-    "tokens": lambda: attention.blocks(X, W, W, W, G, 1.0, X_K=X, X_V=X[:3]),
-    "heads": lambda: multihead_blocks(X, W, W, W, W.T, torch.ones(4, 3), 1.0, num_heads=2, num_kv_heads=3),
+    "X": lambda: attention.curvature(X[0], W, W, W, G, 1.0),
+    "W_Q": lambda: attention.curvature(X, W.T, W, W, G, 1.0),
+    "widths": lambda: attention.curvature(X, W, torch.ones(3, 3), W, G, 1.0),
+    "G": lambda: attention.curvature(X, W, W, W, G.T, 1.0),
+    "B": lambda: attention.curvature(X, W, W, W, G, torch.ones(2, 2)),
+    "mask": lambda: attention.curvature(X, W, W, W, G, 1.0, mask=torch.ones(4, 4)),
+    "mask shape": lambda: attention.curvature(X, W, W, W, G, 1.0, mask=torch.ones(3, 4, 4, dtype=torch.bool)),
+    "bias": lambda: attention.curvature(X, W, W, W, G, 1.0, bias=torch.ones(4, 5)),
+    "rope": lambda: attention.curvature(X, W, W, W, G, 1.0, rope=(torch.ones(4, 2), torch.ones(4, 2))),
+    "b_Q": lambda: attention.curvature(X, W, W, W, G, 1.0, b_Q=torch.ones(3)),
+    "kind": lambda: attention.curvature(X, W, W, W, G, 1.0, kind="sigmoid"),
+    "axes": lambda: attention.curvature(X, W, W, W, G, 1.0, X_K=X[None]),
+    "tokens": lambda: attention.curvature(X, W, W, W, G, 1.0, X_K=X, X_V=X[:3]),
+    "heads": lambda: multihead_curvature(X, W, W, W, W.T, torch.ones(4, 3), 1.0, num_heads=2, num_kv_heads=3),
     "name": lambda: attention.curvature(X, W, W, W, G, 1.0).to_dense(("Q", "O")),
     "matvec": lambda: attention.curvature(X, W, W, W, G, 1.0).matvec(("Q", "K"), W.T),
     "diagonal": lambda: attention.curvature(X, W, W, X.T, X @ X.T, 1.0).diagonal(("Q", "V")),
@@ -237,4 +237,4 @@ def test_wrong_calls_say_what_was_expected(what):
 
 def test_an_unknown_option_is_an_error():
     with pytest.raises(TypeError, match="masks"):
-        attention.blocks(X, W, W, W, G, 1.0, masks=None)
+        attention.curvature(X, W, W, W, G, 1.0, masks=None).blocks()

@@ -106,10 +106,10 @@ def test_a_constant_added_to_a_row_of_scores_changes_nothing():
     oracle = differentiate(instance)
     G, B = oracle.derivatives(instance)
     W = [instance.weights[name] for name in "QKV"]
-    plain = attention.blocks(instance.X[0], *W, G[0], B)
-    shifted = attention.blocks(
+    plain = attention.curvature(instance.X[0], *W, G[0], B).blocks()
+    shifted = attention.curvature(
         instance.X[0], *W, G[0], B, bias=torch.arange(6.0).double()[:, None].expand(6, 6)
-    )
+    ).blocks()
     for pair in plain:
         torch.testing.assert_close(plain[pair].total, shifted[pair].total, rtol=1e-11, atol=1e-13)
 
@@ -131,8 +131,8 @@ def test_two_factors_are_the_merged_matrix_and_a_mixed_term():
     G, B = oracle.derivatives(instance)
     X, W_Q, W_K, W_V = instance.X[0], *(instance.weights[name] for name in "QKV")
     mask = instance.mask[0, 0]
-    two = attention.blocks(X, W_Q, W_K, W_V, G[0], B[0], mask=mask)
-    one = attention.merged_blocks(X, W_Q @ W_K.T, W_V, G[0], B[0], mask=mask, scale=2**-0.5)
+    two = attention.curvature(X, W_Q, W_K, W_V, G[0], B[0], mask=mask).blocks()
+    one = attention.merged_curvature(X, W_Q @ W_K.T, W_V, G[0], B[0], mask=mask, scale=2**-0.5).blocks()
     H = one["QK", "QK"].total
     seen = torch.einsum("axby,xc,ye->acbe", H, W_K, W_K)
     torch.testing.assert_close(two["Q", "Q"].total, seen, rtol=1e-11, atol=1e-13)

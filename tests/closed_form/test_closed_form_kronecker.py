@@ -25,7 +25,7 @@ def make(seed, L=4, d=3, d_K=2, d_V=2):
 def efficient(theorem):
     F = theorem.moments.M1 @ theorem.W_V
     G, B = squared_error(F, theorem.Y)
-    return attention.blocks(theorem.X, theorem.W_Q, theorem.W_K, theorem.W_V, G, B)
+    return attention.curvature(theorem.X, theorem.W_Q, theorem.W_K, theorem.W_V, G, B).blocks()
 
 
 @pytest.mark.parametrize(

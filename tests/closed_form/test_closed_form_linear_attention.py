@@ -24,7 +24,7 @@ def make(seed, n=None, L=5, d=3, d_K=2, d_V=4):
 def test_two_matrices_of_the_data_are_enough(seed, n):
     X, W_Q, W_K, W_V, Y, F = make(seed, n)
     G, c = squared_error(F, Y)
-    want = attention.blocks(X, W_Q, W_K, W_V, G, c, kind="linear")
+    want = attention.curvature(X, W_Q, W_K, W_V, G, c, kind="linear").blocks()
     Omega = linear_attention.residual_covariance(X.mT @ X, X.mT @ Y, W_Q, W_K, W_V)
     torch.testing.assert_close(Omega, X.mT @ (F - Y), rtol=1e-11, atol=1e-12)
     found = linear_attention.blocks(X.mT @ X, Omega, W_Q, W_K, W_V, c=c)
@@ -39,7 +39,7 @@ def test_any_scale():
     X, W_Q, W_K, W_V, _, _ = make(9)
     Y = torch.zeros(5, 4, dtype=torch.float64)
     F = 0.3 * X @ W_Q @ W_K.T @ X.T @ X @ W_V
-    want = attention.blocks(X, W_Q, W_K, W_V, 0.7 * (F - Y), 0.7, kind="linear", scale=0.3)
+    want = attention.curvature(X, W_Q, W_K, W_V, 0.7 * (F - Y), 0.7, kind="linear", scale=0.3).blocks()
     Omega = linear_attention.residual_covariance(X.T @ X, X.T @ Y, W_Q, W_K, W_V, scale=0.3)
     found = linear_attention.blocks(X.T @ X, Omega, W_Q, W_K, W_V, c=0.7, scale=0.3)
     for pair, split in found.items():

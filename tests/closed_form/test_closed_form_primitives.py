@@ -7,7 +7,7 @@ from torch.autograd.functional import hessian, jacobian
 from curvescope.closed_form.attention.core import core_curvature, core_jacobian, core_point
 from curvescope.closed_form.block_matrix import symmetric
 from curvescope.closed_form.network.block import Attention
-from curvescope.closed_form.network.ends import Embedding, Linear, MeanOverTokens, Positions
+from curvescope.closed_form.network.input_output_layers import Embedding, Linear, MeanOverTokens, Positions
 from curvescope.closed_form.network.primitives import Recorder
 from curvescope.closed_form.network.stack import assemble, curvature_sources, gauss_newton, stages
 from curvescope.closed_form.network.tokens import FeedForward, Norm

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from curvescope.core.blocks import Block, ParamSpace, whole
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.models.choice import select
 from curvescope.models.model import check_cover
+from curvescope.models.parameter_selection import select
 
 D, H, K = 4, 3, 2
 

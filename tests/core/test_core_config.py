@@ -108,7 +108,7 @@ class Described(Config):
 
 def test_settings_say_what_they_are():
     assert Described() == Described(layers=(), blocks=None, kind="one", rate=0.5)
-    assert [tuple(s) for s in Described.settings()] == [
+    assert [(s.name, s.kind, s.default, s.meaning) for s in Described.settings()] == [
         ("layers", "list of whole numbers", (), "layers to look at"),
         ("blocks", "list of text", None, "globs"),
         ("kind", "one | two", "one", "which"),
@@ -137,3 +137,25 @@ def test_values_are_read_as_they_are_typed(name, text, value):
 def test_a_name_that_is_not_there_is_not_read():
     with pytest.raises(UsageError, match=r"unknown setting 'layer'.*did you mean 'layers'"):
         Described.read("layer", "0")
+
+
+@dataclass(frozen=True)
+class Bounded(Config):
+    num: int = setting(4, "at least two", least=2)
+    share: float = setting(0.5, "not negative", least=0)
+    limit: int | None = setting(None, "if given, at least one", least=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [({"num": 1}, "num"), ({"share": -0.1}, "share"), ({"limit": 0}, "limit")]
+)
+def test_a_number_below_its_least_is_refused(given, name):
+    with pytest.raises(UsageError, match=f"^{name}.* got {given[name]}$"):
+        Bounded(**given)
+    assert Bounded(num=2, share=0, limit=1) == Bounded.from_dict({"num": 2, "share": 0, "limit": 1})
+    assert Bounded().limit is None
+
+
+def test_a_field_of_several_values_takes_one_and_lists():
+    assert Settings(sizes=3).sizes == (3,)  # pyright: ignore[reportArgumentType]
+    assert Settings(sizes=[4, 5]).sizes == (4, 5)  # pyright: ignore[reportArgumentType]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from curvescope.core.numbers import below_noise, between, bound, duration, one_of, to_error, with_error
+from curvescope.core.number_format import below_noise, between, bound, duration, one_of, to_error, with_error
 
 
 @pytest.mark.parametrize(

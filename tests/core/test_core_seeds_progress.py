@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from curvescope.core import progress, seeds
+from curvescope.core.operator import FunctionOperator
 from curvescope.core.progress import listening, track
 from curvescope.core.seeds import generator, probes
 
@@ -136,3 +137,10 @@ def test_signs_of_short_vectors_are_drawn_one_by_one():
     n = seeds.LONG - 1
     one_by_one = torch.randint(0, 2, (n,), generator=generator(4, 2), dtype=torch.int8)
     assert torch.equal(probes(n, 1, seed=4, first=2)[:, 0], 2.0 * one_by_one - 1)
+
+
+def test_a_dense_matrix_shows_how_far_it_is():
+    op, heard = FunctionOperator(lambda V: 2 * V, (5, 5), dtype=torch.float64), []
+    with listening(lambda _, done, total: heard.append((done, total))):
+        assert torch.equal(op.to_dense(chunk=2), 2 * torch.eye(5, dtype=torch.float64))
+    assert heard == [(1, 3), (2, 3), (3, 3)]

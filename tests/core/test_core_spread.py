@@ -7,7 +7,7 @@ import torch
 
 from curvescope.core.blocks import Block, ParamSpace, whole
 from curvescope.core.errors import UsageError
-from curvescope.core.ranks.spread import Pieces, Spread
+from curvescope.core.ranks.shard_layout import Pieces, Spread
 from curvescope.distributed.sharding import local_block
 
 SHAPES = {

@@ -13,7 +13,7 @@ from curvescope.algorithms import eigsh
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import Matrix
 from curvescope.core.ranks import in_step, together
-from curvescope.runs.work import Contents, Piece, work_through
+from curvescope.runs.resumable_loop import Contents, Piece, work_through
 
 
 def agreed(rank: int) -> float:

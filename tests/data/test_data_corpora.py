@@ -103,7 +103,7 @@ def test_files_and_folders(tmp_path):
     assert read_source(tmp_path / "b.txt") == read_source(str(tmp_path / "b.txt")) == "bee"
     assert read_source(tmp_path) == "bee\nay\n"
     assert read_source(tmp_path, max_bytes=5) == "bee\na"
-    with pytest.raises(UsageError, match=r"UTF-8 text, got .*c\.bin"):
+    with pytest.raises(UsageError, match=r"UTF-8 text, but .*c\.bin"):
         read_source(tmp_path / "c.bin")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="found none"):

@@ -10,7 +10,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.seeds import generator
 from curvescope.data.labels import classification_data, image_data, read_labeled, sample
 from curvescope.data.masking import masked_lm_data, special_tokens
-from curvescope.studies.setting import ModelOnData, kind_of, make_batches
+from curvescope.studies.problem_config import ModelOnData, kind_of, make_batches
 from curvescope.tokenizers import ByteTokenizer
 from encoders import FIRST, LAST, MASK, PAD, Encoder
 
@@ -106,7 +106,7 @@ def test_special_tokens_are_found_where_transformers_has_them():
 
 
 BAD = {
-    "no mask token": ({"tokenizer": ByteTokenizer()}, {}, "tokenizer with a mask token, this one has none"),
+    "no mask token": ({"tokenizer": ByteTokenizer()}, {}, "tokenizer with a mask token"),
     "too many tokens": ({}, {"tokens": 10**6}, "text of at least 1000000 tokens"),
     "rate zero": ({}, {"mask_rate": 0.0}, "mask_rate above 0"),
     "rate above one": ({}, {"mask_rate": 15}, "mask_rate above 0"),
@@ -186,7 +186,7 @@ def test_a_study_gives_a_model_what_it_was_made_for(file, tmp_path):
     assert labeled[0].targets.tolist() == [i % 2 for i in sample(9, 2, seed=0)]
     seen = made("sample", task="image-classification", image_size=16)
     assert seen[0].inputs.shape == (2, 1, 16, 16)
-    with pytest.raises(UsageError, match="looks at images"):
+    with pytest.raises(UsageError, match="takes images"):
         made(file, task="image-classification", image_size=16)
 
 

@@ -90,7 +90,7 @@ def test_a_model_brings_its_tokenizer_and_its_context(file):
     assert text_data(file, model, seq_len=32, tokens=64).num_terms == 64
     with pytest.raises(UsageError, match=r"seq_len of at most 32, the model's context, got 64"):
         text_data(file, model, seq_len=64)
-    with pytest.raises(UsageError, match="got SimpleNamespace, which has none"):
+    with pytest.raises(UsageError, match="SimpleNamespace has none"):
         text_data(file, types.SimpleNamespace(tokenizer=None))
 
 

@@ -272,7 +272,7 @@ def other_products() -> str:
         try:
             _asked_by_rank(what)
         except cs.CurvescopeError as error:
-            if "ask for the same product" not in str(error):
+            if "the same product" not in str(error):
                 return f"{what}: {error}"
         else:
             return f"{what} were taken"

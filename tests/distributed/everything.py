@@ -1,4 +1,4 @@
-"""All that the tests of this room do on ranks, started once and imported once: FOLDER."""
+"""All that the tests of this package do on ranks, started once and imported once: FOLDER."""
 
 from __future__ import annotations
 

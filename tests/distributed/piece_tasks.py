@@ -19,9 +19,9 @@ from curvescope.core.seeds import probes
 from curvescope.distributed import shard
 from curvescope.distributed.sharding import spread_out
 from curvescope.models.running.weights import gathering
-from curvescope.runs.contents import fingerprint
+from curvescope.runs.fingerprints import fingerprint
 from curvescope.runs.pieces import Pieces
-from curvescope.runs.ranks.shared import InPieces
+from curvescope.runs.ranks.shared_folder import ShardedProducts
 
 NAME = "hessian.density"
 
@@ -44,7 +44,7 @@ def asked(op: LinearOperator, folder: Path, number: int) -> tuple[list[Tensor], 
     """So many products as a run asks for them that was stopped behind them, and how many were computed."""
     assert op.pieces is not None
     counted = Counted(op)
-    recorder = InPieces(NAME, Pieces(folder) if place()[0] == 0 else None)
+    recorder = ShardedProducts(NAME, Pieces(folder) if place()[0] == 0 else None)
     V = probes(op.shape[1], number, seed=0, pieces=op.pieces[1])
     found = [recorder.product(counted, V[:, i : i + 1].contiguous()) for i in range(number)]
     recorder.close()
@@ -66,7 +66,7 @@ def products_in_pieces_are_kept() -> str:
             (folder / f"{NAME}.{rank}-of-{ranks}.products").unlink()
         dist.barrier()
         assert asked(H, folder, 4)[1] == 4, "one rank does not know them"
-        InPieces(NAME, Pieces(folder) if rank == 0 else None).remove()
+        ShardedProducts(NAME, Pieces(folder) if rank == 0 else None).remove()
         dist.barrier()
         assert not list(folder.glob("*.products")), list(folder.iterdir())
     return "same"

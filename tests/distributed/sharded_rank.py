@@ -30,7 +30,7 @@ from curvescope.core.blocks import Block, ParamSpace, whole
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.operator.matrices import LowRank
-from curvescope.core.ranks.spread import Pieces, Spread
+from curvescope.core.ranks.shard_layout import Pieces, Spread
 from curvescope.data.batches import Batch, Batches
 from curvescope.distributed import cost, shard
 from curvescope.distributed.sharding import local_block

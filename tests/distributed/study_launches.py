@@ -23,7 +23,7 @@ from curvescope.data import tasks
 from curvescope.distributed import division
 from curvescope.operators import Hessian
 from curvescope.runs import folder as run_folder
-from curvescope.runs import work
+from curvescope.runs import resumable_loop
 
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 SETTINGS = {
@@ -95,7 +95,7 @@ def fails_alone() -> None:
     def own(*given: object) -> None:
         raise ZeroDivisionError("by chance")
 
-    work._inside = own  # pyright: ignore[reportAttributeAccessIssue]
+    resumable_loop._saving_products = own  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def wrong() -> None:

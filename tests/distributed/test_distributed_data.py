@@ -7,15 +7,16 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.distributed.division import cuts, share, taken
+from curvescope.distributed.division import cut_batches, cuts, share
 
 DIFFERENT = (
     "CurvescopeError the ranks do not have the same model: parameters, buffers, or other numbers differ "
-    "(load the same on every rank, and let every rank change it alike)"
+    "(load the same on every rank, and change it in the same way on every rank)"
 )
 COUPLED = (
-    "CurvescopeError rank 1: the outputs of a sequence of Capacity depend on the sequences beside it, and a "
-    "batch was cut over ranks (as many batches as ranks, or a multiple, so that none is cut)"
+    "CurvescopeError rank 1: the outputs of a sequence of Capacity depend on the other "
+    "sequences in its batch, and a "
+    "batch was split over ranks (as many batches as ranks, or a multiple, so that none is cut)"
 )
 PIECES = f"""\
 products_in_pieces_are_kept same
@@ -35,7 +36,7 @@ script_of_the_page same
 a_share_that_counts_nowhere same
 sequences_that_know_of_each_other same
 shares_of_such_sequences {COUPLED}
-other_vectors CurvescopeError the ranks do not ask for the same product: vectors differ (every rank takes \
+other_vectors CurvescopeError the ranks do not request the same product: vectors differ (every rank takes \
 the same steps, with the same seeds)
 other_products refused
 an_error_on_one_rank CurvescopeError rank 1: MemoryError: no room for a batch
@@ -62,7 +63,7 @@ def test_ranks_have_the_numbers_of_one_process_and_raise_the_same(ranks, expecte
 @pytest.mark.parametrize("within", [True, False])
 def test_shares_are_the_data_in_their_order(ranks, within):
     batches = data_tasks.data()
-    shares = [taken(batches, own) for own in cuts(batches, ranks, within=within)]
+    shares = [cut_batches(batches, own) for own in cuts(batches, ranks, within=within)]
     there = [one for one in shares if not one.share.empty]
     found = torch.cat([batch.inputs.flatten() for one in there for batch in one])
     assert torch.equal(found, torch.cat([batch.inputs.flatten() for batch in batches]))
@@ -75,11 +76,11 @@ def test_shares_are_the_data_in_their_order(ranks, within):
 
 def test_shares_are_about_equal():
     batches = cs.Batches.from_tensors(torch.zeros(64, 8).long(), torch.zeros(64, 8).long(), batch_size=24)
-    assert [taken(batches, own).num_sequences for own in cuts(batches, 4)] == [16] * 4
+    assert [cut_batches(batches, own).num_sequences for own in cuts(batches, 4)] == [16] * 4
 
 
 def test_a_share_is_not_shared_again():
     batches = data_tasks.data()
-    part = taken(batches, cuts(batches, 2)[0])
+    part = cut_batches(batches, cuts(batches, 2)[0])
     with pytest.raises(cs.UsageError, match="got a share"):
         share(part)

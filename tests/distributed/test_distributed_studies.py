@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 from commands import call
 from curvescope.core.errors import UsageError
-from curvescope.core.ranks.launch import Launch, first_host, launch_of
-from curvescope.studies.folder import load
+from curvescope.core.ranks.rank_environment import Launch, first_host, launch_of
+from curvescope.studies.run_study import load
 
-KEPT = "hint: what is finished is kept: the same command goes on from there, with any number of ranks"
+KEPT = "hint: finished work is saved: the same command resumes, with any number of ranks"
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "host", "MASTER_PORT": "29500"}
 SLURM = {
     "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1",
@@ -47,7 +48,7 @@ def test_a_study_on_ranks_has_the_numbers_of_one_process(out, launches, ranks_do
     [
         ("killed", [1, -9], f"error: another rank has ended\n{KEPT}\n"),
         ("failed", [1, 1], "error: rank 1: MemoryError: no room\n"),
-        ("stopped", [1, -9], f"error: rank 1 has not been heard of for 3 seconds\n{KEPT}\n"),
+        ("stopped", [1, -9], f"error: rank 1 has sent no sign of life for 3 seconds\n{KEPT}\n"),
         ("by_chance", [1, 1], f"error: ZeroDivisionError: by chance\n{KEPT}\n"),
     ],
 )
@@ -64,17 +65,15 @@ def test_rank_0_alone_speaks(name, launches, ranks_done):
     found = launches[name]
     assert set(found["codes"]) == {0}
     (out, _), *others = found["said"]
-    assert out.splitlines()[0].startswith("loss")
+    assert out.splitlines()[0].startswith("λ_max")
     assert others == [["", ""]] * len(others)
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(launches):
     lines = {name: launches[name]["said"][0][1].splitlines() for name in ("fewer", "more", "again")}
     assert lines["fewer"][0].startswith("resuming")
-    assert lines["fewer"][0].endswith("5 of 12 pieces were there")
-    told = (
-        "3 ranks, started by torchrun: one that is silent for 3 s is lost, and one that works is waited for"
-    )
+    assert re.search(r": [1-9]\d* of 16 pieces are already done$", lines["fewer"][0])
+    told = "3 ranks, started by torchrun: a rank without a sign of life for 3 s is lost"
     assert lines["more"][0].startswith(told)
     assert lines["more"][1].startswith("resuming")
     assert lines["again"][1].startswith("already finished")

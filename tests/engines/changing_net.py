@@ -106,7 +106,7 @@ class Inner(nn.Module):
         return self.u(self.inner(self.e(x)))
 
 
-def setup(make: Callable[[], nn.Module]) -> tuple[nn.Module, Tensor, Tensor]:
+def module_and_data(make: Callable[[], nn.Module]) -> tuple[nn.Module, Tensor, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return make().double(), torch.randint(0, V, (3, T)), torch.randint(0, V, (3, T))

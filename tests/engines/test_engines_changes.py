@@ -27,7 +27,7 @@ from changing_net import (
     Net,
     Options,
     PlainMLP,
-    setup,
+    module_and_data,
     truth,
 )
 from torch import Tensor, nn
@@ -223,7 +223,7 @@ DIFFERENT = [name for name in CASES if name not in LIKE_ANOTHER]
 )
 def test_the_product_is_of_what_there_is_now(name, parts, products):
     case = CASES[name]
-    m, x, y = setup(case.make)
+    m, x, y = module_and_data(case.make)
     P = cs.Problem(m, (x, y), params="*")
     operators = [make(P) for make in TOGETHER[parts]]
     v = torch.randn(P.space().size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from changing_net import Net, setup, truth
+from changing_net import Net, module_and_data, truth
 from torch import Tensor, nn
 
 import curvescope as cs
@@ -16,7 +16,7 @@ def test_attribute_of_a_class():
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) * self.gain
 
-    m, x, y = setup(Scaled)
+    m, x, y = module_and_data(Scaled)
     H = cs.Hessian(cs.Problem(m, (x, y)))
     v = torch.randn(H.shape[0], dtype=torch.float64)
     for _ in range(4):
@@ -30,7 +30,7 @@ def test_attribute_of_a_class():
 
 
 def test_global_hooks():
-    m, x, y = setup(Net)
+    m, x, y = module_and_data(Net)
     H = cs.Hessian(cs.Problem(m, (x, y)))
     v = torch.randn(H.shape[0], dtype=torch.float64)
     for _ in range(4):
@@ -49,7 +49,7 @@ def test_global_hooks():
 
 def test_what_nobody_can_see_is_asked(monkeypatch):
     """A function of another library, exchanged there: only the module's own answer shows it."""
-    m, x, y = setup(Net)
+    m, x, y = module_and_data(Net)
     m.steps = [lambda h: torch.nn.functional.softsign(h)]
     H = cs.Hessian(cs.Problem(m, (x, y)))
     v = torch.randn(H.shape[0], dtype=torch.float64)
@@ -85,7 +85,7 @@ def test_a_module_that_counts_its_calls_is_replayed_all_the_same():
             self.calls += 1
             return super().forward(x)
 
-    m, x, y = setup(Counting)
+    m, x, y = module_and_data(Counting)
     H = cs.Hessian(cs.Problem(m, (x, y)))
     v = torch.randn(H.shape[0], dtype=torch.float64)
     for _ in range(5):
@@ -99,7 +99,7 @@ def test_a_module_that_counts_its_calls_is_replayed_all_the_same():
 
 
 def test_how_often_a_first_product_calls_the_module():
-    m, x, y = setup(Net)
+    m, x, y = module_and_data(Net)
     calls = []
     m.e.register_forward_hook(lambda *_: calls.append(1))
     H = cs.Hessian(cs.Problem(m, (x, y)))

@@ -10,10 +10,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import curvescope as cs
 from curvescope.core.errors import CurvescopeError
 from curvescope.engines import batch_products
-from curvescope.engines.checkpoint import checkpointed
-from curvescope.engines.recompute_check import Repeats
-from curvescope.models.running.exchange import exchanged
-from curvescope.models.sources import repeated_layers
+from curvescope.engines.checkpoint import RecomputeCheck, checkpointed
+from curvescope.models.curvature_sources import repeated_layers
+from curvescope.models.running.patching import patched
 from curvescope.studies.hvp.analysis import GPT2
 from selection import pairs
 
@@ -95,21 +94,21 @@ def test_the_model_is_left_as_it_was():
     assert len(layers) == 3
     calls = []
     handle = layers[1].register_forward_hook(lambda *_: calls.append(1))
-    with exchanged(checkpointed(p.model, lambda layer: torch.enable_grad, Repeats())):
+    with patched(checkpointed(p.model, lambda layer: torch.enable_grad, RecomputeCheck())):
         p.model.module(p.batches[0].inputs).sum().backward()
         assert all("forward" in vars(layer) for layer in layers)
     assert len(calls) == 1  # not again when the layer is computed again
     assert not any("forward" in vars(layer) for layer in layers)
     handle.remove()
-    layers_changed = checkpointed(p.model, lambda layer: torch.enable_grad, Repeats())
-    with pytest.raises(RuntimeError, match="on purpose"), exchanged(layers_changed):
+    layers_changed = checkpointed(p.model, lambda layer: torch.enable_grad, RecomputeCheck())
+    with pytest.raises(RuntimeError, match="on purpose"), patched(layers_changed):
         raise RuntimeError("on purpose")
     assert not any("forward" in vars(layer) for layer in layers)
 
 
 def test_a_third_derivative_is_refused():
     p = problem()
-    with exchanged(checkpointed(p.model, lambda layer: torch.enable_grad, Repeats())):
+    with patched(checkpointed(p.model, lambda layer: torch.enable_grad, RecomputeCheck())):
         loss = p.model.module(p.batches[0].inputs).square().sum()
     parameters = list(p.model.module.parameters())
     first = torch.autograd.grad(loss, parameters, create_graph=True)
@@ -183,7 +182,7 @@ def test_layers_are_computed_again_where_memory_runs_out(monkeypatch, caplog):
     H = cs.Hessian(of_gpt2)
     with caplog.at_level("WARNING", logger="curvescope"):
         torch.testing.assert_close(H @ v, expected)
-    assert "layers are computed again" in caplog.text
+    assert "layers are recomputed" in caplog.text
     with H.frozen():
         torch.testing.assert_close(H @ v, expected)
     assert not H.engine.checkpoint  # what was asked for
@@ -197,7 +196,7 @@ def test_layers_are_computed_again_behind_a_graph_that_was_too_large_to_keep(cap
     with caplog.at_level("WARNING", logger="curvescope"):
         torch.testing.assert_close(H @ v, expected)
         torch.testing.assert_close(H @ v, expected)
-    assert caplog.text.count("layers are computed again") == 1
+    assert caplog.text.count("layers are recomputed") == 1
 
 
 def test_a_module_without_layers_says_that_memory_ran_out(monkeypatch):

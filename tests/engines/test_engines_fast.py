@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import curvescope as cs
 from curvescope.engines import kernel_validation
 from curvescope.kernels import norms
-from curvescope.kernels.substitute import FindHead, Substitute
+from curvescope.kernels.function_mode import FindHead, Substitute
 from dense import relative_error
 from selection import pairs, some
 

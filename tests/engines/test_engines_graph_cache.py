@@ -127,22 +127,22 @@ def test_a_kept_graph_gives_the_same_as_a_new_one(name):
 
 
 def test_nothing_is_kept_beyond_the_budget(monkeypatch):
-    kept.forget_everything()
+    kept.clear_all_caches()
     monkeypatch.setattr(kept, "SHARE", 0.0)
     H = cs.Hessian(problem())
     v = direction(H)
     without = H @ v
-    assert not kept.forget_everything()
+    assert not kept.clear_all_caches()
     monkeypatch.undo()
     assert torch.equal(H @ v, without)
-    assert kept.forget_everything()
+    assert kept.clear_all_caches()
 
 
 def test_what_was_used_longest_ago_goes_first(monkeypatch):
-    kept.forget_everything()
+    kept.clear_all_caches()
     alive = weakref.WeakSet[Graph]()
     monkeypatch.setattr(kept, "free_bytes", lambda device: 100 - 20 * len(alive))
-    mine, built = kept.Kept(), []
+    mine, built = kept.EngineCache(), []
 
     def get(key: str, size: int = 20) -> None:
         def build() -> Graph:
@@ -170,14 +170,14 @@ class Graph:
 
 
 def test_graphs_go_with_their_operator():
-    kept.forget_everything()
+    kept.clear_all_caches()
     H = cs.Hessian(problem())
     H @ direction(H)
-    assert kept.forget_everything()
+    assert kept.clear_all_caches()
     H @ direction(H)
     del H
     gc.collect()
-    assert not kept.forget_everything()
+    assert not kept.clear_all_caches()
 
 
 def test_weights_that_a_pass_transposes_are_no_part_of_its_graph():
@@ -188,7 +188,7 @@ def test_weights_that_a_pass_transposes_are_no_part_of_its_graph():
     H = cs.Hessian(p)
     H @ torch.randn(H.shape[1])
     known, weights = H.engine.detector.known, 4 * p.model.num_parameters
-    few = H.engine.detector.few.batch.inputs.numel()
+    few = H.engine.detector.sample.batch.inputs.numel()
     assert known is not None
     assert known.entry_bytes * few < weights
     assert known.pass_bytes(H.engine.runner, p.batches[0]) > 0

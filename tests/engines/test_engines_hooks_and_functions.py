@@ -249,6 +249,45 @@ def test_first_order_products_need_a_right_first_derivative_only() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("function", [Reversed, StraightThrough])
+def test_gradient_needs_a_right_first_derivative(function: Any, dtype: torch.dtype) -> None:
+    p = problem(Net(function.apply).to(dtype))
+    for ask in (p.gradient, p.value_and_gradient, lambda: p.gradient("a.weight")):
+        for _ in range(2):
+            with pytest.raises(cs.CurvescopeError, match=function.__name__):
+                ask()
+    with pytest.raises(cs.CurvescopeError, match=function.__name__):
+        cs.per_sample(p).gradients()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("function", [Right, WrongSecond, Once])
+def test_gradient_needs_no_second_derivative(function: Any, dtype: torch.dtype) -> None:
+    net, plain = Net(function.apply).to(dtype), problem(Net().to(dtype))
+    net.e.padding_idx = 0
+    plain.model.module.e.padding_idx = 0  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(problem(net).gradient(), plain.gradient())
+
+
+def test_gradient_of_a_loss_with_a_wrong_function_is_refused() -> None:
+    def loss_fn(module: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(Reversed.apply(module(batch[0])).flatten(0, 1), batch[1].flatten())  # pyright: ignore
+
+    p = cs.Problem(Net(), (INPUTS, TARGETS), loss_fn=loss_fn)
+    with pytest.raises(cs.CurvescopeError, match="Reversed"):
+        p.gradient()
+
+
+def test_function_that_comes_after_the_first_gradient_is_refused() -> None:
+    net = Net(Right.apply)
+    p = problem(net)
+    p.gradient()
+    net.f = Reversed.apply
+    with pytest.raises(cs.CurvescopeError, match="Reversed"):
+        p.gradient()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("around", [torch.tanh, torch.relu])
 def test_function_with_second_derivative_is_answered(around: Any, dtype: torch.dtype) -> None:
     def plain(x: Tensor) -> Tensor:

@@ -222,7 +222,7 @@ def test_attention_that_eager_does_not_know_is_refused():
     H = cs.Hessian(cs.Problem(m, (x, x.roll(1, 1))))
     v = replayed(H)
     m.model.layers[0].self_attn.is_causal = False
-    with pytest.raises(cs.CurvescopeError, match="other outputs when it is called as it is"):
+    with pytest.raises(cs.CurvescopeError, match="other outputs with attention and options"):
         H @ v
 
 
@@ -236,7 +236,7 @@ def test_inputs_that_mean_something_else_to_eager_attention_are_refused(engine):
     for name, tensor in (("attention_mask", mask), ("position_ids", positions)):
         H = cs.Hessian(cs.Problem(m, [cs.Batch({"input_ids": x, name: tensor}, x)]), engine=engine)
         v = torch.ones(H.shape[0], dtype=torch.float64)
-        with pytest.raises(cs.CurvescopeError, match="other outputs when it is called as it is"):
+        with pytest.raises(cs.CurvescopeError, match="other outputs with attention and options"):
             H @ v
 
 

@@ -8,13 +8,13 @@ from torch import nn
 
 import curvescope as cs
 from curvescope.engines import batch_products
-from curvescope.kernels import substitute
+from curvescope.kernels import function_mode
 from curvescope.studies.hvp.analysis import GPT2
 
 
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch):
-    monkeypatch.setattr(substitute, "LINEAR_ON", ("cpu", "cuda"))
+    monkeypatch.setattr(function_mode, "LINEAR_ON", ("cpu", "cuda"))
     monkeypatch.setattr(batch_products, "TWINS_ON", ("cpu", "cuda"))
 
 

@@ -13,11 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import curvescope as cs
-from curvescope.engines.batch_products import results
-from curvescope.engines.replay.cpu import Recorder, Replay
-from curvescope.engines.replay.plan import Pool
-from curvescope.engines.replay.recording import Recording, Writer
-from curvescope.models.running.held import DispatchMode
+from curvescope.engines.replay.cpu import Pool, Recording, Replay, Writer
+from curvescope.models.running.aliased_parameters import DispatchMode
 from selection import pairs, some
 
 MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.FunctionalHessian}
@@ -147,7 +144,7 @@ def test_an_operator_can_be_copied_and_its_memory_goes_with_it():
     twin = copy.deepcopy(H)
     for _ in range(4):
         torch.testing.assert_close(twin @ v, want, rtol=1e-9, atol=1e-12)
-    pool = weakref.ref(H.engine.caching._recorder.pool)
+    pool = weakref.ref(H.engine.caching._pool)
     del H
     gc.collect()
     assert pool() is None
@@ -170,17 +167,19 @@ class Counted:
 
     def __call__(self, tensors, group, receive):
         self.times += 1
-        for number, x in enumerate(self.work(tensors)):
-            receive(number, x)
+        for name, x in zip("xyz", self.work(tensors), strict=False):
+            receive(name, x)
 
 
 def first(work, *tensors, group=1):
-    return results(work, tensors, group, 1)[0]
+    found = {}
+    work(tensors, group, found.__setitem__)
+    return found["x"]
 
 
 def test_work_is_soon_replayed():
     work = Counted(lambda t: [t[0] @ t[0]])
-    replay = Recorder().replayed(work, ("x",), ("x",))
+    replay = Replay(work, ("x",), Pool())
     for i in range(8):
         x = draw(1, 4, 4, seed=i)
         torch.testing.assert_close(first(replay, x), x @ x)
@@ -189,7 +188,7 @@ def test_work_is_soon_replayed():
 
 def test_work_is_replayed_after_as_many_directions_as_users_have(shipped_threshold):
     work = Counted(lambda t: [t[0] @ t[0]])
-    replay = Recorder().replayed(work, ("x",), ("x",))
+    replay = Replay(work, ("x",), Pool())
     for i in range(shipped_threshold):
         x = draw(1, 4, 4, seed=i)
         torch.testing.assert_close(first(replay, x), x @ x)
@@ -217,7 +216,7 @@ def test_bits_are_the_same_on_both_sides_of_the_threshold_that_users_have(name, 
 @pytest.mark.parametrize("batched", [False, True])
 def test_few_directions_at_once_are_not_recorded(batched):
     work = Counted(lambda t: [t[0] @ t[0]])
-    replay = Recorder().replayed(work, ("x",), ("x",))
+    replay = Replay(work, ("x",), Pool())
     for i in range(4):
         x = draw(4, 4, 4, seed=i)
         torch.testing.assert_close(first(replay, x, group=4 if batched else 1), x @ x)
@@ -244,7 +243,7 @@ def test_few_directions_at_once_are_not_recorded(batched):
 )
 def test_work_that_cannot_be_repeated_goes_on_as_it_is(work, caplog):
     counted = Counted(lambda t: [work([t[0][0]])[0][None]])
-    replay = Replay(counted, 1, Pool())
+    replay = Replay(counted, ("x",), Pool())
     with caplog.at_level(logging.INFO, logger="curvescope"):
         for i in range(5):
             x = draw(4, 4, seed=i)
@@ -314,10 +313,10 @@ def test_memory_is_used_again():
         (t,) = tensors
         for _ in range(50):
             t = (t * 2).sin()
-        receive(0, t)
+        receive("x", t)
 
     for _ in range(3):  # recordings take turns in the same memory
-        replay = Replay(work, 1, pool)
+        replay = Replay(work, ("x",), pool)
         for _ in range(4):
             found = first(replay, x)
         torch.testing.assert_close(found, first(work, x))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from curvescope.engines.vjp import edges, gradient, pull, pull_each
+from curvescope.engines.vjp import ReversePass, edges, gradient, pull
 
 
 def draw(*shape, seed=0):
@@ -21,9 +21,9 @@ def quartic():
 
 
 def handed(sources, cotangents, into, group=1):
-    found = [None] * len(into)
-    pull_each(sources, cotangents, into, group, lambda number, x: found.__setitem__(number, x.clone()))
-    return found
+    found, names = {}, [str(i) for i in range(len(into))]
+    ReversePass(sources, names, into)(cotangents, group, lambda name, x: found.__setitem__(name, x.clone()))
+    return [found.get(name) for name in names]
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -71,10 +71,10 @@ def test_one_result_at_a_time_and_none_is_left():
     s, leaves = quartic()
     alive = []
 
-    def receive(number, x):
+    def receive(name, x):
         alive.append(sum(leaf.grad is not None for leaf in leaves))
 
-    pull_each(gradient(s, leaves), [draw(1, 5), draw(1, 5)], leaves, 1, receive)
+    ReversePass(gradient(s, leaves), "ab", leaves)([draw(1, 5), draw(1, 5)], 1, receive)
     assert alive == [1, 1]
     assert all(leaf.grad is None and not leaf._post_accumulate_grad_hooks for leaf in leaves)
 
@@ -84,11 +84,11 @@ def test_nothing_is_left_behind_an_error():
     first, V = edges(gradient(s, leaves)), [draw(1, 5, seed=3), draw(1, 5, seed=4)]
     want = handed(first, V, leaves)
 
-    def fail(number, x):
+    def fail(name, x):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        pull_each(first, V, leaves, 1, fail)
+        ReversePass(first, "ab", leaves)(V, 1, fail)
     assert all(map(torch.equal, handed(first, V, leaves), want))
 
 

@@ -119,13 +119,13 @@ def test_frozen_weights():
 
 
 def test_it_is_said_once_and_another_type_is_another_model(monkeypatch, caplog):
-    monkeypatch.setattr("curvescope.models.load._told", set())
+    monkeypatch.setattr("curvescope.models.load._widening_logged", set())
     half, _ = pair(gpt2)
     with caplog.at_level("WARNING", logger="curvescope"):
         model = cs.load(half)
         cs.load(half)
-    assert caplog.text.count("kept in bfloat16 and widened layer by layer") == 1
-    assert any("widened" in note for note in model.notes)
+    assert caplog.text.count("stored in bfloat16 and converted to float32 layer by layer") == 1
+    assert any("converted to float32" in note for note in model.notes)
     assert cs.load(model) is model
     wide = cs.load(half, dtype="float64")
     assert wide.widening is None
@@ -138,7 +138,7 @@ def test_a_folder_is_widened_or_kept(tmp_path):
     half.save_pretrained(tmp_path)
     wide, kept = cs.load(tmp_path), cs.load(tmp_path, dtype="bfloat16")
     assert next(wide.module.parameters()).dtype == torch.float32
-    assert any("published in bfloat16, and widened to float32" in note for note in wide.notes)
+    assert any("published in bfloat16 and converted to float32" in note for note in wide.notes)
     assert next(kept.module.parameters()).dtype == torch.bfloat16
     v = torch.randn(wide.num_parameters, generator=torch.Generator().manual_seed(1))
     near(cs.Hessian(cs.Problem(kept, tokens())) @ v, cs.Hessian(cs.Problem(wide, tokens())) @ v)
@@ -197,7 +197,7 @@ def test_weights_that_are_read_elsewhere_are_refused():
     half, _ = pair(mlp)
     problem = cs.Problem(half, [data], loss_fn=decayed)
     for asked in (problem.gradient, lambda: cs.Hessian(problem) @ torch.ones(problem.space().size)):
-        with pytest.raises(UsageError, match="keeps its weights in half precision"):
+        with pytest.raises(UsageError, match="stores its weights in half precision"):
             asked()
 
 

@@ -8,7 +8,7 @@ import torch
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.geometry import Factored
-from curvescope.geometry.factored import factor_all
+from curvescope.geometry.low_rank import factor_all
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -244,7 +244,7 @@ BAD: dict[str, tuple[Any, str]] = {
         ),
         "token vocabulary",
     ),
-    "no layers": (lambda: stream(cs.load(torch.nn.Linear(3, 3)), torch.zeros(1, 3)), "layers are known"),
+    "no layers": (lambda: stream(cs.load(torch.nn.Linear(3, 3)), torch.zeros(1, 3)), "known layers"),
     "nothing to shuffle": (
         lambda: trajectories(model_of("pre"), Batches.from_tensors(inputs(1)[:, :1], inputs(1)[:, :1])),
         "at least 2 tokens",

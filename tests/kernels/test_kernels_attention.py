@@ -289,7 +289,7 @@ def test_plain_attention_is_pytorchs_own(how):
     """The form that is differentiated twice gives what `sdpa_kernel(MATH)` and the fused forms give."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from curvescope.kernels.substitute import PlainAttention
+    from curvescope.kernels.function_mode import PlainAttention
 
     source = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 4, 6, 8, generator=source).double() for _ in range(3))

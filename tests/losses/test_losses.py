@@ -155,7 +155,7 @@ def test_smoothed_and_custom_losses_have_no_monte_carlo_fisher():
     custom = CustomLoss(lambda z, y, w: z.sum(), lambda y, w: 1, name="mine")
     with pytest.raises(cs.UsageError, match="log-likelihood, which the loss 'mine' is not"):
         custom.sample_targets(z, y, torch.Generator())
-    with pytest.raises(cs.UsageError, match="'mine' does not split into terms"):
+    with pytest.raises(cs.UsageError, match="'mine' has no separate terms"):
         custom.term_outer_product(z, y, None, z)
 
 

@@ -106,7 +106,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
         no_weights,
         r"expected model\.safetensors or pytorch_model\.bin in the folder .*, found neither",
     ),
-    "weights cut short": (cut_short, r"expected whole weights in .*model, could not read them"),
+    "weights cut short": (cut_short, r"could not read the weights in .*model"),
     "parameters missing": (
         some_missing,
         r"lack 1 parameters, which would be random: 'transformer\.h\.1\.mlp",
@@ -122,25 +122,25 @@ FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no model_type": (no_type, r"expected a config\.json with a model_type, .* has none"),
     "a type nobody knows": (
         lambda tmp: copied(tmp, model_type="gpt9"),
-        r"is of a type that this transformers does not know \(pip install --upgrade transformers\)",
+        r"does not support the architecture of .* \(pip install --upgrade transformers\)",
     ),
-    "code of its own": (
+    "its own code": (
         lambda tmp: copied(
             tmp, model_type="mine", auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}
         ),
-        r"needs code of its own, which is never run|type that this transformers does not know",
+        r"comes with its own code, which is never run|does not support the architecture",
     ),
     "a pickle that runs code": (
         evil_pickle,
-        r"holds a pickle with other Python objects, which are never run",
+        r"has a pickle with other Python objects, which are never loaded",
     ),
-    "a checkpoint that runs code": (evil_checkpoint, r"holds other Python objects, which are never run"),
+    "a checkpoint that runs code": (evil_checkpoint, r"has other Python objects, which are never loaded"),
     "another checkpoint": (other_checkpoint, r"expected a nanoGPT checkpoint with 'model' and 'model_args'"),
     "no checkpoint": (no_checkpoint, r"ckpt\.pt"),
     "half a checkpoint": (cut_checkpoint, r"expected a nanoGPT checkpoint, .* has no 'transformer"),
     "an empty folder": (lambda tmp: tmp, r"expected config\.toml and model\.safetensors in the folder"),
     "another file": (lambda tmp: _file(tmp), r"expected a folder or a \.toml file, got the file"),
-    "a path that is not there": (lambda tmp: tmp / "nowhere", r"which is none of them"),
+    "a path that is not there": (lambda tmp: tmp / "nowhere", r"is none of them"),
 }
 
 
@@ -165,39 +165,6 @@ def test_bad_sources_are_one_sentence(name: str, tmp_path: Path, capsys):
     assert "never" not in capsys.readouterr().out
 
 
-def hub_error(kind: str) -> Exception:
-    import httpx
-    from huggingface_hub import errors
-
-    response = httpx.Response(403, request=httpx.Request("GET", "https://example.org"))
-    cause = getattr(errors, kind)("no", response=response) if "Repo" in kind or "Revision" in kind else None
-    error = OSError("some long text\nof two lines")
-    error.__cause__ = cause or getattr(errors, kind)("no")
-    return error
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("GatedRepoError", r"expected access to some/model, which is gated \(accept its conditions"),
-        ("RepositoryNotFoundError", r"got 'some/model', which is not there or is private"),
-        ("RevisionNotFoundError", r"expected a revision of some/model, got 'step7', which it does not have"),
-        ("LocalEntryNotFoundError", r"'some/model' is not in the cache, and the hub cannot be reached"),
-        ("OfflineModeIsEnabled", r"'some/model' is not in the cache, and HF_HUB_OFFLINE is set"),
-    ],
-)
-def test_the_hubs_errors_are_one_sentence(kind: str, message: str, monkeypatch):
-    import transformers
-
-    def fail(*args: Any, **options: Any) -> Any:
-        raise hub_error(kind)
-
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", fail)
-    with pytest.raises(cs.CurvescopeError, match=message) as caught:
-        cs.load("some/model", revision="step7")
-    one_sentence(caught.value)
-
-
 def test_no_network(monkeypatch):
     monkeypatch.setattr(hf, "reachable", lambda: False)
     with pytest.raises(
@@ -205,7 +172,7 @@ def test_no_network(monkeypatch):
     ) as caught:
         cs.load("nobody/nothing")
     one_sentence(caught.value)
-    with pytest.raises(cs.UsageError, match=r"which is none of them \(did you mean 'tiny-gpt'\?") as caught:
+    with pytest.raises(cs.UsageError, match=r"is none of them \(did you mean 'tiny-gpt'\?") as caught:
         cs.load("tiny-gtp")
     one_sentence(caught.value)
 

@@ -135,7 +135,7 @@ def test_the_table_says_what_runs_in_float32(name: str):
     with torch.no_grad(), cases.KeepDouble() as mode:
         model.forward({}, x)
     assert mode.casts == 0
-    assert any("float32 inside" in note for note in model.notes) == casts(name)
+    assert any("computes in float32" in note for note in model.notes) == casts(name)
 
 
 @pytest.mark.parametrize("name", a_third(cases.NAMES, shift=1))
@@ -270,7 +270,7 @@ def test_recurrent_models_say_what_does_not_apply(name: str):
     model = cases.loaded(name)
     assert set(model.blocks) == set(dict(model.named_parameters()))
     assert any("no heads, no attention pattern" in note for note in model.notes)
-    with pytest.raises(cs.UsageError, match="whose blocks are only parameters"):
+    with pytest.raises(cs.UsageError, match="only has parameters as blocks"):
         capture(model, cases.data(name)[0])
 
 

@@ -112,6 +112,15 @@ def test_the_product_with_base_weights_is_that_of_the_merged_model():
     assert relative(H @ eye, truth @ eye) < 1e-10
 
 
+def test_a_merged_model_may_keep_the_configuration_of_its_adapter():
+    """PEFT 0.15 leaves `peft_config` on a model that it no longer wraps."""
+    module = wrapped("bert").merge_and_unload()
+    module.peft_config = {}
+    model = cs.load(module)
+    assert model.facts["kind"] == "bert"
+    assert not any("lora" in name for name in model.blocks)
+
+
 def test_what_varies_are_the_lora_matrices():
     """PEFT freezes the base: it is left out, which a note says, and curvature there is asked for by name."""
     module = wrapped("llama")
@@ -173,7 +182,7 @@ def test_the_model_may_lie_beside_its_lora_matrices(tmp_path: Path):
     [
         ({"peft_type": "IA3"}, "expected LoRA"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path"),
-        ({"base_model_name_or_path": "/no/where/at all"}, "there is none"),
+        ({"base_model_name_or_path": "/no/where/at all"}, "does not exist"),
     ],
 )
 def test_bad_folders_get_one_sentence(tmp_path: Path, changes: dict[str, Any], words: str):
@@ -186,7 +195,7 @@ def test_a_folder_that_is_cut_short_gets_one_sentence(tmp_path: Path):
     write_folder(tmp_path)
     weights = tmp_path / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(cs.CurvescopeError, match="whole weights"):
+    with pytest.raises(cs.CurvescopeError, match="could not read the weights"):
         cs.load(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{")
     with pytest.raises(cs.CurvescopeError, match="could not read"):

@@ -50,9 +50,7 @@ def test_attention_that_computes_something_else_is_refused(monkeypatch):
     monkeypatch.setattr(
         modeling_gpt2, "eager_attention_forward", lambda *a, **k: (2 * plain(*a, **k)[0], None)
     )
-    with pytest.raises(
-        cs.CurvescopeError, match="expected the same outputs where attention is eager, not sdpa"
-    ):
+    with pytest.raises(cs.CurvescopeError, match="expected the same outputs if attention is eager, not sdpa"):
         cs.load(module)
 
 

@@ -13,22 +13,27 @@ from torch import Tensor, nn
 import curvescope as cs
 import oracles
 from curvescope.models.capture import capture
-from curvescope.models.running.attending import AS_IT_IS, Attending, attending, patterns
+from curvescope.models.running.attention_interventions import (
+    UNCHANGED_ATTENTION,
+    AttentionChange,
+    changed_attention,
+    patterns,
+)
 from selection import most, pairs
 
 WAYS = {
-    "bias": Attending(bias=1.5),
-    "key": Attending(key=3.0),
-    "extra": Attending(extra=2.0),
-    "gate": Attending(gate=0.3),
-    "first": Attending(first=4.0),
-    "all": Attending(bias=-0.5, key=2.0, extra=0.7, gate=0.6, first=0.5),
+    "bias": AttentionChange(bias=1.5),
+    "key": AttentionChange(key=3.0),
+    "extra": AttentionChange(extra=2.0),
+    "gate": AttentionChange(gate=0.3),
+    "first": AttentionChange(first=4.0),
+    "all": AttentionChange(bias=-0.5, key=2.0, extra=0.7, gate=0.6, first=0.5),
 }
 IDS = torch.randint(0, 7, (2, 6), generator=torch.Generator().manual_seed(0))
 DATA = IDS[:, :-1], IDS[:, 1:]
 
 
-def by_hand(q: Tensor, k: Tensor, v: Tensor, how: Attending, more: Tensor | float = 0.0) -> Tensor:
+def by_hand(q: Tensor, k: Tensor, v: Tensor, how: AttentionChange, more: Tensor | float = 0.0) -> Tensor:
     """Causal attention (B, h, T, k) in the words of the formula; `more` is added to scores."""
     key = torch.ones(k.shape[2], dtype=k.dtype)
     key[0] = how.key
@@ -43,7 +48,7 @@ def zoo(**settings: Any) -> cs.Model:
     return cs.load(oracles.transformer(**{**small, **settings}))
 
 
-def zoo_by_hand(module: Any, tokens: Tensor, how: Attending) -> Tensor:
+def zoo_by_hand(module: Any, tokens: Tensor, how: AttentionChange) -> Tensor:
     x = module.embed(tokens)
     x = torch.cat([how.first * x[:, :1], x[:, 1:]], dim=1)
     for i in range(module.cfg.n_layers):
@@ -94,7 +99,7 @@ class NanoGPT(nn.Module):
         return self.head(x)
 
 
-def nano_by_hand(module: Any, ids: Tensor, how: Attending) -> Tensor:
+def nano_by_hand(module: Any, ids: Tensor, how: AttentionChange) -> Tensor:
     x = module.wte(ids)
     for i, (norm, attention) in enumerate(module.h):
         read = torch.cat([how.first * x[:, :1], x[:, 1:]], dim=1) if i == 0 else x
@@ -104,10 +109,10 @@ def nano_by_hand(module: Any, ids: Tensor, how: Attending) -> Tensor:
     return module.head(x)
 
 
-def agrees_with_autograd(model: cs.Model, how: Attending) -> None:
+def agrees_with_autograd(model: cs.Model, how: AttentionChange) -> None:
     problem = cs.Problem(model, DATA)
     v = torch.randn(model.num_parameters, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    with attending(model, how):
+    with changed_attention(model, how):
         for kind in (cs.Hessian, cs.GGN):
             torch.testing.assert_close(kind(problem) @ v, kind(problem, engine="autograd") @ v)
 
@@ -116,7 +121,7 @@ def agrees_with_autograd(model: cs.Model, how: Attending) -> None:
 @pytest.mark.parametrize("settings", [{}, {"n_kv_heads": 1, "positions": "rope", "score_bias": "alibi"}])
 def test_the_zoo_gives_what_the_formula_gives(how: str, settings: dict[str, Any]):
     model = zoo(**settings)
-    with attending(model, WAYS[how]):
+    with changed_attention(model, WAYS[how]):
         found = model.evaluate(IDS)
     torch.testing.assert_close(found, zoo_by_hand(model.module, IDS, WAYS[how]).detach())
 
@@ -137,7 +142,7 @@ def test_curvature_is_that_of_the_formula(how: str):
         return F.cross_entropy(z.flatten(0, 1), DATA[1].flatten())
 
     dense = torch.autograd.functional.hessian(loss, stacked, vectorize=True)
-    with attending(model, WAYS[how]):
+    with changed_attention(model, WAYS[how]):
         torch.testing.assert_close(cs.Hessian(problem).to_dense(), dense)
         top = cs.eigsh(cs.Hessian(problem), 1, vectors=False).values[0]
     assert math.isclose(top, float(torch.linalg.eigvalsh(dense)[-1]), rel_tol=1e-8)
@@ -146,7 +151,7 @@ def test_curvature_is_that_of_the_formula(how: str):
 class ByHand(nn.Module):
     """The zoo's module, called by the formula."""
 
-    def __init__(self, module: nn.Module, how: Attending):
+    def __init__(self, module: nn.Module, how: AttentionChange):
         super().__init__()
         self.module, self.how = module, how
 
@@ -159,7 +164,7 @@ def test_a_module_of_ones_own_is_reached(kind: str):
     torch.manual_seed(0)
     model = cs.load(NanoGPT(kind).double())
     for how in WAYS.values():
-        with attending(model, how):
+        with changed_attention(model, how):
             found = model.evaluate(IDS)
         torch.testing.assert_close(found, nano_by_hand(model.module, IDS, how).detach())
     agrees_with_autograd(model, WAYS["all"])
@@ -181,7 +186,7 @@ def test_models_of_transformers_are_reached(family: str, attention: str):
         sums = P[0].sum(-1)
         assert bool((sums < 1).all()) if how.extra else torch.allclose(sums, torch.ones_like(sums))
         agrees_with_autograd(model, how)
-    plain, moved = patterns(model, IDS)[0], patterns(model, IDS, Attending(bias=2.0))[0]
+    plain, moved = patterns(model, IDS)[0], patterns(model, IDS, AttentionChange(bias=2.0))[0]
     odds = (moved[..., 1:, 0] / (1 - moved[..., 1:, 0])) / (plain[..., 1:, 0] / (1 - plain[..., 1:, 0]))
     torch.testing.assert_close(odds, torch.full_like(odds, math.exp(2.0)))
 
@@ -209,7 +214,7 @@ def test_the_stream_of_a_single_layer_is_scaled_before_it(family: str):
     del layers[1]
     module.config.num_hidden_layers = 1
     model = cs.load(module)
-    with attending(model, Attending(first=3.0)):
+    with changed_attention(model, AttentionChange(first=3.0)):
         found = model.evaluate(IDS)
 
     def scaled(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -224,7 +229,7 @@ def test_the_stream_of_a_single_layer_is_scaled_before_it(family: str):
 def test_as_it_is_changes_nothing():
     model = zoo()
     before = model.evaluate(IDS)
-    with attending(model, AS_IT_IS):
+    with changed_attention(model, UNCHANGED_ATTENTION):
         assert not any("attend" in vars(part) for part in model.module.modules())
         assert torch.equal(model.evaluate(IDS), before)
 
@@ -232,7 +237,7 @@ def test_as_it_is_changes_nothing():
 def test_everything_is_put_back_in_any_order_and_after_errors():
     model = zoo()
     before, held = model.evaluate(IDS), [dict(vars(part)) for part in model.module.modules()]
-    first, second = attending(model, WAYS["bias"]), attending(model, WAYS["gate"])
+    first, second = changed_attention(model, WAYS["bias"]), changed_attention(model, WAYS["gate"])
     first.__enter__()
     once = model.evaluate(IDS)
     second.__enter__()
@@ -240,7 +245,7 @@ def test_everything_is_put_back_in_any_order_and_after_errors():
     assert not torch.equal(model.evaluate(IDS), before)
     second.__exit__(None, None, None)
     assert torch.equal(model.evaluate(IDS), before)
-    with pytest.raises(RuntimeError, match="ours"), attending(model, WAYS["all"]):
+    with pytest.raises(RuntimeError, match="ours"), changed_attention(model, WAYS["all"]):
         raise RuntimeError("ours")
     assert not torch.equal(once, before)
     assert torch.equal(model.evaluate(IDS), before)
@@ -250,9 +255,9 @@ def test_everything_is_put_back_in_any_order_and_after_errors():
 def test_patterns_are_weights_before_the_gate():
     model = zoo()
     own = capture(model, IDS, "L*.attn.pattern")
-    for P, A in zip(patterns(model, IDS, Attending(gate=0.2)), own.values(), strict=True):
+    for P, A in zip(patterns(model, IDS, AttentionChange(gate=0.2)), own.values(), strict=True):
         assert P.shape == A.shape
-    assert torch.equal(patterns(model, IDS, Attending(gate=0.2))[0], own["L0.attn.pattern"])
+    assert torch.equal(patterns(model, IDS, AttentionChange(gate=0.2))[0], own["L0.attn.pattern"])
 
 
 def test_attention_that_cannot_be_reached_is_said():
@@ -265,5 +270,5 @@ def test_attention_that_cannot_be_reached_is_said():
         patterns(encoder, torch.randn(2, 3, 4, dtype=torch.float64))
     with pytest.raises(cs.UsageError, match="no part of it is known to be a layer"):
         patterns(cs.load(nn.Linear(2, 2)), torch.randn(2, 2))
-    with pytest.raises(cs.UsageError, match="a key above 0"):
-        Attending(key=0.0)
+    with pytest.raises(cs.UsageError, match="key > 0"):
+        AttentionChange(key=0.0)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import curvescope as cs
-from curvescope.models.running.double import KeepDouble, exact
+from curvescope.models.running.keep_float64 import KeepDouble, exact
 from oracles import shaken
 
 WIDE = torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

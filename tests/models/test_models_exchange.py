@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import nn
 
-from curvescope.models.running import exchange
-from curvescope.models.running.exchange import (
+from curvescope.models.running import patching
+from curvescope.models.running.patching import (
     Change,
     evaluating,
-    exchanged,
     locked,
     parameters_at,
+    patched,
     uninterrupted,
 )
 
 
 def test_a_place_is_put_back_in_whatever_order_blocks_are_left():
     held = {"a": 1}
-    first, second = exchanged([Change(held, "a", 2)]), exchanged([Change(held, "a", 3)])
+    first, second = patched([Change(held, "a", 2)]), patched([Change(held, "a", 3)])
     first.__enter__()
     second.__enter__()
     assert held["a"] == 3
@@ -33,21 +33,21 @@ def test_a_place_is_put_back_in_whatever_order_blocks_are_left():
 
 def test_what_was_not_there_is_gone_again():
     layer = nn.Linear(2, 2)
-    with exchanged([Change(vars(layer), "forward", lambda x: x)]):
+    with patched([Change(vars(layer), "forward", lambda x: x)]):
         assert layer(5) == 5
     assert "forward" not in vars(layer)
 
 
 def test_what_somebody_else_wrote_stays():
     held = {"a": 1}
-    with exchanged([Change(held, "a", 2)]):
+    with patched([Change(held, "a", 2)]):
         held["a"] = 7
     assert held == {"a": 7}
 
 
 def test_of_two_changes_of_one_place_the_later_counts():
     held = {"a": 1}
-    with exchanged([Change(held, "a", 2), Change(held, "a", 3)]):
+    with patched([Change(held, "a", 2), Change(held, "a", 3)]):
         assert held["a"] == 3
     assert held == {"a": 1}
 
@@ -68,7 +68,7 @@ def test_tied_parameters_are_exchanged_in_all_their_places():
     net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     net[1].weight = net[0].weight
     own = net[0].weight
-    with exchanged(parameters_at(net, {"0.weight": torch.zeros(2, 2)})):
+    with patched(parameters_at(net, {"0.weight": torch.zeros(2, 2)})):
         assert not net(torch.ones(1, 2)).any()
     assert net[0].weight is own
     assert net[1].weight is own
@@ -119,7 +119,7 @@ def test_an_interrupt_in_the_middle_leaves_the_module_as_it_was():
 
     held = Interrupting(a=1)
     changes = [*(Change(vars(m), "training", False) for m in net), Change(held, "a", 2)]
-    with pytest.raises(KeyboardInterrupt), exchanged(changes):
+    with pytest.raises(KeyboardInterrupt), patched(changes):
         pass
     assert all(m.training for m in net)
     assert held["a"] == 1
@@ -162,19 +162,19 @@ def entered_elsewhere(module: nn.Module) -> bool:
 def test_a_lock_that_was_taken_when_an_interrupt_came_is_let_go(monkeypatch):
     layer = nn.Linear(2, 2)
     lock = threading.RLock()
-    monkeypatch.setitem(exchange._locks, layer, (0, Interrupting(lock)))
+    monkeypatch.setitem(patching._locks, layer, (0, Interrupting(lock)))
     block = locked(layer)
     with pytest.raises(KeyboardInterrupt):
         block.__enter__()
-    monkeypatch.setitem(exchange._locks, layer, (0, lock))
+    monkeypatch.setitem(patching._locks, layer, (0, lock))
     assert entered_elsewhere(layer)
-    assert not any(layer is other for other in exchange._mine.modules)
+    assert not any(layer is other for other in patching._held_by_thread.modules)
 
 
 @pytest.mark.usefixtures("interruptible")
 def test_frozen_parameters_are_frozen_again_after_an_interrupt():
     frozen = [Interrupting(None) for _ in range(3)]
-    block = exchange.thawed(frozen)
+    block = patching.thawed(frozen)
     block.__enter__()
     assert not any(p.frozen for p in frozen)
     with pytest.raises(KeyboardInterrupt):

@@ -149,6 +149,22 @@ def made(make: Any) -> nn.Module:
         return make().double().eval()
 
 
+class PackedBlock(nn.Module):
+    """All linear layers in the block itself: packed projection, output, and a feed-forward network."""
+
+    def __init__(self, names: str):
+        super().__init__()
+        self.names, self.n_head = names.split(), H
+        self.norm1, self.norm2 = nn.LayerNorm(D), nn.LayerNorm(D)
+        for name, before, after in zip(self.names, (D, D, D, F), (3 * D, D, F, D), strict=True):
+            self.add_module(name, nn.Linear(before, after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed, out, first, second = (getattr(self, name) for name in self.names)
+        x = x + out(attend(*packed(self.norm1(x)).chunk(3, -1), H))
+        return x + second(first(self.norm2(x)).tanh())
+
+
 LLAMA, ROLES = "q_proj k_proj v_proj o_proj", {"W_Q", "W_K", "W_V", "W_O"}
 FOUND: dict[str, Any] = {
     "q_proj": lambda: GPT(lambda: Block(Attention(LLAMA, bias=False), plain_ff())),
@@ -159,7 +175,13 @@ FOUND: dict[str, Any] = {
     "one class": lambda: GPT(OneClass),
     "packed": lambda: GPT(lambda: Block(Packed("c_attn c_proj"), plain_ff())),
     "packed per head": lambda: GPT(lambda: Block(Packed("to_qkv to_out", per_head=True), plain_ff())),
+    "packed, two names of an output": lambda: GPT(lambda: PackedBlock("qkv proj fc1 fc_out")),
+    "packed, unknown output": lambda: GPT(lambda: PackedBlock("Wqkv attn_back up down")),
+    "packed, unusual names": lambda: GPT(lambda: PackedBlock("mixer back first second")),
 }
+
+
+UNKNOWN_FEED_FORWARD = ("packed, two names of an output", "packed, unusual names")
 
 
 def dense_hessian(module: nn.Module, parameter: str, x: Tensor, y: Tensor) -> Tensor:
@@ -188,7 +210,8 @@ def test_roles_are_found_and_are_slices_of_the_dense_hessian(name: str):
     model = cs.load(module)
     check_cover(model.blocks, module)
     assert {f"L{i}.{role}" for i in (0, 1) for role in ROLES} <= set(model.blocks)
-    assert {"E", "P", "U", "ln_f.g", "L0.ln1.g", "L1.W_2"} <= set(model.blocks)
+    assert {"E", "P", "U", "ln_f.g", "L0.ln1.g"} <= set(model.blocks)
+    assert ("L1.W_2" in model.blocks) == (name not in UNKNOWN_FEED_FORWARD)
     assert ("L0.W_g" in model.blocks) == ("gated" in name)
     assert model.facts["n_heads"] == H
     assert any("roles=" in note for note in model.notes)
@@ -254,7 +277,20 @@ def tied() -> nn.Module:
     return part
 
 
+class ThreefoldGate(nn.Module):
+    """Three maps in one layer with unusual names, which are not attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixer, self.back = nn.Linear(D, 3 * D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = self.mixer(x).chunk(3, -1)
+        return self.back(a.sigmoid() * b.cumsum(1) * c)
+
+
 REFUSED: dict[str, Any] = {
+    "a gate with a packed layer": ThreefoldGate,
     "q alone": Lone,
     "no output": without_out,
     "not attention": lambda: NotAttention(LLAMA),
@@ -279,6 +315,7 @@ def test_what_has_another_reading_keeps_the_names_of_parameters(name: str):
     check_cover(model.blocks, module)
     assert set(model.blocks) == {n for n, _ in module.named_parameters()}
     assert not model.heads
+    assert any("roles=" in note for note in model.notes)
     with pytest.raises(cs.UsageError, match=r"cs\.load\(module, roles="):
         model.space("L0.W_Q")
 

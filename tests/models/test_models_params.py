@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import curvescope as cs
 import oracles
-from curvescope.models.choice import as_params
+from curvescope.models.parameter_selection import as_params
 
 
 def drawn(shape: tuple[int, ...]) -> Tensor:
@@ -76,14 +76,17 @@ def test_what_is_meant(said: str):
 REFUSED = {
     "nothing": (lambda m: [], "expected at least one block or glob, got none"),
     "no such name": (lambda m: "out.wieght", r"no block matches 'out.wieght' \(did you mean 'out.weight'"),
-    "no such expression": (lambda m: re.compile("inner"), "matches whole names, such as inner.0.weight"),
+    "no such expression": (lambda m: re.compile("inner"), "match full names, such as inner.0.weight"),
     "no expression": (lambda m: "re:(", r"expected a regular expression, got 're:\('"),
     "another module": (lambda m: nn.Linear(5, 4), "got a Linear that is not in it"),
     "another tensor": (lambda m: m.out.weight.detach(), r"got a tensor of \(4, 5\) that is not in it"),
     "no parameters": (lambda m: m.inner[1], "the Tanh has none"),
     "number": (lambda m: 3, "expected the name of a block or a glob, got 3"),
     "dictionary in a list": (lambda m: [dict(m.named_parameters())], "got a dictionary"),
-    "dictionary": (lambda m: dict(m.named_parameters()), r"expected a function f\(params, x\) beside params"),
+    "dictionary": (
+        lambda m: dict(m.named_parameters()),
+        r"expected a function f\(params, x\) together with params",
+    ),
 }
 
 

@@ -44,7 +44,7 @@ REFUSED = {
         "'w' is torch.qint8",
     ),
     "sparse": (lambda: holding(torch.eye(2).to_sparse()), "'w' is sparse_coo.*to_dense"),
-    "no parameters": (nn.ReLU, "expected a module with parameters, ReLU has none"),
+    "no parameters": (nn.ReLU, "expected a module with parameters, but ReLU has none"),
     "sparse embedding": (
         lambda: nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 2)),
         "'0' is an Embedding with sparse=True.*sparse = False",
@@ -55,11 +55,11 @@ REFUSED = {
     ),
     "scaled gradients": (
         lambda: nn.Sequential(nn.Embedding(3, 2, scale_grad_by_freq=True), nn.Linear(2, 2)),
-        "'0' scales its own",
+        "'0' scales them",
     ),
     "norm in the forward pass": (
         lambda: nn.Sequential(nn.Embedding(3, 2, max_norm=1.0), nn.Linear(2, 2)),
-        r"'0' scales rows of its weight down \(max_norm=1\)",
+        r"'0' rescales rows of its weight \(max_norm=1\)",
     ),
     "weight norm": (
         lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))),
@@ -149,7 +149,7 @@ class Distances(nn.Module):
 def test_advice_fits_the_operation_that_has_no_second_derivative(make):
     H = cs.Hessian(cs.Problem(make(), (torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))))
     with pytest.raises(
-        cs.CurvescopeError, match=r"without a second derivative: .*write that operation out"
+        cs.CurvescopeError, match=r"without a second derivative: .*write that operation"
     ) as said:
         H @ torch.ones(H.shape[1])
     assert "attention" not in str(said.value)
@@ -161,7 +161,7 @@ def test_what_is_said_of_batch_norm_is_true():
     assert not mode_notes(tracked.eval())
     for mode in (True, False):
         (note,) = mode_notes(untracked.train(mode))
-        assert "uses those of each batch: the loss and its curvature depend on how the data are cut" in note
+        assert "uses those of each batch" in note
 
 
 def test_uninitialized_lazy_layer_is_named() -> None:

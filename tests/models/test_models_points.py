@@ -14,8 +14,8 @@ from torch import Tensor
 import adapters_cases as others
 import curvescope as cs
 from curvescope.geometry.stream import stream
-from curvescope.models.capture.points import find_point, point_names, stream_points
-from curvescope.models.capture.spots import Added, Seen
+from curvescope.models.capture.activation_points import find_point, point_names, stream_points
+from curvescope.models.capture.hook_sites import ActivationReader, AddedActivation
 from oracles import relative_error, transformer
 from selection import most, some
 
@@ -122,7 +122,7 @@ def test_what_is_read_is_the_stream(name: str):
     model = model_of(name)
     inputs = others.data(name)[0]
     names = stream_points(model)
-    seen = Seen([find_point(model, at) for at in names], len(inputs))
+    seen = ActivationReader([find_point(model, at) for at in names], len(inputs))
     with torch.no_grad():
         model.forward({}, inputs, changes=seen.changes())
     points = stream(model, inputs).points
@@ -144,12 +144,12 @@ def test_every_known_point_can_be_read_and_moved(name: str):
     model = model_of(name)
     inputs = others.data(name)[0]
     points = [find_point(model, at) for at in point_names(model)]
-    seen = Seen(points, len(inputs))
+    seen = ActivationReader(points, len(inputs))
     with torch.no_grad():
         before = model.forward({}, inputs, changes=seen.changes())
         for point in points:
             x = seen.values[point.name]
-            added = Added(point, len(inputs), direction(*x.shape))
+            added = AddedActivation(point, len(inputs), direction(*x.shape))
             moved = model.forward({}, inputs, changes=added.changes())
             added.check()
             assert float((moved - before).abs().max()) > 1e-6, point.name

@@ -146,7 +146,7 @@ WRONG = {
     "a layer in one": ({"W_Q": "parts.{layer}.fused.weight"}, r"expected \{layer\} in both or in neither"),
     "two roles": (
         {"L{layer}.W_Q": "parts.{layer}.out.weight", "L0.W_O": "parts.0.out.weight"},
-        r"expected one role for every parameter, 'parts\.0\.out\.weight' has",
+        r"expected one role for every parameter, but 'parts\.0\.out\.weight' has",
     ),
     "two parameters": (
         {"L{layer}.W_Q": "parts.{layer}.out.weight", "L0.W_QKV": "parts.0.fused.weight"},
@@ -170,23 +170,23 @@ WRONG = {
     "no heads": ({"n_heads": 0}, r"expected n_heads of at least 1, got 0"),
     "heads that do not fit": (
         {"L{layer}.W_O": "parts.{layer}.out.weight", "n_heads": 3},
-        r"equal parts of 'parts\.0\.out\.weight' for 3 heads \(n_heads=3\), it has 4 inputs",
+        r"'parts\.0\.out\.weight' .* for 3 heads \(n_heads=3\), but it has 4 inputs",
     ),
     "more heads than outputs": (
         {"L{layer}.W_Q": "parts.{layer}.fused.weight", "n_heads": 16},
-        r"equal parts of 'parts\.0\.fused\.weight' for 16 heads \(n_heads=16\), it has 8 outputs",
+        r"'parts\.0\.fused\.weight' .* for 16 heads \(n_heads=16\), but it has 8 outputs",
     ),
     "heads of keys that do not fit": (
         {"L{layer}.W_K": "parts.{layer}.fused.weight", "n_heads": 6, "n_kv_heads": 3},
-        r"for 3 heads \(n_heads=6, n_kv_heads=3\), it has 8 outputs",
+        r"for 3 heads \(n_heads=6, n_kv_heads=3\), but it has 8 outputs",
     ),
     "packed heads that do not fit": (
         {"L{layer}.W_QKV": "parts.{layer}.fused.weight", "n_heads": 3},
-        r"for 9 heads \(n_heads=3, packed\), it has 8 outputs",
+        r"for 9 heads \(n_heads=3, packed\), but it has 8 outputs",
     ),
     "thirds of eight": (
         {"L{layer}.b_QKV": "parts.{layer}.fused.bias"},
-        r"equal parts of 'parts\.0\.fused\.bias' for 3 of Q, K and V, it has 8 outputs",
+        r"'parts\.0\.fused\.bias' .* for 3 of Q, K and V, but it has 8 outputs",
     ),
     "an unknown order": ({"packed": "mixed"}, r"expected packed to be 'stacked' or 'per head', got 'mixed'"),
     "per head of nothing": ({"packed": "per head"}, "needs n_heads"),

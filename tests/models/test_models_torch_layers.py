@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import curvescope as cs
 import torch_layers as layers
-from curvescope.kernels.substitute import RULES, Substitute
+from curvescope.kernels.function_mode import RULES, Substitute
 from curvescope.models.model import check_cover
 from selection import a_third, one_in, some
 
@@ -143,7 +143,7 @@ def test_dropout_that_nobody_can_switch_off_is_refused():
             return self.u(y.transpose(0, 1))
 
     H = cs.Hessian(cs.Problem(Always().double(), layers.data()))
-    with pytest.raises(cs.CurvescopeError, match="gives other outputs every time"):
+    with pytest.raises(cs.CurvescopeError, match="gives different outputs every time"):
         H @ torch.ones(H.shape[1], dtype=torch.float64)
 
 

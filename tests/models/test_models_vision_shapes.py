@@ -11,7 +11,7 @@ import curvescope as cs
 import vision_shapes as shapes
 from curvescope.models.model import check_cover
 from curvescope.models.running.fused import fuse
-from curvescope.models.running.standins import layout_of
+from curvescope.models.running.module_replacements import layout_of
 
 every = pytest.mark.parametrize("name", shapes.CASES)
 LAYER = {f"{x}_{y}" for x in "Wb" for y in "QKVO12"} | {f"ln{i}.{x}" for i in (1, 2) for x in "gb"}

@@ -9,9 +9,9 @@ import torch
 from monitor_loops import PROBE, fit, seed_everything, tiny
 
 import curvescope as cs
-from curvescope.algorithms.spectra.following import Subspace
-from curvescope.monitor.budget import MARGIN, PATIENCE, Budget
-from curvescope.monitor.look import PARTS, Look
+from curvescope.algorithms.spectra.subspace_tracking import Subspace
+from curvescope.monitor.budget import DEBT_STEPS, MARGIN, PACE_STEPS, Budget
+from curvescope.monitor.measurement import PARTS, Measurement
 
 
 class Ticking:
@@ -23,60 +23,92 @@ class Ticking:
         return self.now
 
 
-def test_what_is_affordable_keeps_the_share():
+USUAL = {"top": 4.0, "cheap": 1.0, "other": 1.0, "dear": 30.0}
+
+
+def timed(limit=0.1, step_seconds=1.0):
+    """A budget that has timed enough steps of training for a first measurement."""
     clock = Ticking()
-    budget = Budget(0.1, clock)
-    assert budget.affordable(("ends", "trace")) == ("ends", "trace")
-    clock.now = 2.0
-    budget.note(("ends", "trace"), {"ends": 1.5, "trace": 0.5}, 2.0)
-    assert budget.share == 1
-    assert budget.affordable(("ends", "trace")) is None
-    ends, trace = MARGIN * 1.5, MARGIN * 0.5  # with (2 + c) / (t + c) a tenth, t = 20 + 9 c
-    clock.now = 20 + 9 * ends - 0.01
-    assert budget.affordable(("ends", "trace")) is None
-    clock.now += 0.02
-    assert budget.affordable(("ends", "trace")) == ("ends",)
-    clock.now += 9 * trace
-    assert budget.affordable(("ends", "trace")) == ("ends", "trace")
+    budget = Budget(limit, clock)
+    for _ in range(PACE_STEPS):
+        clock.now += step_seconds
+        budget.note_training(1, step_seconds)
+    return budget, clock
 
 
-def test_what_is_not_known_may_cost_what_the_dearest_does():
+def test_the_first_measurement_waits_until_steps_are_timed():
     budget = Budget(0.1, Ticking())
-    budget.note(("ends", "trace"), {"ends": 1.0, "trace": 4.0}, 5.0)
-    assert budget.upper("blocks") == budget.upper("trace") == MARGIN * 4
+    assert budget.affordable(("top",), USUAL) is None
+    assert timed()[0].affordable(("top",), USUAL) == ("top",)
+
+
+def test_the_first_measurement_may_take_what_a_hundred_steps_make_up():
+    budget, clock = timed()
+    cost = budget.allowance()
+    clock.now += cost
+    budget.note({"top": cost}, cost, cost / 4)
+    assert budget.share > 0.5
+    clock.now += DEBT_STEPS * 1.0
+    assert budget.share == pytest.approx(0.1)
+
+
+def test_a_dear_first_measurement_waits_for_its_share():
+    budget, clock = timed()
+    budget.product_seconds = 100.0
+    assert budget.affordable(("top",), USUAL) is None
+    while (parts := budget.affordable(("top",), USUAL)) is None:
+        clock.now += 1.0
+    assert parts == ("top",)
+    assert budget.upper("top", USUAL) <= budget.allowance()
+
+
+def test_what_is_affordable_keeps_the_share():
+    budget, clock = timed()
+    clock.now += 2.0
+    budget.note({"top": 2.0}, 2.0, 0.5)
+    cost = MARGIN * 2.0
+    clock.now = (2.0 + (1 - 0.1) * cost) / 0.1 - 0.01  # where (2 + c) / (t + c) is a tenth
+    assert budget.affordable(("top",), USUAL) is None
+    clock.now += 0.02
+    assert budget.affordable(("top",), USUAL) == ("top",)
+
+
+def test_what_is_not_known_costs_its_usual_products():
+    budget, _ = timed()
+    budget.note({"top": 8.0}, 8.0, 2.0)
+    assert budget.upper("dear", USUAL) == pytest.approx(MARGIN * 30 * 2)
     for cost in (3.0, 1.0, 2.0):
-        budget.note(("blocks",), {"blocks": cost}, cost)
-    assert budget.upper("blocks") == MARGIN * 3
-    budget.note(("blocks",), {"blocks": 1.0}, 1.0)
-    assert budget.upper("blocks") == MARGIN * 2
+        budget.note({"dear": cost}, cost)
+    assert budget.upper("dear", USUAL) == MARGIN * 3
+    budget.note({"dear": 1.0}, 1.0)
+    assert budget.upper("dear", USUAL) == MARGIN * 2
 
 
-def test_parts_take_turns_and_are_waited_for():
-    clock = Ticking()
-    budget = Budget(0.1, clock)
-    costs = {"ends": 1.0, "cheap": 1.0, "other": 1.0, "dear": 30.0}
-    due = tuple(costs)
-    budget.note(due, costs, 33.0)
-    clock.now = 450.0
+def test_every_part_gets_its_turn_and_the_first_one_most_often():
+    budget, clock = timed()
+    costs = {"top": 4.0, "cheap": 1.0, "other": 1.0, "dear": 30.0}
+    budget.note({"top": 4.0}, 4.0, 1.0)
     seen = []
-    for _ in range(400):
-        clock.now += 11.0
-        parts = budget.affordable(due)
+    for _ in range(3000):
+        clock.now += 10.0
+        budget.note_training(10, 10.0)
+        parts = budget.affordable(tuple(costs), USUAL, every=10)
         if parts is not None:
             whole = sum(costs[part] for part in parts)
             clock.now += whole
-            budget.note(due, {part: costs[part] for part in parts}, whole)
+            budget.note({part: costs[part] for part in parts}, whole, 1.0)
             seen.append(parts)
             assert budget.share <= 0.1 + 1e-12
-    assert {part for parts in seen for part in parts} == set(due)
-    gaps = [i for i, parts in enumerate(seen) if "dear" in parts]
-    assert max(b - a for a, b in zip([-1, *gaps], gaps, strict=False)) <= PATIENCE + 1
+    counts = {part: sum(part in parts for parts in seen) for part in costs}
+    assert counts["top"] == len(seen)
+    assert counts["cheap"] > counts["dear"] >= 5
+    assert sum(budget.used.values()) / clock.now > 0.09  # nothing is left unused
 
 
 def test_without_a_limit_everything_is_affordable():
     budget = Budget(1.0, Ticking())
-    budget.note(("ends",), {"ends": 5.0}, 5.0)
-    assert budget.affordable(("ends",)) == ("ends",)
+    budget.note({"top": 5.0}, 5.0)
+    assert budget.affordable(("top", "dear"), USUAL) == ("top", "dear")
 
 
 @pytest.fixture
@@ -91,40 +123,42 @@ def priced(monkeypatch):
         return count
 
     monkeypatch.setattr(Subspace, "add", paid)
-    monkeypatch.setattr(Look, "verify", lambda look: None)
+    monkeypatch.setattr(Measurement, "verify", lambda measurement: None)
     return clock
 
 
-def run(clock, *, steps, price_at=None, **options):
-    """A monitor behind steps of ten seconds; the price of a product triples at a step."""
+def run(clock, *, steps, price_at=None, dear=3.0, **options):
+    """A monitor behind steps of ten seconds; the price of a product rises to `dear` at a step."""
     seed_everything()
     module = tiny()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     monitor = cs.CurvatureMonitor(module, PROBE, clock=clock, num_probes=2, **options)
     for step in range(steps):
         clock.now += 10.0
-        clock.price = 3.0 if price_at is not None and step >= price_at else 1.0
+        clock.price = dear if price_at is not None and step >= price_at else 1.0
         fit(module, optimizer, steps=[step])
         monitor.step(step, optimizer=optimizer)
     return monitor
 
 
 def test_a_run_stays_in_its_budget(priced):
-    monitor = run(priced, steps=44, every=2, budget=0.2, blocks="L0.W_Q")
+    monitor = run(priced, steps=60, every=3, budget=0.4, blocks="L0.W_Q")
     history = monitor.history
-    assert history["step"][0] == 0
-    assert len(history) > 3
-    over = (history["share"] - 0.2) * history["seconds"]
+    assert history["step"][0] == PACE_STEPS
+    assert history["products"][0] <= 20
+    assert len(history) > 8
+    over = (history["share"] - 0.4) * history["seconds"]
     assert (over[1:] <= 2.0).all()  # at most the products that a search begins with
-    assert history["step"].diff().max() > 2  # it waited
+    assert history["lambda_max"].notna().all()
+    assert history["sharpness"].notna().all()
     assert (history["left_out"] != "").any()
-    for column in ("sharpness", "trace", "ggn_gap"):
-        assert history[column].notna().sum() > 1
+    for column in ("curvature_along_update", "lambda_min", "trace", "ggn_gap"):
+        assert history[column].notna().any()
     assert monitor.blocks["lambda_max"].notna().any()
 
 
 def test_what_suddenly_costs_more_is_stopped_and_waited_for(priced):
-    history = run(priced, steps=80, price_at=30, every=2, budget=0.2, blocks=False).history
+    history = run(priced, steps=60, price_at=30, every=3, budget=0.2, blocks=False).history
     late = history[history["step"] >= 30]
     assert len(late) > 1
     over = late["share"] * late["seconds"] - 0.2 * late["seconds"]
@@ -135,19 +169,17 @@ def test_what_suddenly_costs_more_is_stopped_and_waited_for(priced):
 
 
 def test_a_search_ends_in_time_with_what_it_has(priced):
-    module = tiny()
-    monitor = cs.CurvatureMonitor(module, PROBE, every=1, budget=0.2, blocks=False, clock=priced, tol=1e-3)
-    monitor.step(0)
-    priced.now = 5 * monitor.history["cost_seconds"][0] + 1.25 * 5 * 16
-    priced.price = 8.0
-    row = monitor.step(1)
-    assert row["converged"] == 0
-    assert row["lambda_min_error"] > 1e-3 * row["lambda_max"]
-    assert monitor.history["left_out"].iloc[-1]
+    monitor = run(priced, steps=90, every=2, price_at=12, dear=8.0, budget=0.1, blocks=False, tol=1e-3)
+    history = monitor.history
+    dear = history[history["step"] >= 12]
+    assert len(dear)
+    assert (dear["products"] < history["products"][0]).all()
+    assert (dear["converged"] == 0).all()
+    assert ((dear["share"] - 0.1) * dear["seconds"] <= 2 * 8.0).all()  # a product of each search
 
 
 def test_blocks_take_turns(priced):
-    monitor = run(priced, steps=12, every=1, budget=0.6, blocks="L0.W_[QK]")
+    monitor = run(priced, steps=24, every=1, budget=0.9, blocks="L0.W_[QK]")
     seen = monitor.blocks[monitor.blocks["lambda_max"].notna()]
     counts = seen.groupby("block").size()
     assert set(counts.index) == {"L0.W_Q", "L0.W_K"}
@@ -155,11 +187,11 @@ def test_blocks_take_turns(priced):
 
 
 def test_what_was_left_out_is_said(priced):
-    monitor = run(priced, steps=8, every=1, budget=0.5, blocks=False)
+    monitor = run(priced, steps=40, every=1, budget=0.5, blocks=False)
     for _, row in monitor.history.iterrows():
         left = row["left_out"].split()
         assert set(left) <= set(PARTS)
-        assert math.isnan(row["sharpness"]) == ("sharpness" in left)
+        assert math.isnan(row["trace"]) == ("trace" in left)
     assert (monitor.history["left_out"] != "").any()
 
 
@@ -169,6 +201,13 @@ def test_measure_asks_nobody():
     assert monitor.measure(8)["step"] == 8
     assert monitor.measure(9)["step"] == 9
     assert monitor.step(1000) is None
+
+
+def test_what_the_budget_skips_is_said_behind_the_first_measurement(priced):
+    with pytest.warns(UserWarning, match="at about step [0-9]+"):
+        monitor = run(priced, steps=12, every=1, budget=0.05, blocks=False)
+    assert len(monitor.history) == 1
+    assert sum("at about step" in note for note in monitor.notes) == 1
 
 
 @pytest.mark.parametrize("budget", [0, -1, 2, float("nan")])

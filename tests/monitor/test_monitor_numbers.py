@@ -12,9 +12,9 @@ from monitor_loops import PROBE, fit, seed_everything, tiny
 import curvescope as cs
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import mean_interval
-from curvescope.algorithms.spectra.following import Outside, follow_ends
+from curvescope.algorithms.spectra.subspace_tracking import Outside, follow_ends
 from curvescope.core.seeds import probes
-from curvescope.monitor.look import gap_interval
+from curvescope.monitor.measurement import gap_interval
 
 
 class Dense:

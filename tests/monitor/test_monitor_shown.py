@@ -11,7 +11,7 @@ import curvescope as cs
 from curvescope.monitor import Monitored
 from curvescope.report import write_page
 from curvescope.runs.listing import list_runs
-from curvescope.studies import folder
+from curvescope.studies import run_study
 from scenes import checked
 
 
@@ -29,7 +29,7 @@ def finished(tmp_path_factory):
 
 def test_the_folder_is_a_finished_run(finished):
     out, monitor = finished
-    config, result = folder.load(out)
+    config, result = run_study.load(out)
     assert config["study"] == "monitor"
     assert isinstance(result, Monitored)
     np.testing.assert_array_equal(result.history["lambda_max"], monitor.history["lambda_max"])
@@ -55,7 +55,7 @@ def test_everything_that_is_shown_has_words(finished):
 
 def test_the_page_shows_it(finished):
     page = write_page([finished[0]], finished[0].parent / "page.html").read_text(encoding="utf-8")
-    assert "while it was trained" in page
+    assert "curvature of a model during training" in page
     assert "blocks_lambda_max" in page or "λ_max of every block" in page
 
 
@@ -77,7 +77,7 @@ def test_a_map_of_blocks_keeps_what_was_seen_last():
 def test_nothing_measured_can_be_shown(tmp_path):
     monitor = cs.CurvatureMonitor(tiny(), PROBE, out=tmp_path / "run")
     monitor.close()
-    result = folder.load(tmp_path / "run")[1]
+    result = run_study.load(tmp_path / "run")[1]
     assert result.summary() == [("measurements", "0", "nothing was measured")]
     assert result.figures() == {}
     assert result.scenes() == {}

@@ -135,12 +135,11 @@ def test_a_module_compiled_in_place_is_measured():
     assert vars(module)["_compiled_call_impl"] is compiled
 
 
-def test_parameters_that_are_spread_are_refused():
-    class FSDPModule(nn.Linear):
-        pass
-
-    with pytest.raises(cs.UsageError, match="whole parameters"):
-        cs.CurvatureMonitor(FSDPModule(5, 5), [BOTH])
+@pytest.mark.parametrize("name", ["FullyShardedDataParallel", "DeepSpeedEngine"])
+def test_wrappers_without_second_derivatives_are_refused_by_name(name):
+    kind = type(name, (nn.Linear,), {})
+    with pytest.raises(cs.UsageError, match=name):
+        cs.CurvatureMonitor(kind(5, 5), [BOTH])
 
 
 def test_a_loader_as_probe_draws_nothing_of_the_training():

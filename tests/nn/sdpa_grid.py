@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
@@ -60,6 +61,13 @@ SHAPES = {  # B, H, key heads, Lq, Lk, d, d_v
 }
 
 
+CARD_SHAPES = {  # few, because Triton compiles its kernels for each width
+    "tiles": (2, 2, 2, 48, 48, 16, 16),
+    "tiles, grouped": (1, 4, 2, 80, 80, 32, 16),
+    "tiles, cross": (1, 2, 1, 48, 112, 16, 32),
+}
+
+
 class Case(NamedTuple):
     """One comparison; the seed decides the numbers."""
 
@@ -74,7 +82,7 @@ class Case(NamedTuple):
         return "-".join(map(str, self)).replace(" ", "_").replace(",", "")
 
 
-def cases(count: int, seed: int = 0) -> list[Case]:
+def cases(count: int, seed: int = 0, *, shapes: Sequence[str] = tuple(SHAPES)) -> list[Case]:
     """A draw from the grid in which every derivative meets every mask.
 
     `torch.func.hessian` has no way to say that random numbers are the same in all directions.
@@ -86,14 +94,14 @@ def cases(count: int, seed: int = 0) -> list[Case]:
         source.shuffle(pairs)
         for derivative, mask in pairs:
             dtype = source.choice(("float64", "float64", "float64", "float32", "bfloat16", "float16"))
-            shape, layout = source.choice(list(SHAPES)), source.choice(LAYOUTS)
+            shape, layout = source.choice(shapes), source.choice(LAYOUTS)
             found.append(Case(derivative, mask, dtype, shape, layout, len(found)))
     return found[:count]
 
 
-def error(case: Case) -> float:
+def error(case: Case, device: str = "cpu") -> float:
     """Largest ‖found − exact‖ / max(‖exact‖, √n / 2) of what the derivative returns for a case."""
-    drawn = Drawn(case)
+    drawn = Drawn(case, device)
     found = DERIVATIVES[case.derivative](
         drawn.ours, drawn.inputs(DTYPES[case.dtype]), drawn.directions(DTYPES[case.dtype])
     )
@@ -118,10 +126,10 @@ def flat(x: Any) -> list[Tensor]:
 class Drawn:
     """The numbers of a case: inputs that are differentiated, and a function in two implementations."""
 
-    def __init__(self, case: Case):
-        self.case = case
+    def __init__(self, case: Case, device: str):
+        self.case, self.device = case, device
         self.source = torch.Generator().manual_seed(case.seed)
-        self.B, self.H, self.G, self.Lq, self.Lk, d, dv = SHAPES[case.shape]
+        self.B, self.H, self.G, self.Lq, self.Lk, d, dv = (SHAPES | CARD_SHAPES)[case.shape]
         shapes = [(self.B, self.H, self.Lq, d), (self.B, self.G, self.Lk, d), (self.B, self.G, self.Lk, dv)]
         self._x = [self._normal(*s) for s in shapes]
         self.fixed = self._masks()
@@ -131,13 +139,13 @@ class Drawn:
         self.do = self._normal(self.B, self.H, self.Lq, dv).to(low).double()
 
     def _normal(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.source, dtype=torch.float64)
+        return torch.randn(*shape, generator=self.source, dtype=torch.float64).to(self.device)
 
     def _masks(self) -> dict[str, Any]:
         """What stands beside q, k, v; tensors that are differentiated are added to the inputs."""
         mask, B, H, Lq, Lk = self.case.mask, self.B, self.H, self.Lq, self.Lk
         found: dict[str, Any] = {"causal": "causal" in mask or mask == "everything"}
-        seen = torch.rand(B, H, Lq, Lk, generator=self.source) < 0.7
+        seen = torch.rand(B, H, Lq, Lk, generator=self.source).to(self.device) < 0.7
         seen[..., 0] = True
         if mask == "bool":
             found["seen"] = seen[0, 0]
@@ -176,7 +184,7 @@ class Drawn:
         if "window" in mask or mask == "everything":
             found["window"] = 3
         if mask in ("key lengths", "everything"):
-            found["lengths"] = torch.tensor([Lk, max(0, Lk // 2 - 1)][:B])
+            found["lengths"] = torch.tensor([Lk, max(0, Lk // 2 - 1)][:B], device=self.device)
         if "dropout" in mask:
             found["dropout"] = 0.3
         if mask == "scale":
@@ -222,10 +230,11 @@ class Drawn:
     def plain(self, q: Tensor, k: Tensor, v: Tensor, *trained: Tensor) -> Tensor:
         """The definition, with every matrix written out."""
         fixed, group = self.fixed, self.H // self.G
-        row, col = torch.arange(self.Lq)[:, None], torch.arange(self.Lk)
+        row, col = (torch.arange(n, device=self.device) for n in (self.Lq, self.Lk))
+        row = row[:, None]
         k, v = (x.repeat_interleave(group, 1) for x in (k, v))
         scores = q @ k.mT * fixed.get("scale", q.shape[-1] ** -0.5)
-        seen = torch.ones(self.B, self.H, self.Lq, self.Lk, dtype=torch.bool)
+        seen = torch.ones(self.B, self.H, self.Lq, self.Lk, dtype=torch.bool, device=self.device)
         if fixed["causal"]:
             seen = seen & (col <= row)
         if "window" in fixed:
@@ -244,9 +253,8 @@ class Drawn:
         weights = weights / (weights.sum(-1, keepdim=True) + ~seen.any(-1, keepdim=True))
         if "dropout" in fixed:
             torch.manual_seed(self.case.seed)
-            low = DTYPES[self.case.dtype]
-            p = fixed["dropout"]
-            weights = weights * torch.empty(seen.shape, dtype=low).bernoulli_(1 - p).bool() / (1 - p)
+            wide = torch.promote_types(DTYPES[self.case.dtype], torch.float32)
+            weights = weights * F.dropout(torch.ones_like(seen, dtype=wide), fixed["dropout"])
         return weights @ v
 
 
@@ -366,23 +374,23 @@ _fwd, _rev = partial(jacfwd, randomness="same"), jacrev
 
 
 def hessian_(f: Callable, x: list[Tensor], g: list) -> Any:
-    return hessian(_scalar(f, x, g))(torch.zeros(3, dtype=x[0].dtype))
+    return hessian(_scalar(f, x, g))(x[0].new_zeros(3))
 
 
 def jacfwd_of_jacrev(f: Callable, x: list[Tensor], g: list) -> Any:
-    return _fwd(_rev(_scalar(f, x, g)))(torch.zeros(3, dtype=x[0].dtype))
+    return _fwd(_rev(_scalar(f, x, g)))(x[0].new_zeros(3))
 
 
 def jacrev_of_jacfwd(f: Callable, x: list[Tensor], g: list) -> Any:
-    return _rev(_fwd(_scalar(f, x, g)))(torch.zeros(3, dtype=x[0].dtype))
+    return _rev(_fwd(_scalar(f, x, g)))(x[0].new_zeros(3))
 
 
 def jacrev_of_jacrev(f: Callable, x: list[Tensor], g: list) -> Any:
-    return _rev(_rev(_scalar(f, x, g)))(torch.zeros(3, dtype=x[0].dtype))
+    return _rev(_rev(_scalar(f, x, g)))(x[0].new_zeros(3))
 
 
 def jacfwd_of_jacfwd(f: Callable, x: list[Tensor], g: list) -> Any:
-    return _fwd(_fwd(_scalar(f, x, g)))(torch.zeros(3, dtype=x[0].dtype))
+    return _fwd(_fwd(_scalar(f, x, g)))(x[0].new_zeros(3))
 
 
 def dual(f: Callable, x: list[Tensor], g: list) -> Any:

@@ -1,4 +1,4 @@
-"""Two ranks that train a layer of attention under DDP and FSDP2; each prints how far its gradients are off.
+"""Two ranks that train attention under DDP and FSDP2; one prints whether they end where one rank ends.
 
 Called by `test_nn_sdpa.py` as a script: the process imports once and forks the ranks.
 """
@@ -9,13 +9,15 @@ import os
 import sys
 import tempfile
 import traceback
+from itertools import product
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import curvescope as cs
@@ -26,9 +28,9 @@ RANKS = 2
 class Layer(nn.Module):
     """Two heads of width four on sequences of eight."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 1)
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, width)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
@@ -45,25 +47,38 @@ def loss(model: nn.Module, x: Tensor, *, penalty: bool) -> Tensor:
     return y.square().mean() + slope.square().mean()
 
 
-def gradients(wrap: str, x: Tensor, *, penalty: bool) -> list[Tensor]:
+def trained(wrap: str, x: Tensor, *, penalty: bool) -> list[Tensor]:
+    """The parameters after two steps."""
     torch.manual_seed(0)
-    model = Layer().double()
+    model: nn.Module = nn.Sequential(Layer(8), Layer(1)).double()
     if wrap == "ddp":
         model = DistributedDataParallel(model)
     elif wrap == "fsdp2":
-        fully_shard(model, mesh=init_device_mesh("cpu", (RANKS,)))
-    loss(model, x, penalty=penalty).backward()
-    grads = [p.grad for p in model.parameters()]
-    return [g.full_tensor() if hasattr(g, "full_tensor") else g for g in grads if g is not None]
+        mesh = init_device_mesh("cpu", (RANKS,))
+        for part in (*model.children(), model):
+            fully_shard(part, mesh=mesh)
+        model.set_reshard_after_backward(
+            not penalty
+        )  # PyTorch crashes in the second backward if weights are freed
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss(model, x, penalty=penalty).backward()
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+        optimizer.step()
+    parameters = [p.detach() for p in model.parameters()]
+    return [p.full_tensor() if isinstance(p, DTensor) else p for p in parameters]
 
 
 def main(rank: int, meet: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=RANKS)
     x = torch.randn(4, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    for wrap, penalty in (("ddp", False), ("ddp", True), ("fsdp2", False)):  # FSDP2 has one backward a step
-        found = gradients(wrap, x.chunk(RANKS)[rank], penalty=penalty)
-        want = gradients("none", x, penalty=penalty)
+    for wrap, penalty in product(("ddp", "fsdp2"), (False, True)):
+        found = trained(wrap, x.chunk(RANKS)[rank], penalty=penalty)
+        want = trained("none", x, penalty=penalty)
         worst = max(float((a - b).abs().max()) for a, b in zip(found, want, strict=True))
         if rank == 0:
             print(wrap, penalty, len(found), worst < 1e-12, flush=True)

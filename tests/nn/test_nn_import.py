@@ -11,8 +11,8 @@ before = set(sys.modules)
 import curvescope.nn
 new = set(sys.modules) - before
 packages = {name.partition(".")[0] for name in new} - set(sys.stdlib_module_names)
-rooms = {name.split(".")[1] for name in new if name.startswith("curvescope.")}
-print(sorted(packages), sorted(rooms))
+parts = {name.split(".")[1] for name in new if name.startswith("curvescope.")}
+print(sorted(packages), sorted(parts))
 """
 
 

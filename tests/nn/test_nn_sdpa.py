@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import warnings
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import sdpa_grid
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
@@ -168,6 +170,28 @@ def test_causal_biases_of_pytorch_are_masks(kind, lengths, path):
     torch.testing.assert_close(cs.sdpa(*x, bias), torchs(*x, mask))
 
 
+@pytest.mark.parametrize("kind", ["boolean", "additive"])
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_tangent_under_a_mask_has_finite_derivatives(kind, empty, path):
+    """PyTorch's plain path gives NaN here where a row of the mask hides every key."""
+    x, t = ([a.detach() for a in qkv(Lq=6, Lk=6)] for _ in range(2))
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    mask[3] = mask[3] & (not empty)
+    mask = mask if kind == "boolean" else draw(6, 6).masked_fill(~mask, -torch.inf)
+    t = tuple(a.flip(0) for a in t)
+
+    def total(*x: Tensor) -> Tensor:
+        return jvp(lambda *x: cs.sdpa(*x, attn_mask=mask), x, t)[1].sin().sum()
+
+    found = grad(total, argnums=(0, 1, 2))(*x)
+    eps = 1e-5
+    moved = lambda s: float(total(*(a + s * eps * b for a, b in zip(x, found, strict=True))))  # noqa: E731
+    slope = float(sum(a.square().sum() for a in found))
+    assert (moved(1) - moved(-1)) / (2 * eps) == pytest.approx(slope, rel=1e-5)
+    t = tuple(a.requires_grad_() for a in t)
+    assert all(a.isfinite().all() for a in torch.autograd.grad(total(*x), t))
+
+
 def test_rows_without_a_key_are_zero_and_so_are_their_derivatives(path):
     x, do = qkv(Lq=4, Lk=4), draw(2, 2, 4, 3, seed=5).requires_grad_()
     hidden = torch.ones(4, 4, dtype=torch.bool)
@@ -308,10 +332,12 @@ def test_third_derivatives_in_every_mode(name, extra, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("mask", ["causal", "trained", "dropout"])
+@pytest.mark.parametrize("mask", ["causal", "trained", "dropout", "key lengths"])
 def test_compile_keeps_one_graph(mask, backend, path):
     x = [*qkv(Lq=6, Lk=6), draw(6, 6, seed=6).requires_grad_()]
     options = {"is_causal": mask == "causal", "dropout_p": 0.5 * (mask == "dropout")}
+    if mask == "key lengths":
+        options["key_lengths"] = torch.tensor([2, 6])
 
     def loss(q, k, v, bias):
         o = cs.sdpa(q, k, v, bias if mask == "trained" else None, **options)
@@ -416,6 +442,7 @@ class Largest(TorchDispatchMode):
         ({"attn_mask": torch.zeros(3, 4)}, ShapeError, r"\(3, 4\)"),
         ({"score_bias": RelativeBias(torch.zeros(1, 3))}, ShapeError, r"\(1, 3\)"),
         ({"key_lengths": torch.tensor([0.5, 1.0])}, ShapeError, "float"),
+        ({"attn_mask": torch.ones(5, 7).long()}, RuntimeError, "int64"),
         ({"key": torch.zeros(2, 2, 7, 9).double()}, ShapeError, "9"),
         ({"key": torch.zeros(2, 2, 7, 4)}, ShapeError, "float32"),
         ({"query": torch.zeros(4).double()}, ShapeError, r"\(4,\)"),
@@ -427,11 +454,77 @@ def test_calls_that_do_not_fit_say_so(change, error, match):
         cs.sdpa(**(named | change))
 
 
-def test_two_ranks_have_the_gradients_of_one():
+def test_two_ranks_train_as_one():
     script = Path(__file__).parent / "sdpa_ranks.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     lines = done.stdout.splitlines()
-    assert lines == ["ddp False 4 True", "ddp True 4 True", "fsdp2 False 4 True"], done.stderr
+    assert lines == [f"{wrap} {penalty} 8 True" for wrap in ("ddp", "fsdp2") for penalty in (False, True)], (
+        done.stderr
+    )
+
+
+def test_a_derivative_that_is_recorded_once_is_that_of_every_direction(path):
+    x, t = (tuple(t.detach() for t in qkv(B=b)) for b in (2, 2))
+    _, linear = torch.func.linearize(cs.sdpa, *x)
+    t = tuple(s.flip(0) for s in t)
+    torch.testing.assert_close(linear(*t), jvp(torchs, x, t)[1])
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "flipped"])
+@pytest.mark.parametrize("shape", [(2, 1, 3, 5, 4, 3), (1, 2, 17, 8, 1, 1)])
+def test_dual_numbers_go_through_a_backward_in_every_layout(shape, layout, path):
+    B, H, Lq, Lk, d, dv = shape
+    x = [t.detach() for t in qkv(B, H, Lq, Lk, d, dv)]
+    x = [t.mT.contiguous().mT.requires_grad_() if layout == "flipped" else t.requires_grad_() for t in x]
+    do, moves = draw(B, H, Lq, dv, seed=5), [draw(*t.shape, seed=6) for t in x]
+    with forward_ad.dual_level():
+        made = [forward_ad.make_dual(*pair) for pair in zip(x, moves, strict=True)]
+        first = torch.autograd.grad(cs.sdpa(*made, is_causal=True), made, do, create_graph=True)
+        found = [forward_ad.unpack_dual(t).tangent for t in first]
+    pull = lambda *x: torch.func.vjp(lambda *x: torchs(*x, is_causal=True), *x)[1](do)  # noqa: E731
+    torch.testing.assert_close(tuple(found), jvp(pull, tuple(x), tuple(moves))[1])
+
+
+def test_an_output_may_be_changed_in_place():
+    x = [t.detach().float().requires_grad_() for t in qkv()]
+    o = cs.sdpa(*x, window=3)
+    residual = o.detach().clone()
+    o += residual
+    torch.testing.assert_close(o, 2 * residual)
+
+
+def test_tensors_without_numbers_have_shapes(path):
+    x = [torch.empty(t.shape, device="meta", requires_grad=True) for t in qkv()]
+    o = cs.sdpa(*x)
+    assert [t.shape for t in torch.autograd.grad(o, x, o)] == [t.shape for t in x]
+
+
+def test_heads_of_width_zero_take_the_mean_of_the_values(path):
+    x = [draw(1, 2, 3, 0), draw(1, 2, 5, 0), draw(1, 2, 5, 3)]
+    torch.testing.assert_close(cs.sdpa(*x), torchs(*x))
+    torch.testing.assert_close(cs.sdpa(*x), x[2].mean(2, keepdim=True).expand(1, 2, 3, 3))
+
+
+@pytest.mark.parametrize("order", ["first", "second"])
+@pytest.mark.parametrize("changed", range(4))
+def test_an_input_that_is_changed_before_the_backward_never_gives_a_wrong_number(changed, order, path):
+    x = [*qkv(Lk=5), draw(5, 5, seed=8).requires_grad_()]
+
+    def derivatives(attention) -> tuple[Tensor, ...]:
+        made = [t * 1 for t in x]
+        first = torch.autograd.grad(attention(*made).pow(2).sum(), x, create_graph=order == "second")
+        if order == "first":
+            return first
+        return torch.autograd.grad(sum(t.pow(2).sum() for t in first), x)
+
+    def changing(*made: Tensor) -> Tensor:
+        o = cs.sdpa(*made)
+        with torch.no_grad():
+            made[changed].add_(1)
+        return o
+
+    with contextlib.suppress(RuntimeError):  # most often a tensor is missed: that is an error, and no number
+        torch.testing.assert_close(derivatives(changing), derivatives(torchs))
 
 
 def test_key_lengths_may_be_counted_up_before_the_backward(monkeypatch):

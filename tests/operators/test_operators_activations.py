@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import curvescope as cs
-from curvescope.models.capture.points import find_point, point_names
+from curvescope.models.capture.activation_points import find_point, point_names
 from oracles import PlainNet, drawn, relative_error, shaken, transformer
 from selection import most, some
 

@@ -207,15 +207,15 @@ def test_a_class_of_small_probability_is_no_harder():
 def test_what_is_refused():
     found, custom = bench("plain-attention-tied"), bench("custom-loss-pre-layernorm")
     H = cs.Hessian(found.problem)
-    with pytest.raises(UsageError, match="Hessian is no matrix between Jacobians"):
+    with pytest.raises(UsageError, match="Hessian does not have the form"):
         cs.exact_diagonal(H, way="outputs")
     with pytest.raises(UsageError, match="expected way to be one of"):
         cs.exact_diagonal(H, way="columns")
     with pytest.raises(UsageError, match="same rows and columns"):
         cs.exact_diagonal(H.block("emb.weight", "qkv.weight"))
-    with pytest.raises(UsageError, match="draws no squares"):
+    with pytest.raises(UsageError, match="random_squares"):
         cs.diagonal(H, method="roots")
-    with pytest.raises(UsageError, match="no square root of the loss 'custom'"):
+    with pytest.raises(UsageError, match="square root of the Hessian of the loss 'custom'"):
         cs.diagonal(cs.GGN(custom.problem), method="roots", num_probes=2)
 
 
@@ -231,7 +231,7 @@ def test_sequences_that_see_each_other_are_refused():
     module = oracles.shaken(oracles.drawn(Coupled))
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     problem = cs.Problem(module, cs.Batches([cs.Batch(x, torch.tensor([0, 1, 0, 1]))]))
-    with pytest.raises(UsageError, match="depend on the sequences beside it"):
+    with pytest.raises(UsageError, match="depend on the other sequences"):
         cs.exact_diagonal(cs.GGN(problem), way="outputs")
     op = cs.GGN(problem)
     assert relative_error(diagonal_of(op, way="entries"), op.to_dense().diagonal()) < EXACT

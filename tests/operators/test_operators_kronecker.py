@@ -386,6 +386,6 @@ def test_a_block_that_is_no_linear_map_is_said():
 
 def test_a_loss_without_terms_is_said_before_the_work():
     problem = bench("custom-loss-pre-layernorm").problem
-    with pytest.raises(UsageError, match="does not say what its terms"):
+    with pytest.raises(UsageError, match="does not define its terms"):
         cs.KFAC(problem, kind="empirical")
     assert cs.KFAC(problem, kind="empirical", terms="together").trace() > 0

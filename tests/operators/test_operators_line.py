@@ -101,7 +101,7 @@ def test_a_constant_loss_says_that_rounding_hides_the_answer():
 def test_one_sided_and_other_ranges():
     problem = problem_of(lambda w: (1 + w**2 / 2 + 0.7 * w**3 / 6).sum())
     found = cs.loss_line(problem, ONE, span=(0.0, 1.0), num_points=5, cubic=False)
-    assert found.radii["quadratic"]["behind"].words() == "not looked at"
+    assert found.radii["quadratic"]["behind"].words() == "not evaluated"
     assert found.orders == [2]
     assert math.isnan(found.expansion.third)
     assert "cubic" not in found.to_frame()

@@ -47,8 +47,8 @@ def test_half_as_many_columns_at_a_time(kind, error, monkeypatch, caplog):
         torch.testing.assert_close(op @ V, want)
     assert tries == [12, 6, 3, 3, 3, 3]
     assert [record.getMessage() for record in caplog.records] == [
-        "memory ran out: from here on 6 columns at a time",
-        "memory ran out: from here on 3 columns at a time",
+        "memory ran out: from now on 6 columns at a time",
+        "memory ran out: from now on 3 columns at a time",
     ]
     tries.clear()
     op.block("L0.W_Q") @ V[:64]

@@ -66,7 +66,7 @@ def test_the_zoo_and_torch_s_layer_norm_are_taken_together():
     for name in ("merged-alibi-scaled-residual", "plain-normed-mlp", "plain-attention-tied"):
         found = bench(name)
         batch = found.problem.batches[1]
-        graph = stacked.together(found.problem, found.problem.space(), batch)
+        graph = stacked.stacked_graph(found.problem, found.problem.space(), batch)
         assert graph is not None, name
         assert stacked.agrees(graph, second_order=True), name
 
@@ -197,7 +197,7 @@ def test_losses_at_other_parameters():
     assert relative_error(total, cs.Hessian(found.problem.at(moved)) @ found.probe(1)) < EXACT
     x = torch.ones(2, 4, 2, dtype=torch.float64)
     held = cs.per_sample(cs.Problem(Holds(), (x, x), "mse_mean"))
-    with pytest.raises(UsageError, match="in a second way"):
+    with pytest.raises(UsageError, match="in a closure or a list"):
         held.losses({"weight": torch.zeros(2, dtype=torch.float64)})
 
 
@@ -232,7 +232,7 @@ def test_sequences_that_see_each_other_are_refused():
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     problem = cs.Problem(Coupled().double(), (x, torch.tensor([0, 1, 0, 1])))
     for ask in (cs.per_sample(problem).losses, cs.per_sample(problem).gradients):
-        with pytest.raises(cs.UsageError, match="depend on the sequences beside it"):
+        with pytest.raises(cs.UsageError, match="depend on the other sequences"):
             ask()
     one_by_one = [(x[i : i + 1], torch.tensor([i % 2])) for i in range(4)]
     assert len(cs.per_sample(cs.Problem(Coupled().double(), one_by_one)).losses()) == 4

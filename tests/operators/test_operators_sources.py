@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import curvescope as cs
 import oracles
 from curvescope.closed_form.network.from_model import stack_curvature
-from curvescope.models.sources import REST, find_sources
+from curvescope.models.curvature_sources import REST, find_sources
 from oracles import relative_error
 from selection import one_in, some
 

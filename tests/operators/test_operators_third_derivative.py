@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import curvescope as cs
 import oracles
-from curvescope.kernels.norms.written_out import written_out_norms
+from curvescope.kernels.norms.plain_norms import plain_norms
 from curvescope.operators.taylor.third_derivative import ThirdDerivative, third_derivative
 from oracles import relative_error
 from selection import one_in, some
@@ -247,7 +247,7 @@ def test_every_norm_of_torch_is_written_out(name: str):
     batch = problem.batches[0]
     with torch.no_grad():
         expected = problem.outputs(batch)
-        with written_out_norms():
+        with plain_norms():
             assert relative_error(problem.outputs(batch), expected) < 1e-13
 
 
@@ -266,7 +266,7 @@ def test_the_functions_below_the_modules_are_written_out():
         lambda: nn.functional.instance_norm(x, mean, var, w, b, False),
     ]
     for call in calls:
-        with written_out_norms():
+        with plain_norms():
             found = call()
         assert relative_error(found, call()) < 1e-13
 
@@ -370,3 +370,24 @@ def test_the_result_is_saved_and_read(tiny: oracles.Bench, tmp_path):
     back = ThirdDerivative.load(found.save(tmp_path))
     assert back.value == found.value
     assert torch.equal(back.vector, found.vector)
+
+
+class Attends(nn.Module):
+    """PyTorch's own layer of attention, which calls a fused kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.attend = nn.Embedding(5, 4), nn.MultiheadAttention(4, 2, batch_first=True)
+        self.out = nn.Linear(4, 5)
+
+    def forward(self, x):
+        h = self.embed(x)
+        return self.out(h + self.attend(h, h, h, need_weights=False)[0])
+
+
+def test_fused_attention_gives_way_to_one_with_third_derivatives():
+    module, source = Attends().double(), torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 5, (2, 3, 4), generator=source)
+    problem = cs.Problem(module, (tokens[0], tokens[1]))
+    u = unit(problem.space().size)
+    assert relative_error(third_derivative(problem, u).vector, difference(problem, u)) < 1e-7

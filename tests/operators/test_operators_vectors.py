@@ -121,7 +121,7 @@ def wrong(change: dict[str, Any], *, drop: str | None = None) -> dict[str, Any]:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "unknown": (lambda: wrong({"head.wieght": torch.ones(2, 4)}), "is called 'head.wieght'.*head.weight"),
+    "unknown": (lambda: wrong({"head.wieght": torch.ones(2, 4)}), "'head.wieght'.*head.weight"),
     "missing": (lambda: wrong({}, drop="head.bias"), "'head.bias' is missing"),
     "shape": (
         lambda: wrong({"head.weight": torch.ones(4, 2)}),

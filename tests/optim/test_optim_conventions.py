@@ -1,4 +1,4 @@
-"""What torch.optim promises, held by every optimizer of the room."""
+"""What torch.optim promises, held by every optimizer of the package."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from optimizers_known import Quadratic, symmetric
 from torch import Tensor, nn
 
 from curvescope import optim
-from curvescope.algorithms.spectra.following import follow_ends
+from curvescope.algorithms.spectra.subspace_tracking import follow_ends
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import Matrix
-from curvescope.optim.following import follow, pursue
+from curvescope.optim.curvature_tracking import follow, pursue
 
 WAYS = {
     "sharpness": lambda parts, **options: optim.SharpnessGD(parts, every=1, **options),

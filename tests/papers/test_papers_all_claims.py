@@ -6,7 +6,7 @@ import re
 
 from curvescope.papers import all_claims
 from curvescope.papers.common import Claim
-from curvescope.runs.shown import Shown
+from curvescope.runs.study_result import Shown
 
 
 class Made(Shown):

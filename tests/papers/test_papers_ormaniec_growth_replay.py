@@ -10,7 +10,7 @@ import torch
 from curvescope.papers.ormaniec2025 import growth
 from curvescope.papers.ormaniec2025 import growth_sweeps as streams
 from curvescope.papers.ormaniec2025.growth_exponents import published_curves
-from curvescope.papers.ormaniec2025.growth_sweeps import EXPERIMENTS, Source, measure, sweep_tokens
+from curvescope.papers.ormaniec2025.growth_sweeps import EXPERIMENTS, RandomSource, measure, sweep_tokens
 
 REFERENCE = Path(__file__).parent / "data" / "ormaniec_exact_norms.csv"
 
@@ -45,7 +45,7 @@ def test_exact_norms_at_the_papers_weights():
         experiment, repeat, index = row["experiment"], int(row["repeat"]), int(row["sigma_index"])
         key = experiment, repeat, index
         if key not in measured:
-            source = Source(EXPERIMENTS[experiment], repeat, 0, replay=True, redraw=True, device="cpu")
+            source = RandomSource(EXPERIMENTS[experiment], repeat, 0, replay=True, redraw=True, device="cpu")
             measured[key] = measure(source, index, source.weights(), tokens, probes=1, exact=True)[0]
         place = EXPERIMENTS[experiment].rows.index((row["block"], "H", int(row["layer"])))
         assert measured[key][place] == pytest.approx(float(row["frobenius"]), rel=1e-8)
@@ -62,7 +62,7 @@ def test_published_means_come_out_with_the_papers_probes(experiment, index):
     """All 20 repeats from 20 probes of each part: the published means, which were computed in float32."""
     rows, tokens, values = EXPERIMENTS[experiment].rows, sweep_tokens(), []
     for repeat in range(20):
-        source = Source(EXPERIMENTS[experiment], repeat, 0, replay=True, redraw=True, device="cpu")
+        source = RandomSource(EXPERIMENTS[experiment], repeat, 0, replay=True, redraw=True, device="cpu")
         values.append(measure(source, index, source.weights(), tokens, probes=20, exact=False)[0])
     mean = dict(zip(rows, np.mean(values, axis=0), strict=True))
     for curve, published in published_curves(experiment).items():

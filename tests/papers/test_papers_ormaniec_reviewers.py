@@ -22,7 +22,7 @@ from curvescope.papers.ormaniec2025.reviewers.answers import regimes as find_reg
 from curvescope.papers.ormaniec2025.reviewers.networks import (
     ARCHITECTURES,
     PARTS,
-    Sweep,
+    NormSweep,
     block_norms,
     loss_slope,
 )
@@ -42,10 +42,12 @@ Q, V = (3, 6, 5, 5), (1, 2, 3, 2)  # powers of the parts, in the order of PARTS
 HEAD = {"L0.W_Q": Q, "L0.W_K": Q, "L0.W_V": V, "L0.W_O": V}
 
 
-def made_up(blocks: dict[str, tuple[int, ...]], *, sigma: np.ndarray = SIGMA, drop: float = 0.0) -> Sweep:
+def made_up(blocks: dict[str, tuple[int, ...]], *, sigma: np.ndarray = SIGMA, drop: float = 0.0) -> NormSweep:
     """A sweep whose blocks have these powers, and ∂ℓ/∂F the power `drop`."""
     norms = [np.stack([power(powers[p], sigma) for powers in blocks.values()], -1) for p in range(len(PARTS))]
-    return Sweep(list(blocks), [4] * len(blocks), sigma, np.stack(norms, axis=2), 0.1 * power(drop, sigma))
+    return NormSweep(
+        list(blocks), [4] * len(blocks), sigma, np.stack(norms, axis=2), 0.1 * power(drop, sigma)
+    )
 
 
 @pytest.mark.parametrize("p", [-2.0, 0.0, 5.0])
@@ -228,7 +230,8 @@ def test_answers_on_networks_and_the_gradient_follow_the_sweeps():
     found = {f"architecture.{name}": made_up({"W": V}, sigma=sigma) for name in ARCHITECTURES}
     found["architecture.Transformer"] = made_up(HEAD, sigma=sigma)
     said = verdicts(ANSWERS[3](found))
-    assert said["blocks of H of different order are special to Transformers"] == "holds"
+    (special,) = (claim for claim in said if claim.startswith("blocks of H of "))
+    assert said[special] == "holds"
     assert said["Transformer: all blocks of H grow with one order"] == "fails"
     assert said["RNN: all blocks of H grow with one order"] == "holds"
     sweeps = {"regime.softmax": made_up(HEAD), "regime.linear attention": made_up(dict.fromkeys(HEAD, Q))}
@@ -241,7 +244,7 @@ def test_training_is_compared_with_the_best_rate():
     steps = np.arange(9.0)
     two, one = (np.stack([np.exp(-r * steps) + 0.1 * s for s in range(3)]) for r in (0.1, 0.2))
     losses = np.stack([np.stack([way, np.where(steps < 8, way, np.nan)], 1) for way in (two, one)])
-    found = softmax.Trained(np.array([0.1, 1.0]), losses)
+    found = softmax.TrainingLosses(np.array([0.1, 1.0]), losses)
     assert np.array_equal(found.best(), np.stack([two, one]))
     assert found.steps_to().tolist() == [[9] * 3, [5] * 3]
     rows = verdicts(softmax._training("Adam", found))
@@ -259,9 +262,9 @@ def everything(cfg: Config) -> dict[str, Result]:
     found |= {f"regime.{c}": made_up({"W_1": V, "U": V} if c == "MLP" else HEAD) for c in orders.SETTINGS}
     found["merged.curvature"] = softmax.Curved(softmax.MERGED_SIGMA, np.ones((3, 3, 2)), np.ones((3, 3, 2)))
     losses = np.random.default_rng(0).uniform(1, 2, (2, 3, 2, cfg.steps + 1))
-    found |= {f"merged.{how}": softmax.Trained(np.ones(2), losses) for how in softmax.RATES}
+    found |= {f"merged.{how}": softmax.TrainingLosses(np.ones(2), losses) for how in softmax.RATES}
     norms = np.random.default_rng(1).uniform(1, 2, (3, 3, len(softmax.TEMPERATURES), len(softmax.NAMES)))
-    return found | {"softmax": softmax.Heads(np.array(softmax.TEMPERATURES), *norms)}
+    return found | {"softmax": softmax.HeadBlockNorms(np.array(softmax.TEMPERATURES), *norms)}
 
 
 @pytest.mark.usefixtures("unrendered")

@@ -9,7 +9,7 @@ from curvescope.papers import figures_of, find_figure
 from curvescope.papers.petrov2025 import bounds as figure
 from curvescope.studies import bounds
 from curvescope.studies.bounds import analysis
-from curvescope.studies.bounds.analysis import Comparisons, Row, joined, tagged
+from curvescope.studies.bounds.analysis import BoundRow, Comparisons, joined, tagged
 
 SMALL = bounds.Config(
     num_seeds=1,
@@ -56,12 +56,12 @@ def test_verdicts_are_those_of_the_theory(result: figure.ClaimedBounds):
         assert claim.published
         assert claim.source
         assert claim.measured.startswith("violated ")
-    assert "truth / bound up to ∞" in found["ξ_21"].measured  # W_2 = 0
+    assert "bound up to ∞" in found["ξ_21"].measured  # W_2 = 0
     assert set(figures_of("petrov2025")) >= {"bounds"}
     assert find_figure("petrov2025", "bounds") is figure.STUDY
 
 
-def _found(rows: list[Row]) -> bounds.Bounds:
+def _found(rows: list[BoundRow]) -> bounds.Bounds:
     none = tagged("", "", 0.0, {})
     return bounds.Bounds(1, none, tagged(analysis.HEAD, analysis.WEIGHTS, 1.0, {0: rows}))
 
@@ -72,7 +72,7 @@ def _found(rows: list[Row]) -> bounds.Bounds:
 )
 def test_a_verdict_follows_from_the_numbers(printed: float, repaired: float, verdict: str):
     (one,) = (one for one in figure.STATED if one.claim == "slope of the softmax")
-    rows = [Row("‖∂A/∂T‖", "Theorem 1", 1.0, printed), Row("‖∂A/∂T‖", "repaired", 1.0, repaired)]
+    rows = [BoundRow("‖∂A/∂T‖", "Theorem 1", 1.0, printed), BoundRow("‖∂A/∂T‖", "repaired", 1.0, repaired)]
     assert figure._verdict(one, _found(rows)).verdict == verdict
     assert figure._verdict(one._replace(fix=None), _found(rows)).verdict in (figure.HOLDS, figure.FAILS)
 
@@ -92,7 +92,7 @@ def test_profiles_differ_in_how_much_is_tried():
 
 
 def test_columns_are_joined_and_chosen():
-    parts = [tagged("a", "v", s, {0: [Row("q", "b", 1.0, s)]}) for s in (1.0, 2.0)]
+    parts = [tagged("a", "v", s, {0: [BoundRow("q", "b", 1.0, s)]}) for s in (1.0, 2.0)]
     whole = joined(parts)
     assert isinstance(whole, Comparisons)
     np.testing.assert_array_equal(whole.value, [1.0, 2.0])

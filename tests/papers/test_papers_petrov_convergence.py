@@ -11,18 +11,20 @@ import torch
 from curvescope.core.errors import CurvescopeError
 from curvescope.papers.petrov2025 import convergence as figure
 from curvescope.papers.petrov2025 import convergence_networks as networks
-from curvescope.papers.petrov2025.convergence_networks import Fit
+from curvescope.papers.petrov2025.convergence_networks import TrainingSettings
 from curvescope.studies.landscape.analysis import growth
 
 SHAPE = (1, 1, 8, 8)
 
 
-def made_up(family: str, spread: float, *, width: int = 0, hidden: int = 0, note: str = "") -> figure.Curve:
+def made_up(
+    family: str, spread: float, *, width: int = 0, hidden: int = 0, note: str = ""
+) -> figure.NetworkCurve:
     """A curve of lognormal losses."""
     losses = np.random.default_rng(0).lognormal(0, 1, 60) * spread
     found = figure.thin(growth(losses, num_orders=20, seed=1))
     name = f"a network with changes of rank {width}"
-    return figure.Curve(family, name, "digits", 10, 5, 0.9, 1, width, hidden, losses, found, note)
+    return figure.NetworkCurve(family, name, "digits", 10, 5, 0.9, 1, width, hidden, losses, found, note)
 
 
 def sweep(power: float, ratio: float) -> figure.Convergence:
@@ -41,12 +43,13 @@ def test_verdicts_follow_the_numbers():
     one, other = ({c.claim: c for c in sweep(*args).claims()} for args in ((0.5, 0.5), (-0.5, 2.0)))
     assert len(one) == 9
     expected = {
-        "E4: |L_{k+1} − L_k| of a ViT falls as 1/k": (figure.TAUTOLOGY, figure.TAUTOLOGY),
-        "E7: the curve of rank 16 ends below that of rank 8": (figure.HOLDS, figure.FAILS),
-        "E8: it grows with the width h, as the bound does": (figure.HOLDS, figure.FAILS),
-        "slopes are those of independent numbers": (figure.HOLDS, figure.HOLDS),
+        "as 1/k": (figure.TAUTOLOGY, figure.TAUTOLOGY),
+        "curve of rank 16": (figure.HOLDS, figure.FAILS),
+        "width h": (figure.HOLDS, figure.FAILS),
+        "independent numbers": (figure.HOLDS, figure.HOLDS),
     }
-    for claim, verdicts in expected.items():
+    for part, verdicts in expected.items():
+        (claim,) = (name for name in one if part in name)
         assert (one[claim].verdict, other[claim].verdict) == verdicts, claim
     assert sum(c.verdict == figure.OTHERS for c in one.values()) == 2  # heights of other pictures
     assert {c.whose for c in one.values()} == {"paper", "ours"}
@@ -66,7 +69,7 @@ def test_low_rank_changes_are_of_low_rank_and_all_else_stays():
     expected = body(images).detach()
     adapted = networks.adapt(body, 3, seed=0)
     torch.testing.assert_close(adapted(images), expected)  # B is zero at first
-    networks.fit(adapted, images, classes, Fit(2, 16, 1e-2), seed=0)
+    networks.fit(adapted, images, classes, TrainingSettings(2, 16, 1e-2), seed=0)
     for layer in ("L0", "L1"):
         part = adapted.get_submodule(layer)
         for name in ("W_Q", "W_V"):
@@ -126,7 +129,7 @@ def test_a_run_on_a_few_pictures(monkeypatch: pytest.MonkeyPatch, tmp_path):
     real = figure.pictures
     monkeypatch.setattr(figure, "pictures", lambda name, num, seed: real(name, num=80, seed=seed))
     short = {
-        name: one._replace(how=Fit(1), group=min(one.group, 4))
+        name: one._replace(how=TrainingSettings(1), group=min(one.group, 4))
         for name, one in networks.experiments("quick").items()
         if one.family != "E8" or one.width == 4
     }

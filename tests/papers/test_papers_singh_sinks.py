@@ -10,33 +10,33 @@ import pytest
 from curvescope.core.errors import UsageError
 from curvescope.papers import figures_of, find_figure
 from curvescope.papers.singh2025.sinks import CASES, INITIAL, TRAINED, Config, SinkCases
-from curvescope.studies.sinks import Blocks, Heads, Lines, Moved, Sinks, measure
+from curvescope.studies.sinks import RitzLines, SinkBlocks, SinkHeads, Sinks, SinkSpectra, measure
 from curvescope.studies.sinks.analysis import HOWS, UNCHANGED
 
 STRENGTHS = {"bias": 8.0, "gated": 0.9}
 
 
-def lines(top: float, bulk: float) -> Lines:
+def lines(top: float, bulk: float) -> RitzLines:
     """Three texts, two probes; one outlier and a bulk, with the factors given."""
     alpha = np.array([bulk, 10.0 * top, -bulk, 0.0]) * np.ones((3, 2, 1))
     alpha *= 1 + 0.001 * np.arange(2)[None, :, None]
     beta = np.full((3, 2, 4), 0.01)
     beta[..., -1] = 0
-    return Lines(alpha, beta, np.full((3, 2), 4), 100, 1e-16)
+    return RitzLines(alpha, beta, np.full((3, 2), 4), 100, 1e-16)
 
 
 def case(mass: float, *, top: float, bulk: float, ggn: float) -> Sinks:
     """Every way moves the ends by `top`, the bulk by `bulk`, the GGN by `ggn`; sinks grow by 0.3."""
     ways = {how: STRENGTHS.get(how, 4.0) for how in HOWS}
-    moved = {UNCHANGED: Moved(np.full(3, 0.1), np.ones(3), lines(1, 1), lines(1, 1))}
+    moved = {UNCHANGED: SinkSpectra(np.full(3, 0.1), np.ones(3), lines(1, 1), lines(1, 1))}
     moved |= {
-        f"{how}.{s:g}": Moved(np.full(3, 0.4), np.ones(3), lines(top, bulk), lines(ggn, 1))
+        f"{how}.{s:g}": SinkSpectra(np.full(3, 0.4), np.ones(3), lines(top, bulk), lines(ggn, 1))
         for how, s in ways.items()
     }
     names, own = ["queries, keys"], np.array([1.0])
-    blocks = {name: Blocks(names, own * (1 if name == UNCHANGED else bulk), 0.01 * own) for name in moved}
+    blocks = {name: SinkBlocks(names, own * (1 if name == UNCHANGED else bulk), 0.01 * own) for name in moved}
     map_ = np.full((2, 2), mass)
-    heads = Heads(map_, 0 * map_, map_, ["in"], np.ones(1), np.ones(1), [])
+    heads = SinkHeads(map_, 0 * map_, map_, ["in"], np.ones(1), np.ones(1), [])
     hows, strengths = list(ways), list(ways.values())
     return Sinks("m", "d", "l", [8.0] * 3, 100, 0.2, heads, hows, strengths, moved, blocks)
 
@@ -56,16 +56,16 @@ def test_verdicts_follow_the_numbers():
     still = verdicts(result(top=1.0, bulk=1.0, ggn=1.0))
     assert len(one) == 4 * len(CASES) + 6
     expected = {
-        f"outlier activations move the spectrum ({INITIAL})": ("holds", "holds", "fails"),
+        f"outlier activations change the spectrum ({INITIAL})": ("holds", "holds", "fails"),
         f"a larger bias at the first token shrinks the bulk ({TRAINED})": ("holds", "fails", "not decided"),
         f"a larger bias at the first token grows the outliers ({TRAINED})": ("holds", "fails", "not decided"),
         f"larger sinks stretch the spectrum ({INITIAL})": ("holds", "fails", "not decided"),
         "training makes the bundled model's sink": ("holds", "fails", "holds"),
-        "all ways move λ_max to the same side": ("holds", "holds", "not decided"),
-        "the GGN's λ_max moves as the Hessian's does": ("holds", "fails", "not decided"),
-        "a saturated sink takes the curvature of queries and keys": ("holds", "fails", "not decided"),
-        "paired probes tell the bulk's change under a bias from noise": ("holds", "holds", "fails"),
-        "weight that goes nowhere shrinks the bulk too (softmax one, gates)": (
+        "all interventions change λ_max in the same direction": ("holds", "holds", "not decided"),
+        "the GGN's λ_max changes in the same direction as the Hessian's": ("holds", "fails", "not decided"),
+        "a saturated sink reduces the curvature of queries and keys": ("holds", "fails", "not decided"),
+        "paired probes distinguish the bulk's change under a bias from noise": ("holds", "holds", "fails"),
+        "attention weight without a target token also shrinks the bulk (softmax one, gates)": (
             "holds",
             "fails",
             "not decided",

@@ -104,7 +104,7 @@ def test_softmax_makes_the_entries_differ(result):
 
 
 def test_pre_norm_helps_and_does_not_cure(result):
-    found = row(result, "Pre-LN is a partial fix: blocks come closer and still differ")
+    found = row(result, "Pre-LN is a partial fix: blocks become more similar, but still differ")
     assert found.verdict == HOLDS
     assert not 1 / 1.1 < found.measured < 1.1
 

@@ -8,8 +8,8 @@ import torch
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.models.load import load
 from curvescope.report import write_page
-from curvescope.report.parts import heading
-from curvescope.studies import folder
+from curvescope.report.page_elements import heading
+from curvescope.studies import run_study
 from drawings import unrendered
 
 
@@ -32,7 +32,7 @@ def run_folder(tmp_path_factory, few_sequences):
         "max_products": 8,
     }
     with unrendered():
-        return folder.run("spectrum", settings, out=root / "runs")[0]
+        return run_study.run("spectrum", settings, out=root / "runs")[0]
 
 
 def test_the_page_is_self_contained(run_folder, tmp_path):

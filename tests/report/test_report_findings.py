@@ -4,7 +4,7 @@ import pytest
 
 from curvescope.report.pieces.cards import RESTS_ON, findings
 from curvescope.report.sections import SECTIONS
-from curvescope.studies import folder
+from curvescope.studies import run_study
 from curvescope.studies.diagnose.checks import CHECKS
 from curvescope.studies.diagnose.study import Diagnosis
 from drawings import unrendered
@@ -24,7 +24,7 @@ def diagnosis(tmp_path_factory, few_sequences):
     )
     settings = {"model": str(config), "data": "task:addition", "batch_size": 64, "lr": 100.0}
     with unrendered():
-        return folder.run("diagnose", settings | EFFORT, out=root / "runs")
+        return run_study.run("diagnose", settings | EFFORT, out=root / "runs")
 
 
 def test_findings_come_first_worst_first_with_links_that_lead_somewhere(diagnosis, tmp_path):

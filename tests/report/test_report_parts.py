@@ -11,10 +11,10 @@ import curvescope as cs
 from cases import transformer
 from curvescope.models.description import describe, telling_facts
 from curvescope.report import write_page
-from curvescope.report.parts import BAD, GOOD, OPEN, PART, still, verdict
+from curvescope.report.page_elements import BAD, GOOD, OPEN, PART, still, verdict
 from curvescope.report.pieces.methods import errors_in, run_command, time_of
 from curvescope.report.pieces.pictures import as_json
-from curvescope.report.reading import begun
+from curvescope.runs.listing import start_time
 from curvescope.studies import find
 from synthetic_runs import SCENE, SVG, Page, Synthetic, made, make_run
 
@@ -209,12 +209,12 @@ def test_the_command_gives_the_same_settings():
 
 def test_time_is_not_told_where_a_run_was_stopped(tmp_path):
     run = make_run(tmp_path)
-    assert time_of(run, begun(run)) == "20 s"
+    assert time_of(run, start_time(run)) == "20 s"
     with (run / "log.txt").open("a", encoding="utf-8") as log:
         log.write("2026-01-02 03:05:00 resumed: 1 of 2 pieces were there\n")
-    assert time_of(run, begun(run)) == ""
+    assert time_of(run, start_time(run)) == ""
     (run / "log.txt").unlink()
-    assert time_of(run, begun(run)) == ""
+    assert time_of(run, start_time(run)) == ""
 
 
 def test_errors_are_what_a_caption_says_of_them():
@@ -252,7 +252,7 @@ def test_every_model_has_a_card_and_old_runs_a_short_one(tmp_path):
         ("holds with a correction", PART),
         ("fails as printed, holds corrected", PART),
         ("holds (3 of 4), fails (1 of 4)", PART),
-        ("in part of the networks", PART),
+        ("in some of the networks", PART),
         ("not decided", OPEN),
         ("not claimed; σ^2", OPEN),
         ("–", OPEN),

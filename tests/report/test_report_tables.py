@@ -4,10 +4,10 @@ import math
 
 import pandas as pd
 
-from curvescope.report.parts import GOOD
+from curvescope.report.page_elements import GOOD
 from curvescope.report.pieces.tables import table
-from curvescope.report.reading import link
-from curvescope.viz.scenes import estimated
+from curvescope.report.run_reader import link
+from curvescope.viz.scenes import in_interval
 from synthetic_runs import Page, made, make_run
 
 
@@ -56,6 +56,19 @@ def test_the_interval_of_a_number_is_not_that_of_its_error():
     }  # fmt: skip
 
 
+def test_numerical_and_sampling_errors_have_columns_of_their_own():
+    frame = pd.DataFrame({
+        "lambda_max": [2215.0], "lambda_max_numerical": [1.5], "lambda_max_sampling": [171.2],
+        "lambda_max_low": [1911.0], "lambda_max_high": [2602.0], "trace": [21812.3],
+        "trace_numerical": [1034.5],
+    })  # fmt: skip
+    found = table("t", frame, anchor="t")
+    texts = dict(zip(found.header, (cell.text for cell in found.rows[0]), strict=True))
+    assert "2,220 (1,910 to 2,600)" in texts.values() or "2,215 (1,911 to 2,602)" in texts.values()
+    assert "21,800 ± 1,000" in texts.values()
+    assert "170" in texts.values()
+
+
 def test_an_interval_without_an_end_says_so():
     frame = pd.DataFrame({
         "ratio": [0.93771, 0.5, 2.1, 0.4], "ratio low": [0.1052, -math.inf, -math.inf, 0.38],
@@ -72,8 +85,9 @@ def test_an_estimate_from_one_probe_has_two_digits_and_no_error():
     found = table("t", frame, "Norms.", anchor="t")
     assert [row[1].text for row in found.rows] == ["11 ± ?", "13.40 ± 0.32"]
     assert found.caption == "Norms. ± ?: an estimate from one probe, without an error."
-    assert estimated(11.01, math.nan) == "11 (one probe, no error)"
-    assert estimated(13.402, 0.32) == "13.40 ± 0.32"
+    assert in_interval(11.01, math.nan, math.nan) == "11 (one probe, no error)"
+    assert in_interval(13.402, 12.9, 18.11) == "13, 95 % interval 12 to 19"
+    assert in_interval(0.5, 0.5, 0.5) == "0.5000"
 
 
 def test_a_large_number_is_no_count_for_being_whole():

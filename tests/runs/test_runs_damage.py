@@ -17,11 +17,11 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import Matrix
 from curvescope.core.progress import listening
 from curvescope.core.result import Result
-from curvescope.runs.disk import durable
-from curvescope.runs.disk.durable import Pace, full_disk_said, sync_tree, write_whole
+from curvescope.runs.disk import atomic_files
+from curvescope.runs.disk.atomic_files import SyncPace, explain_full_disk, sync_tree, write_atomically
 from curvescope.runs.folder import RunFolder
 from curvescope.runs.pieces import SUMS, Pieces
-from curvescope.runs.work import Piece, work_through
+from curvescope.runs.resumable_loop import Piece, work_through
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ def test_a_damaged_piece_is_done_again_and_the_others_are_not(file, how, tmp_pat
     path.write_bytes(content[: {"torn": len(content) // 2, "flipped": None, "emptied": 0}[how]])
     done, found = worked(tmp_path, said.append)
     assert done == [1]
-    assert said == ["the piece p1 is damaged on the disk: it is done again"]
+    assert len(said) == 1
+    assert "p1 is damaged" in said[0]
     for a, b in zip(found, want, strict=True):
         np.testing.assert_array_equal(a.values, b.values)
     assert worked(tmp_path)[0] == []
@@ -75,10 +76,10 @@ def test_a_piece_that_was_being_written_is_no_piece(tmp_path):
 
 
 def test_files_come_to_the_disk_before_their_names_and_folders_behind(tmp_path, monkeypatch):
-    seen, fsync, own = [], durable.os.fsync, durable.Path.replace
-    monkeypatch.setattr(durable.os, "fsync", lambda handle: (seen.append("sync"), fsync(handle)))
-    monkeypatch.setattr(durable.Path, "replace", lambda a, b: (seen.append("name"), own(a, b)))
-    write_whole(tmp_path / "a", "text")
+    seen, fsync, own = [], atomic_files.os.fsync, atomic_files.Path.replace
+    monkeypatch.setattr(atomic_files.os, "fsync", lambda handle: (seen.append("sync"), fsync(handle)))
+    monkeypatch.setattr(atomic_files.Path, "replace", lambda a, b: (seen.append("name"), own(a, b)))
+    write_atomically(tmp_path / "a", "text")
     assert seen == ["sync", "name", "sync"]
     assert (tmp_path / "a").read_text(encoding="utf-8") == "text"
     (tmp_path / "b" / "c").mkdir(parents=True)
@@ -90,8 +91,8 @@ def test_files_come_to_the_disk_before_their_names_and_folders_behind(tmp_path, 
 
 def test_the_pace_is_ten_times_what_a_visit_takes(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(durable.time, "monotonic", lambda: clock[0])
-    pace = Pace()
+    monkeypatch.setattr(atomic_files.time, "monotonic", lambda: clock[0])
+    pace = SyncPace()
     assert pace.due()
     with pace.visit():
         clock[0] += 0.5
@@ -112,7 +113,7 @@ def limited(path, answers):
         return Numbers(np.random.default_rng(i).normal(size=10 + 5000 * (i == 2)), "")
 
     try:
-        with full_disk_said(lambda: f"{len(state)} pieces are kept"):
+        with explain_full_disk(lambda: f"{len(state)} pieces are kept"):
             state = Pieces(path)
             work_through([Piece(f"p{i}", partial(make, i)) for i in range(3)], state=state)
     except CurvescopeError as error:
@@ -128,7 +129,7 @@ def test_files_that_may_not_grow_are_one_sentence_and_nothing_is_lost(tmp_path):
     said = answers.get(timeout=60)
     process.join()
     assert said.startswith("the disk is full: 2 pieces are kept")
-    assert "goes on from there" in said
+    assert "free some disk space" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p0", "p1", "pid"]
     json.loads((tmp_path / "p1" / "result.json").read_text(encoding="utf-8"))
 
@@ -175,9 +176,7 @@ def test_state_of_another_run_is_not_used(tmp_path):
     _, said, found = stopped_and_resumed(tmp_path / "own", 3.0)
     for a, b in zip(found, right, strict=True):
         np.testing.assert_array_equal(a, b)
-    assert [line for line in said if "of another model" in line] == [
-        f"{own.parent.name}/state has work of another model, other data or settings: it is not used"
-    ]
+    assert sum("of another model" in line for line in said) == 1
 
 
 def test_one_file_of_another_run_is_not_used(tmp_path):

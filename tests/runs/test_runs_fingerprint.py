@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 import curvescope as cs
 from curvescope.operators import GGN, Hessian
-from curvescope.runs.contents import fingerprint
+from curvescope.runs.fingerprints import fingerprint
 from curvescope.runs.model_structure import structure
-from curvescope.runs.work import Contents, Piece, work_through
+from curvescope.runs.resumable_loop import Contents, Piece, work_through
 
 SOURCE = """
 import torch
@@ -127,7 +127,7 @@ def test_modes_passes_and_products_do_not_count():
 
 def test_another_process_finds_the_same(tmp_path):
     (tmp_path / "own.py").write_text(SOURCE.format(**PLAIN), encoding="utf-8")
-    words = "import own, curvescope as cs; from curvescope.runs.contents import fingerprint; "
+    words = "import own, curvescope as cs; from curvescope.runs.fingerprints import fingerprint; "
     words += "print(fingerprint(cs.load(own.Net(2.5)), cs.load('tiny-gpt')))"
     found = set()
     for seed in ("1", "2"):

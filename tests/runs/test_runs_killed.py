@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import curvescope as cs
-from curvescope.studies import folder
+from curvescope.studies import run_study
 from curvescope.tokenizers import BPETokenizer
 from selection import some
 
@@ -27,7 +27,7 @@ TEXTS = ["one text, and nothing else in it. " * 9, "quite another one: 1, 2, 3, 
 def processes():
     """Processes that begin with everything imported, and with no thread running."""
     found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(["curvescope.studies.folder", "curvescope.studies.spectrum"])
+    found.set_forkserver_preload(["curvescope.studies.run_study", "curvescope.studies.spectrum"])
     return found
 
 
@@ -49,7 +49,7 @@ def settings(path):
 
 
 def run(path, out):
-    return folder.run("spectrum", settings(path), out=out)[1]
+    return run_study.run("spectrum", settings(path), out=out)[1]
 
 
 def numbers(result):
@@ -96,7 +96,7 @@ def kill_and_change(processes, path, moments, *, seed, once_there="state/*/resul
             write_model(path / "model", versions["model"])
             write_data(path / "text.txt", versions["text"])
         said = []
-        result = folder.run("spectrum", settings(path), out=out, say=said.append)[1]
+        result = run_study.run("spectrum", settings(path), out=out, say=said.append)[1]
         for found, want in zip(numbers(result), expected(), strict=True):
             np.testing.assert_array_equal(found, want)
         resumed += any("resuming" in line for line in said)

@@ -6,7 +6,7 @@ from torch import nn
 
 import curvescope as cs
 from curvescope.operators import GGN, EmpiricalFisher, FunctionalHessian, Hessian
-from curvescope.runs.verified.verification import verify
+from curvescope.runs.verification.verification import verify
 
 PARTS = (Hessian, GGN, FunctionalHessian)
 DTYPES = [torch.float64, torch.float32]

@@ -13,8 +13,7 @@ import curvescope as cs
 from commands import call
 from curvescope.core.result import Result
 from curvescope.studies import activations, find
-from curvescope.studies.activations.analysis import KINDS, token_names
-from curvescope.studies.activations.study import choose_points
+from curvescope.studies.activations.study import KINDS, choose_points, token_names
 from oracles import transformer
 from selection import pairs
 

@@ -11,7 +11,7 @@ from curvescope.core.errors import UsageError
 from curvescope.studies import attention
 from curvescope.studies.attention import contenders
 from curvescope.studies.attention.contenders import DERIVATIVES, MATH
-from curvescope.studies.attention.study import Place, places
+from curvescope.studies.attention.study import places
 
 TINY = {"lengths": (8, 16), "widths": (4, 8), "threads": (1,), "rounds": 2}
 THREE = ("ours", MATH, "PyTorch fused")
@@ -88,7 +88,8 @@ def test_the_plan_varies_one_setting_at_a_time_or_all():
     assert {place.threads for place in short} == {1, 2}
     assert set(short) < set(places(attention.Config(full=True)))
     assert len(places(attention.Config(full=True))) == 8 * 3 * 4 * 2
-    assert Place(8192, 64, "none", 1).heads == 1
+    heads = {place.length: place.heads for place in short}
+    assert (heads[64], heads[512], heads[1024], heads[8192]) == (16, 16, 8, 1)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from curvescope.closed_form.printed.bounds import (
 )
 from curvescope.studies import bounds, find
 from curvescope.studies.bounds import analysis
-from curvescope.studies.bounds.analysis import Row, slack, tagged
+from curvescope.studies.bounds.analysis import BoundRow, slack, tagged
 
 SMALL = bounds.Config(
     num_seeds=2,
@@ -143,8 +143,12 @@ def test_a_stack_is_measured_and_each_of_its_blocks_bounded(result: bounds.Bound
 
 
 def test_slack_counts_violations_and_leaves_zeros_out():
-    rows = {0: [Row("q", "b", 2.0, 1.0)], 1: [Row("q", "b", 1.0, 3.0)], 2: [Row("q", "b", 0.0, 3.0)]}
-    table = slack(tagged("i", "v", 1.0, rows | {3: [Row("q", "none", 1.0, np.nan)]}))
+    rows = {
+        0: [BoundRow("q", "b", 2.0, 1.0)],
+        1: [BoundRow("q", "b", 1.0, 3.0)],
+        2: [BoundRow("q", "b", 0.0, 3.0)],
+    }
+    table = slack(tagged("i", "v", 1.0, rows | {3: [BoundRow("q", "none", 1.0, np.nan)]}))
     (line,) = table.to_dict("records")
     assert (line["instances"], line["violated"], line["median_ratio"]) == (3, 1, 1.75)
     assert (line["least_ratio"], line["largest_ratio"]) == (0.5, 3.0)

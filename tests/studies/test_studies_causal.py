@@ -13,8 +13,7 @@ import curvescope as cs
 from commands import call
 from curvescope.geometry.causal.decoded import direct_change, layer_directions
 from curvescope.studies import causal, find
-from curvescope.studies.causal.analysis import measure_layer, measure_parts
-from curvescope.studies.causal.study import agreement
+from curvescope.studies.causal.study import agreement, measure_layer, measure_parts
 from oracles import transformer
 from selection import some
 

@@ -12,15 +12,17 @@ import pytest
 import torch
 
 from commands import call
+from curvescope.algorithms.estimates.intervals import student
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 from curvescope.operators import GGN, Hessian
+from curvescope.sampling import split_sample
+from curvescope.sampling.statistics import degrees_of
 from curvescope.studies import find
 from curvescope.studies.compare import Comparison, Config, run
-from curvescope.studies.compare.analysis import EQUAL, LARGER, OPEN, QUANTITIES, SMALLER, Estimate
-from curvescope.studies.compare.study import split
+from curvescope.studies.compare.study import EQUAL, LARGER, OPEN, QUANTITIES, SMALLER, Estimate, split
 from curvescope.studies.compare.view import changed
-from curvescope.studies.setting import make_problem
+from curvescope.studies.problem_config import make_problem
 
 SMALL = "n_layers = {}\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\nnorm = {!r}\n"
 FEW = {"data": "task:addition", "dtype": "float64", "batch_size": 64, "num_probes": 4, "num_steps": 12}
@@ -57,8 +59,9 @@ def test_differences_are_those_of_dense_matrices(compared):
         share, gap = (H - G).norm() / H.norm(), 1 - g[-1] / h[-1]
         values.append([loss, h[-1], h[0], H.trace(), H.norm(), g[-1], G.trace(), share, gap])
     expected = np.array(values, dtype=float)
+    numerical = replace(found, sides=[replace(side, sampled={}) for side in found.sides])
     for i, name in enumerate(QUANTITIES):
-        difference = found.difference(1, name)
+        difference = numerical.difference(1, name)
         wanted = expected[1, i] - expected[0, i]
         assert difference == pytest.approx((wanted,) * 3, rel=1e-8, abs=1e-8), name
         assert difference.verdict == (LARGER if wanted > 0 else SMALLER)
@@ -94,13 +97,28 @@ def test_models_of_one_file_name_are_no_data_sets(compared):
     assert replace(found, sides=sides, on_data=None).subjects() == ["0/m.toml", "1/m.toml"]
 
 
+def test_differences_on_the_same_sequences_are_paired(compared):
+    cfg, found, _ = compared
+    first, second = (side.sampled["loss"] for side in found.sides)
+    problems = [make_problem(asked.cfg) for asked in cfg.asked()]
+    shares = [split_sample(Hessian(p), most=8) for p in problems]
+    losses = [np.array([group.problem.loss_value() for group in s.groups]) for s in shares]
+    d = shares[0].weights * ((losses[1] - losses[0]) - (second.value - first.value))
+    G = len(d)
+    half = student(degrees_of(d)) * np.sqrt(G / (G - 1) * ((d - d.mean()) ** 2).sum())
+    difference = found.difference(1, "loss")
+    assert difference.high - difference.value == pytest.approx(half, rel=1e-6)
+    assert half < student(G - 1) * math.hypot(first.sampling, second.sampling)
+
+
 def test_equal_sides_are_told_to_be_equal(compared):
     _, found, _ = compared
     same = replace(found, sides=[found.sides[0], replace(found.sides[0], name="same.toml")])
-    assert same.opening() == "same.toml against pre.toml: equal in all 9 quantities."
+    assert same.opening().startswith("same.toml against pre.toml: all 9 ")
     two, more = Estimate(2.0, 2.0, 2.0), Estimate(2.044, 2.044, 2.044)
-    first = SimpleNamespace(name="a", quantity=lambda name, block: two)
-    second = SimpleNamespace(name="b", quantity=lambda name, block: more if name == "loss" else two)
+    first = SimpleNamespace(name="a", quantity=lambda name, block: two, sampled={})
+    loss = {"loss": more}
+    second = SimpleNamespace(name="b", quantity=lambda name, block: loss.get(name, two), sampled={})
     said = replace(found, sides=[first, second]).opening()
     assert said.startswith("b against a: larger: loss (1.02-fold); equal: λ_max, ")
 
@@ -135,7 +153,7 @@ def test_blocks_without_a_partner_are_listed(models, few_sequences):
     found = run(Config.from_dict(settings))
     assert found.blocks == ["L0.W_V"]
     assert found.alone == {"deep.toml": ["L1.W_V"]}
-    assert any("L1.W_V" in note and "without a partner" in note for note in found.notes)
+    assert any("L1.W_V" in note and "deep.toml" in note for note in found.notes)
     assert found.tables()["without_partner"]["block"].tolist() == ["L1.W_V"]
     assert "density" not in found.figures()
 
@@ -208,8 +226,8 @@ def test_a_revision_stands_behind_the_model(tmp_path, monkeypatch):
         ({"models": ("gpt2",)}, "two or more"),
         ({"model": "gpt2"}, "two or more"),
         ({"models": ("a", "a")}, "'a' twice"),
-        ({"models": ("a", "b"), "datasets": ("x", "y")}, "several of both"),
-        ({"models": ("a", "b"), "model": "c"}, "models alone"),
+        ({"models": ("a", "b"), "datasets": ("x", "y")}, "got both"),
+        ({"models": ("a", "b"), "model": "c"}, "got model='c'"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(settings, words):
@@ -219,7 +237,7 @@ def test_what_cannot_be_compared_is_refused(settings, words):
 
 @pytest.mark.usefixtures("undrawn", "few_sequences")
 def test_the_command_is_the_study(models, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("curvescope.studies.fitting.Timer._timed", lambda self: 0.001)
+    monkeypatch.setattr("curvescope.studies.time_budget.Timer._timed", lambda self: 0.001)
     small = ("batch_size=64", "num_probes=2", "num_steps=4", "num_density_probes=0", "num_block_probes=2")
     few = [word for pair in small for word in ("--set", pair)]
     words = ["--data", "task:addition", "--blocks", "L0.W_V", "--out", tmp_path, *few]

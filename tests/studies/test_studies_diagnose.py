@@ -21,7 +21,7 @@ from commands import call
 from curvescope.models.capture import capture
 from curvescope.models.load import load
 from curvescope.models.zoo.folder import save
-from curvescope.runs.work import Contents
+from curvescope.runs.resumable_loop import Contents
 from curvescope.studies import diagnose, find
 from curvescope.studies.diagnose.checks import CHECKS, Finding, Seen, below, dead_heads, judged
 from curvescope.studies.diagnose.measurements import (
@@ -280,7 +280,8 @@ def test_the_result_is_shown_and_saved(found: diagnose.Diagnosis, tmp_path: Path
     again = diagnose.Diagnosis.load(tmp_path)
     assert [check.name for check in again.checks] == [check.name for check in found.checks]
     tables, figures = again.tables(), again.figures()
-    assert set(tables) == {"findings", "checks", "layers", "blocks", "heads", "sequences", "parts"}
+    every = {"findings", "checks", "headline", "layers", "blocks", "heads", "sequences", "parts"}
+    assert set(tables) == every
     assert set(figures) == {"checks", "layers", "blocks", "heads"}
     assert set(tables) | set(figures) <= set(again.captions())
     assert len(tables["heads"]) == 6

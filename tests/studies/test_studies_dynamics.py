@@ -12,13 +12,13 @@ import torch
 import curvescope as cs
 import oracles
 import saved_models
-from curvescope.cli.typed.asking import split
+from curvescope.cli.typed.settings_parsing import split
 from curvescope.core.errors import UsageError
 from curvescope.data.tasks import task_data
 from curvescope.models.zoo.folder import save
 from curvescope.monitor.columns import BLOCK_COLUMNS, COLUMNS
 from curvescope.monitor.result import Monitored
-from curvescope.runs.shown import FAILS, HOLDS, OPEN
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN
 from curvescope.studies import dynamics, find
 from curvescope.studies.dynamics import analysis
 from curvescope.studies.dynamics.analysis import (
@@ -299,14 +299,14 @@ def test_checkpoints_one_by_one_and_by_revision(folder: Path):
 
 
 def test_what_is_no_checkpoint_is_refused(folder: Path):
-    with pytest.raises(UsageError, match="expected a model in"):
+    with pytest.raises(UsageError, match="expected a model"):
         find_points(replace(PAIRS, checkpoints=(str(folder / "logs"),)))
-    with pytest.raises(UsageError, match="or a revision of a model that is named"):
+    with pytest.raises(UsageError, match="a revision of the model"):
         find_points(replace(PAIRS, checkpoints=("step1000",)))
     other = folder.parent / "other-9"
     save(oracles.transformer(**{**READS_PAIRS, "d_ff": 4}), other)
     wrong = replace(PAIRS, checkpoints=(str(folder), str(other)))
-    with pytest.raises(UsageError, match="which is another model"):
+    with pytest.raises(UsageError, match="a different model"):
         dynamics.run(wrong)
 
 

@@ -127,7 +127,7 @@ def test_sweeps_are_exact_spectra_of_what_they_say(result: exact_spectra.ExactSp
     both = result.sweeps.of(study.TARGET)
     np.testing.assert_allclose(zero.outlier_high[start], both.outlier_high[both.value == 1])
     assert (zero.first_mass[~start] > zero.first_mass[start].max()).all()
-    one = study.Setting(norm_Q=3.0, norm_K=0.5, angle=40.0)
+    one = study.SweepPoint(norm_Q=3.0, norm_K=0.5, angle=40.0)
     w_Q, w_K, _ = study._sweep_weights(one, 4)
     assert float(w_Q @ w_K) == pytest.approx(1.5 * np.cos(np.radians(40)))
     assert (float(w_Q.norm()), float(w_K.norm())) == pytest.approx((3.0, 0.5))

@@ -14,9 +14,10 @@ import torch
 import curvescope as cs
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
-from curvescope.runs.shown import FAILS, HOLDS, OPEN
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN
 from curvescope.studies import factors
-from curvescope.studies.factors import analysis, view
+from curvescope.studies.common.statistics import mean_interval
+from curvescope.studies.factors import analysis
 from curvescope.studies.factors.study import make_problem
 
 CFG = factors.Config(
@@ -62,7 +63,7 @@ def test_every_parameter_has_factors(problem):
 
 
 def test_exact_matrices_are_those_of_the_operators(problem, exact):
-    rows, loss = analysis.ggn_rows(problem), analysis.Loss(problem)
+    rows, loss = analysis.ggn_rows(problem), analysis.VectorLoss(problem)
     theta = own_vector(problem)
     torch.testing.assert_close(rows.T @ rows, exact[0], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(loss.hessian(theta), exact[1], rtol=1e-9, atol=1e-12)
@@ -174,7 +175,7 @@ def test_curvature_is_made_anew_every_few_steps(problem, monkeypatch):
 
 
 def test_the_best_step_is_the_best_of_its_lengths(problem, exact):
-    loss, g = analysis.Loss(problem), problem.gradient(*BLOCKS)
+    loss, g = analysis.VectorLoss(problem), problem.gradient(*BLOCKS)
     theta = own_vector(problem)
     A = analysis.approximation("diagonal", problem)
     found = analysis.best_step(loss, theta, A, exact[0], g, (1.0, 0.1))
@@ -285,21 +286,21 @@ def test_verdicts_follow_the_numbers(measured):
     better = "the lost decrease predicts the best single step better than the relative error from the GGN"
     assert verdict(right, better) == OPEN
     assert verdict(right, "most of the GGN lies between blocks") == HOLDS
-    assert verdict(right, "ekfac moves away from the GGN in training") == HOLDS
+    assert verdict(right, "the distance of ekfac from the GGN grows in training") == HOLDS
     further = "is further from the GGN in queries and keys than in values and feed-forward"
     assert verdict(right, f"kfac {further}") == HOLDS
     assert verdict(right, f"shampoo-squared {further}") == FAILS
-    assert right.opening().startswith("Over 8 approximations, the best single step follows the angle")
+    assert right.opening().startswith("Over 8 approximations, the best single step increases with the angle")
     wrong = replace(right, decrease=-right.decrease, courses=-right.courses, between=1 - right.between)
     assert verdict(wrong, "the angle from the GGN predicts the optimizer's loss") == FAILS
     assert verdict(wrong, "the lost decrease predicts the best single step") == FAILS
-    assert "the optimizer's loss goes against the angle from the GGN (ρ = -1.00" in wrong.opening()
+    assert "the optimizer's loss decreases with the angle from the GGN (ρ = -1.00" in wrong.opening()
     assert verdict(wrong, "most of the GGN lies between blocks") == FAILS
     mixed = np.random.default_rng(0).normal(size=right.courses.shape)
     assert (
         verdict(replace(right, courses=mixed), "the angle from the GGN predicts the optimizer's loss") == OPEN
     )
-    assert math.isnan(view.mean_of(np.array([1.0, math.inf])).high)
+    assert math.isnan(mean_interval(np.array([1.0, math.inf])).high)
 
 
 def test_it_is_shown(measured, tmp_path):

@@ -13,10 +13,10 @@ import torch
 import curvescope as cs
 import oracles
 from curvescope.studies import find, gap
-from curvescope.studies.gap.analysis import ALL, Effort, measure_draws, measure_pair, with_targets
+from curvescope.studies.gap.analysis import ALL, ProbeEffort, measure_draws, measure_pair, with_targets
 from curvescope.studies.gap.study import chosen_blocks
 from curvescope.studies.gap.view import off, whole
-from curvescope.studies.setting import checkpoint_names, load_checkpoints
+from curvescope.studies.problem_config import checkpoint_names, load_checkpoints
 from scenes import checked
 
 WRITTEN = gap.Config(max_exact=500, num_draws=4, num_density_probes=2, blocks=("L*.W_V",))
@@ -127,7 +127,9 @@ def test_the_functional_part_of_drawn_targets_averages_out(case: cs.Problem):
 
 
 def test_a_gap_is_told_by_the_interval_that_holds_it(case: cs.Problem):
-    effort = Effort(num_probes=2, num_steps=3, num_density_probes=0, num_density_steps=0, max_exact=0, seed=0)
+    effort = ProbeEffort(
+        num_probes=2, num_steps=3, num_density_probes=0, num_density_steps=0, max_exact=0, seed=0
+    )
     pair = measure_pair(case, ALL, effort)
     tops = [float(torch.linalg.eigvalsh(kind(case).to_dense())[-1]) for kind in (cs.Hessian, cs.GGN)]
     ((_, told, words), *_) = whole(pair)

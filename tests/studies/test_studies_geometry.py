@@ -21,8 +21,8 @@ from curvescope.cli import main
 from curvescope.core.errors import MissingExtra, UsageError
 from curvescope.core.result import Result
 from curvescope.report import write_page
-from curvescope.runs.disk.durable import write_figures, write_tables
-from curvescope.studies import find, folder
+from curvescope.runs.disk.atomic_files import write_figures, write_tables
+from curvescope.studies import find, run_study
 from curvescope.studies import trajectory as trajectory_study
 from curvescope.studies.trajectory import view
 from drawings import sketched, unrendered
@@ -70,7 +70,7 @@ def done(tmp_path_factory):
     @cache
     def run_once(study: str) -> tuple[Path, Any]:
         with unrendered():
-            return folder.run(study, QUICK[study], out=root)
+            return run_study.run(study, QUICK[study], out=root)
 
     return run_once
 
@@ -296,7 +296,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_bad_settings_are_one_sentence_and_leave_no_folder(case, tmp_path):
     study, settings, words = BAD[case]
     with pytest.raises(UsageError, match=words):
-        folder.run(study, settings, out=tmp_path)
+        run_study.run(study, settings, out=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -305,17 +305,17 @@ def test_models_without_a_vocabulary_are_refused(study, tmp_path):
     config = tmp_path / "real.toml"
     config.write_text('inputs = "continuous"\noutputs = "regression"\n', encoding="utf-8")
     with pytest.raises(UsageError, match="token vocabulary"):
-        folder.run(study, {**QUICK[study], "model": str(config)}, out=tmp_path / "runs")
+        run_study.run(study, {**QUICK[study], "model": str(config)}, out=tmp_path / "runs")
 
 
 def test_words_that_are_no_single_tokens_are_refused(tmp_path):
     words = tmp_path / "w.txt"
     words.write_text("zzzzqqqq\n", encoding="utf-8")
     with pytest.raises(UsageError, match="single tokens"):
-        folder.run("probes", {**QUICK["probes"], "words": str(words)}, out=tmp_path / "runs")
+        run_study.run("probes", {**QUICK["probes"], "words": str(words)}, out=tmp_path / "runs")
     words.write_text("\n", encoding="utf-8")
     with pytest.raises(UsageError, match="at least one word"):
-        folder.run("probes", {**QUICK["probes"], "words": str(words)}, out=tmp_path / "runs")
+        run_study.run("probes", {**QUICK["probes"], "words": str(words)}, out=tmp_path / "runs")
 
 
 @pytest.mark.usefixtures("unrendered")

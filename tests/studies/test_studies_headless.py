@@ -12,7 +12,7 @@ from commands import call
 from curvescope.core.errors import UsageError
 from curvescope.data.denoising import NOTE
 from curvescope.studies import blocks, spectrum
-from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.studies.problem_config import ModelOnData, make_problem, notes_of
 from saved_models import TINY, WORDS, save_bert
 from selection import some
 
@@ -215,14 +215,14 @@ def test_losses_that_fit_and_one_that_does_not(tmp_path, file, capsys):
 
 
 def test_what_a_model_cannot_read_is_one_sentence(tmp_path, file):
-    with pytest.raises(UsageError, match="looks at images"):
+    with pytest.raises(UsageError, match="takes images"):
         make_problem(ModelOnData(**{**made("vit", tmp_path, file), "data": file}))
     folder = Path(save_bert(tmp_path / "bare", "BertModel"))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     with pytest.raises(UsageError, match="has no tokenizer"):
         make_problem(ModelOnData(model=str(folder), data=file))
-    with pytest.raises(UsageError, match="is made for another task"):
+    with pytest.raises(UsageError, match="for another task"):
         make_problem(ModelOnData(model=save_bert(tmp_path / "qa", "BertForQuestionAnswering"), data=file))
 
 

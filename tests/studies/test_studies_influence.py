@@ -148,7 +148,7 @@ def case():
     source = torch.Generator().manual_seed(1)
     x = torch.randn(44, 3, generator=source, dtype=torch.float64)
     whole = cs.Problem(model, (x, (x[:, 0] * x[:, 1] + 0.3 * x[:, 2] > 0).long()))
-    return analysis.Case(*analysis.held_out(whole, 4), 0.02)
+    return analysis.RetrainingCase(*analysis.held_out(whole, 4), 0.02)
 
 
 def test_the_hessian_predicts_retraining(case):
@@ -245,7 +245,7 @@ def test_bad_calls_are_sentences():
         influence.score(train, query, dampings=[0.0])
     with pytest.raises(UsageError, match="a query of the same model"):
         influence.score(train, problems()[1], dampings=[1.0])
-    with pytest.raises(UsageError, match="model of the next token that reads text"):
+    with pytest.raises(UsageError, match="causal language model"):
         analysis.asked(train, ("a",))
     with pytest.raises(UsageError, match="more sequences than the 9"):
         analysis.held_out(train, 9)
@@ -277,7 +277,7 @@ def test_blocks_are_checked_before_any_work():
 def test_notes_say_what_was_read_and_what_was_not_done(tmp_path):
     cfg = influence.Config(tokens=64, query="def run", blocks=("L3.b_O",), max_products=2, other_dampings=())
     notes = influence.run(cfg).notes
-    (read,) = [note for note in notes if note.endswith("sequences of the text are read (--tokens for more)")]
+    (read,) = [note for note in notes if "sequences of the text" in note and "--tokens" in note]
     first, total = read.split(" of ")[0], int(read.split(" of ")[1].split()[0])
     bundled = cs.load("tiny-gpt").tokenizer
     assert bundled is not None
@@ -351,7 +351,7 @@ def test_a_run_goes_on_where_it_was_stopped(measured):
     assert found.scores[0].damping == pytest.approx(found.mean_diagonal * np.array(found.units))
     assert len(found.texts) == 62
     assert all(len(text) == 18 and text[5] == "+" for text in [*found.texts, *found.queries])
-    assert "query 1: the linear system has not converged; ± says what that leaves open" in found.notes
+    assert any(note.startswith("query 1: the linear system has not converged") for note in found.notes)
     one = found.comparisons["MLP"]
     assert one.near.shape == one.again.shape == one.predicted["Hessian"].shape == (2, 4)
     assert found.blocks == ["L0.*"]

@@ -11,10 +11,10 @@ from matplotlib import pyplot as plt
 import curvescope as cs
 from curvescope.closed_form.landscape import three_terms
 from curvescope.core.errors import UsageError
-from curvescope.runs.disk.durable import write_tables
+from curvescope.runs.disk.atomic_files import write_tables
 from curvescope.studies import landscape
 from curvescope.studies.landscape import analysis, view
-from curvescope.studies.setting import make_problem
+from curvescope.studies.problem_config import make_problem
 
 TOML = """
 n_layers = 1
@@ -163,7 +163,7 @@ def test_claims_have_verdicts_that_follow_from_numbers(measured):
     found = {claim.claim: claim for claim in result.claims()}
     assert len(found) == len(result.claims()) >= 12
     assert found["Assumption 1: ∇L_k(w*) = 0 for all k"].verdict == view.FAILS
-    assert found["the Hessian rules the convergence that was plotted, at w*"].verdict == view.FAILS
+    assert found["the Hessian determines the plotted convergence at w*"].verdict == view.FAILS
     assert found["around w* the law has three terms"].verdict == view.HOLDS
     wrong = result.laws.terms * np.array([1.0, 1.0, 1.0]) + 1.0
     broken = replace(result, laws=replace(result.laws, terms=wrong))

@@ -11,14 +11,14 @@ import torch
 
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
-from curvescope.runs.shown import FAILS, HOLDS, OPEN
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN
 from curvescope.studies import find, optimizers
-from curvescope.studies.folder import Limit, fitted
+from curvescope.studies.common.training import rate_of, rung_of
 from curvescope.studies.optimizers.analysis import (
     ARENAS,
     CONTENDERS,
-    Course,
-    Search,
+    RateSearch,
+    TrainingRun,
     band,
     begin,
     gap,
@@ -26,11 +26,11 @@ from curvescope.studies.optimizers.analysis import (
     lowest,
     neighbors,
     run_course,
-    rung,
     work_of,
 )
 from curvescope.studies.optimizers.study import FULL, merge
 from curvescope.studies.optimizers.view import COLORS
+from curvescope.studies.run_study import Limit, fitted
 
 CFG = optimizers.Config(
     optimizers=("sgd", "adamw", "newton_cg", "kfac_descent"),
@@ -44,10 +44,10 @@ CFG = optimizers.Config(
 )
 
 
-def course(losses, *, steps=None, seconds=None, rate=0.1) -> Course:
+def course(losses, *, steps=None, seconds=None, rate=0.1) -> TrainingRun:
     K = len(losses)
     x = np.arange(K, dtype=float)
-    return Course(
+    return TrainingRun(
         "sgd", rate, 1, x if steps is None else np.array(steps, dtype=float), x, 0 * x,
         x if seconds is None else np.array(seconds, dtype=float), x, np.array(losses, dtype=float), False,
     )  # fmt: skip
@@ -106,7 +106,7 @@ def test_it_can_be_shown(done):
 
 def test_a_run_is_saved_and_loaded(done, tmp_path):
     done[0].save(tmp_path)
-    again = optimizers.Compared.load(tmp_path)
+    again = optimizers.OptimizerComparison.load(tmp_path)
     assert again.claims() == done[0].claims()
 
 
@@ -176,11 +176,12 @@ def test_rates_that_diverge_lead_to_smaller_ones():
     for _ in range(9):
         search = go_on(search, lambda rate: math.inf if rate > 0.02 else 1 + rate)
     assert search.best < 0.02
-    assert not Search(np.array([0.1, 0.3, 0.03]), np.full(3, math.inf)).inside
+    assert not RateSearch(np.array([0.1, 0.3, 0.03]), np.full(3, math.inf)).inside
 
 
 def test_the_ladder_has_ones_and_threes():
-    assert [rung(rate) for rate in (0.001, 0.0029, 0.02, 1.0, 20.0)] == [0.001, 0.003, 0.03, 1.0, 30.0]
+    nearest = {0.001: 0.001, 0.0029: 0.003, 0.02: 0.03, 1.0: 1.0, 20.0: 30.0}
+    assert {rate: rate_of(rung_of(rate)) for rate in nearest} == nearest
     assert neighbors(0.003) == (0.01, 0.001)
     assert neighbors(1.0) == (3.0, 0.3)
 
@@ -197,12 +198,12 @@ def test_no_verdict_is_given_where_a_better_rate_may_lie_beyond(done):
             optimizers=["sgd", "adamw"],
             courses={"addition/sgd": ahead, "addition/adamw": base},
             searches={
-                "addition/adamw": Search(np.array([0.1, 0.3, 0.03]), losses),
-                "addition/sgd": Search(rates, losses),
+                "addition/adamw": RateSearch(np.array([0.1, 0.3, 0.03]), losses),
+                "addition/sgd": RateSearch(rates, losses),
             },
         )
         found[last] = result.claims()[0].verdict
-        assert ("the last that was tried" in result.claims()[0].measured) == (last == 0.3)
+        assert ("edge" in result.claims()[0].measured) == (last == 0.3)
         gaps = result.tables()["gaps"]
         assert gaps[gaps.against == "adamw"].lower.iloc[0] == found[last]
     assert found == {0.03: HOLDS, 0.3: OPEN}
@@ -254,7 +255,7 @@ def test_seeds_change_weights_and_batches_and_not_the_task(name):
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(UsageError, match="did you mean 'adamw'"):
         replace(CFG, optimizers=("adam_w",))
-    with pytest.raises(UsageError, match="each once"):
+    with pytest.raises(UsageError, match="only once"):
         replace(CFG, arenas=("addition", "addition"))
     with pytest.raises(UsageError, match="above 0"):
         replace(CFG, rates=(0.0,))
@@ -267,7 +268,7 @@ def test_the_full_profile_is_more_and_what_is_given_is_kept():
     cfg = fitted(study, {"seeds": 3, "arenas": None}, Limit(profile="full")).cfg
     assert cfg == optimizers.Config(**{**FULL, "seeds": 3})
     assert all(value > getattr(optimizers.Config(), name) for name, value in FULL.items())
-    with pytest.raises(UsageError, match="no --budget"):
+    with pytest.raises(UsageError, match="--budget"):
         fitted(study, {}, Limit(budget="1min"))
 
 

@@ -141,7 +141,7 @@ def test_a_source_that_is_nothing_but_rounding_is_zero(
             noise = torch.randn(n, n, generator=torch.Generator().manual_seed(1), dtype=V.dtype)
             return {**super().products(V), "rest": 1e-13 * noise @ V}
 
-    monkeypatch.setattr("curvescope.studies.propagation.analysis.FunctionalSources", Rounded)
+    monkeypatch.setattr("curvescope.studies.propagation.study.FunctionalSources", Rounded)
     cfg = propagation.Config(max_exact=max_exact, num_probes=6, num_map_probes=0, num_steps=0)
     result = propagation.measure(case, cfg, [])
     (row,) = result.tables()["sources"].query("source == 'rest'").to_dict("records")

@@ -15,9 +15,9 @@ from curvescope.studies import find, prune
 from curvescope.studies.common.weight_changes import Effects, Halves, weights
 from curvescope.studies.prune import analysis
 from curvescope.studies.prune.analysis import (
+    BlockMinimum,
     DenseSurgeon,
-    Heads,
-    Minimum,
+    HeadRemovals,
     ProductSurgeon,
     Surgeon,
     dense_block,
@@ -174,11 +174,11 @@ def planted(sign: float) -> Pruned:
     zero = np.zeros(30)
     come = effects_of(zero, truth, truth)
     said = truth**sign
-    samples = prune.Samples(1, noise, said, said, said, come, come, zero)
-    heads = Heads(0, noise, said, said, said, come, come, zero)
+    samples = prune.RemovalSamples(1, noise, said, said, said, come, come, zero)
+    heads = HeadRemovals(0, noise, said, said, said, come, come, zero)
     methods = ["magnitude", "fisher", "obd", "obs", "magnitude + obs"]
     losses = np.repeat([1.0, 1.0, 1.0 - 0.1 * sign, 1.0 - 0.2 * sign, 1.0], 2)
-    sets = prune.Sets(
+    sets = prune.RemovalSets(
         methods,
         np.array([0.25, 0.5]),
         np.ones((5, 2)),
@@ -192,7 +192,7 @@ def planted(sign: float) -> Pruned:
         "groups": dict.fromkeys(places, samples),
     }
     parts |= {"sets": dict.fromkeys(places, sets), "rounds": {}}
-    parts["minima"] = {"W": Minimum(np.zeros(3), np.ones(2), np.ones(2), 9)}
+    parts["minima"] = {"W": BlockMinimum(np.zeros(3), np.ones(2), np.ones(2), 9)}
     rest = {"how": {"W": "dense"}, "damping": 0.1, "heads": {"L0": heads}, "draws": 100, "seed": 0}
     return Pruned(**common, **parts, **rest, notes=["a note"])
 
@@ -200,19 +200,23 @@ def planted(sign: float) -> Pruned:
 def test_verdicts_follow_the_numbers():
     right, wrong = ({c.claim: c.verdict for c in planted(s).claims()} for s in (1.0, -1.0))
     for kind in ("single weights", "random groups, at a minimum", "heads"):
-        key = f"the saliency of OBS ranks the measured increase: {kind}"
+        key = f"the saliency of OBS ranks removals by their measured increase: {kind}"
         assert (right[key], wrong[key]) == ("holds", "fails")
-        key = f"first and second order together rank the measured increase of plain removals: {kind}"
+        key = f"first and second order together rank plain removals by their measured increase: {kind}"
         assert right[key] == wrong[key] == "holds"
-        key = f"the curvature's diagonal (OBD) ranks plain removals better than magnitudes do: {kind}"
+        key = f"the diagonal of the curvature (OBD) ranks plain removals better than the magnitude: {kind}"
         if not kind.startswith("random"):
             assert (right[key], wrong[key]) == ("holds", "fails")
-    for place in (", on other data", ", at a minimum, on other data", ", at a minimum, on the same data"):
+    for place in (
+        ", on held-out data",
+        ", at a minimum, on held-out data",
+        ", at a minimum, on the curvature's data",
+    ):
         key = f"OBS beats magnitude at the same sparsity{place}"
         assert right[key] == "holds"
-    key = "OBS beats magnitude at the same sparsity, on other data"
+    key = "OBS beats magnitude at the same sparsity, on held-out data"
     assert wrong[key] == "fails"
-    key = "weights that stay make up for small ones that go, on other data"
+    key = "adjusting the remaining weights lowers the loss after magnitude pruning, on held-out data"
     assert right[key] == "not decided"
     assert not [claim for claim in right if "anew" in claim]  # it was not measured
     found = differences(planted(1.0), "obs", "magnitude", "held_out", False)
@@ -240,7 +244,7 @@ def test_no_name_of_a_head_lies_on_another():
     for layer in range(4):
         truth = source.normal(size=4) * (1.0 if layer == 0 else 0.05)
         come = effects_of(0 * truth, truth, truth)
-        layers[f"L{layer}"] = Heads(layer, truth, truth, truth, truth, come, come, 0 * truth)
+        layers[f"L{layer}"] = HeadRemovals(layer, truth, truth, truth, truth, come, come, 0 * truth)
     figure = replace(planted(1.0), heads=layers).figures()["heads"]
     figure.draw_without_rendering()
     for ax in figure.axes:
@@ -266,7 +270,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
         del state[name]
     begun = []
     again = prune.run(cfg, state=state, progress=lambda words, number, total: begun.append(words))
-    least = ["L3.b_O: least weights", "L3.b_O: least weights, curvature anew"]
+    least = ["L3.b_O: least weights", "L3.b_O: least weights, curvature measured anew"]
     assert begun == [*least, "L3.b_O at its minimum: least weights"]
     np.testing.assert_array_equal(first.sets["L3.b_O"].own, again.sets["L3.b_O"].own)
     assert first.how == {"L3.b_O": "dense"}

@@ -9,7 +9,13 @@ from curvescope.core.errors import UsageError
 from curvescope.models.load import load
 from curvescope.operators import Hessian
 from curvescope.studies import blocks, spectrum
-from curvescope.studies.setting import ModelOnData, TokenModel, load_token_model, make_batches, make_problem
+from curvescope.studies.problem_config import (
+    ModelOnData,
+    TokenModel,
+    load_token_model,
+    make_batches,
+    make_problem,
+)
 from saved_models import TINY, WORDS, save_bert, save_tokenizer
 
 transformers = pytest.importorskip("transformers")

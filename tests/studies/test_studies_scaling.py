@@ -11,7 +11,7 @@ import curvescope as cs
 from curvescope.studies import find, scaling
 from curvescope.studies.common.statistics import variance_interval
 from curvescope.studies.scaling.analysis import (
-    Place,
+    CellPosition,
     differences,
     fit_law,
     measure_cell,
@@ -22,7 +22,7 @@ TINY = {"widths": (2, 4), "sequences": (2, 4), "seeds": 1, "steps": 3, "held_out
 TINY |= {"num_probes": 2, "num_steps": 2, "draws": 50, "measured": 4, "tolerance": 0.2}
 
 
-def planted(form: str, *, noise: float, seed: int) -> scaling.Law:
+def planted(form: str, *, noise: float, seed: int) -> scaling.PowerLaw:
     """A grid of 4 × 4 cells and 3 seeds with q = f(x, z) · noise."""
     source = np.random.default_rng(seed)
     x, z = (v.ravel() for v in np.meshgrid(2.0 ** np.arange(4, 12, 2), 2.0 ** np.arange(3, 7), indexing="ij"))
@@ -103,7 +103,7 @@ def small() -> scaling.Scaling:
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_same_numbers(small: scaling.Scaling):
     cell = small.cells[2]
-    fresh = measure_cell(scaling.Config(**TINY), Place(cell.width, cell.sequences, cell.seed))
+    fresh = measure_cell(scaling.Config(**TINY), CellPosition(cell.width, cell.sequences, cell.seed))
     assert fresh.ends() == cell.ends()
     assert fresh.held_out_loss == cell.held_out_loss
     assert fresh.functional.norm == cell.functional.norm

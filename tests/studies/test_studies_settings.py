@@ -8,10 +8,10 @@ import tomli_w
 from curvescope.core.errors import UsageError
 from curvescope.runs.study import Study
 from curvescope.studies import STUDIES, find
-from curvescope.studies.setting import ModelOnData
+from curvescope.studies.problem_config import ModelOnData
 
 DIGESTS = {  # of the default settings, as run folders of before have them
-    "spectrum": "e871cee4",
+    "spectrum": "642f8a79",  # with `sampling`, `unit` and `operators`
     "hvp": "7fb62f37",
     "embeddings": "e59e2415",
     "probes": "1bb14fb0",

@@ -13,13 +13,15 @@ import curvescope as cs
 import oracles
 from curvescope.core.seeds import probes
 from curvescope.models.capture import capture
-from curvescope.models.running.attending import attending
+from curvescope.models.running.attention_interventions import changed_attention
 from curvescope.studies import find, sinks
+from curvescope.studies.common.statistics import mean_interval
 from curvescope.studies.sinks.analysis import (
     HOWS,
     UNCHANGED,
-    Lines,
-    Way,
+    Intervention,
+    RitzLines,
+    SinkEffect,
     effect,
     find_sinks,
     groups,
@@ -51,9 +53,9 @@ def result(case: cs.Problem) -> sinks.Sinks:
     return sinks.measure(case, sinks.Config(**SMALL, block_steps=2), ["a note"])
 
 
-def dense(text: cs.Problem, way: Way) -> np.ndarray:
+def dense(text: cs.Problem, way: Intervention) -> np.ndarray:
     moved = cs.Problem(text.model, way.batches(text.batches, 0), text.loss)
-    with attending(text.model, way.attending):
+    with changed_attention(text.model, way.change):
         H = cs.Hessian(moved, engine="autograd").to_dense().numpy()
     return (H + H.T) / 2
 
@@ -61,7 +63,7 @@ def dense(text: cs.Problem, way: Way) -> np.ndarray:
 @pytest.mark.parametrize("how", HOWS)
 def test_both_ends_lie_within_their_errors_of_dense_ones(case: cs.Problem, result: sinks.Sinks, how: str):
     for x, text in enumerate(cut_texts(case, 2)):
-        values = np.linalg.eigvalsh(dense(text, Way(how, LAST[how])))
+        values = np.linalg.eigvalsh(dense(text, Intervention(how, LAST[how])))
         found = result.moved[f"{how}.{LAST[how]:g}"].hessian.ends()
         assert np.abs(values - found.top[x]).min() <= found.top_error[x]
         assert np.abs(values - found.bottom[x]).min() <= found.bottom_error[x]
@@ -70,9 +72,9 @@ def test_both_ends_lie_within_their_errors_of_dense_ones(case: cs.Problem, resul
 
 
 def test_bulk_and_outliers_are_what_the_formula_says(case: cs.Problem):
-    H = dense(case, Way("bias", 4.0))
+    H = dense(case, Intervention("bias", 4.0))
     n = len(H)
-    with attending(case.model, Way("bias", 4.0).attending):
+    with changed_attention(case.model, Intervention("bias", 4.0).change):
         lines = measure_lines(cs.Hessian(case), num_probes=3, num_steps=n, seed=1)
     values, vectors = np.linalg.eigh(H)
     tau = 0.2 * np.abs(values).max()
@@ -87,7 +89,7 @@ def test_bulk_and_outliers_are_what_the_formula_says(case: cs.Problem):
 
 def test_strength_zero_is_the_unchanged_model(case: cs.Problem, result: sinks.Sinks):
     for how in HOWS:
-        assert Way(how, 0.0).name == UNCHANGED
+        assert Intervention(how, 0.0).name == UNCHANGED
     loss = result.moved[UNCHANGED].loss
     np.testing.assert_allclose(loss, [text.loss_value() for text in cut_texts(case, 2)], rtol=1e-12)
     table = result.tables()["sinks"]
@@ -107,7 +109,7 @@ def test_a_token_outside_of_the_vocabulary_is_refused_before_the_work(case: cs.P
 
 
 def test_inserted_tokens_leave_the_terms_as_they_are(case: cs.Problem):
-    moved = cs.Problem(case.model, Way("inserted", 2.0).batches(case.batches, 1), case.loss)
+    moved = cs.Problem(case.model, Intervention("inserted", 2.0).batches(case.batches, 1), case.loss)
     assert moved.num_terms == case.num_terms
     front = torch.ones(4, 2, dtype=torch.int64)
     z = case.model.evaluate(torch.cat([front, case.batches[0].inputs], dim=1))[:, 2:]
@@ -117,12 +119,14 @@ def test_inserted_tokens_leave_the_terms_as_they_are(case: cs.Problem):
 
 def test_sink_mass_counts_what_no_later_token_gets(case: cs.Problem):
     P = capture(case.model, case.batches[0].inputs, "L0.attn.pattern")["L0.attn.pattern"]
-    assert math.isclose(sink_mass(case.model, case.batches, Way("", 0.0)), float(P[:, :, 1:, 0].mean()))
-    kept = 1 - sink_mass(case.model, case.batches, Way("softmax_one", 3.0))
-    assert 0 < kept < 1 - sink_mass(case.model, case.batches, Way("", 0.0))
-    gated = sink_mass(case.model, case.batches, Way("gated", 0.5))
-    assert math.isclose(gated, sink_mass(case.model, case.batches, Way("", 0.0)), rel_tol=1e-12)
-    assert sink_mass(case.model, case.batches, Way("bias", 30.0)) > 0.999
+    assert math.isclose(
+        sink_mass(case.model, case.batches, Intervention("", 0.0)), float(P[:, :, 1:, 0].mean())
+    )
+    kept = 1 - sink_mass(case.model, case.batches, Intervention("softmax_one", 3.0))
+    assert 0 < kept < 1 - sink_mass(case.model, case.batches, Intervention("", 0.0))
+    gated = sink_mass(case.model, case.batches, Intervention("gated", 0.5))
+    assert math.isclose(gated, sink_mass(case.model, case.batches, Intervention("", 0.0)), rel_tol=1e-12)
+    assert sink_mass(case.model, case.batches, Intervention("bias", 30.0)) > 0.999
 
 
 def test_sinks_are_found_where_they_were_planted():
@@ -141,18 +145,31 @@ def test_sinks_are_found_where_they_were_planted():
     np.testing.assert_allclose(found.values, [[truth, truth]])
 
 
-def made_up(factor: float, *, noise: float = 0.01) -> Lines:
+def made_up(factor: float, *, noise: float = 0.01) -> RitzLines:
     """Two texts, three probes and six steps; every eigenvalue times a factor, with some noise of probes."""
     alpha = np.array([3.0, 0.5, -1.0, 0.2, 0.1, 0.0]) * factor * np.ones((2, 3, 1))
     alpha *= 1 + noise * np.arange(3)[None, :, None]
     beta = np.full((2, 3, 6), 0.05 * factor)
     beta[..., -1] = 0
-    return Lines(alpha, beta, np.full((2, 3), 6), 100, 1e-16)
+    return RitzLines(alpha, beta, np.full((2, 3), 6), 100, 1e-16)
+
+
+def test_a_move_is_sure_only_if_other_texts_would_move_alike():
+    def moved(*factors):
+        mean, low, high = np.exp(mean_interval(np.log(np.array(factors))))
+        return SinkEffect(
+            np.array(factors), np.full(len(factors), 1e-3), float(mean), float(low), float(high)
+        )
+
+    assert moved(1.05, 20.0).direction == 0  # both texts moved up, other texts may not
+    assert moved(2.0, 2.1).direction == 1
+    assert moved(0.5, 0.51).direction == -1
+    assert moved(2.0).direction == 0  # a single text
 
 
 def test_effects_are_paired():
     one = {
-        name: sinks.Moved(np.ones(2), np.ones(2), made_up(factor), made_up(factor))
+        name: sinks.SinkSpectra(np.ones(2), np.ones(2), made_up(factor), made_up(factor))
         for name, factor in {UNCHANGED: 1.0, "bias.1": 1.1, "bias.2": 0.7}.items()
     }
     heads = find_sinks(problem().model, problem().batches)
@@ -182,7 +199,7 @@ def test_tables_and_figures_are_complete(result: sinks.Sinks):
 
 def test_blocks_are_those_of_the_dense_matrix(case: cs.Problem, result: sinks.Sinks):
     text = cut_texts(case, 2)[0]
-    H, where = dense(text, Way("bias", 4.0)), case.space().slices
+    H, where = dense(text, Intervention("bias", 4.0)), case.space().slices
     found = result.blocks["bias.4"]
     assert found.names == list(groups(case))
     rows = np.concatenate(
@@ -212,10 +229,10 @@ def test_a_stopped_run_goes_on_with_the_same_numbers(case: cs.Problem):
 
 def test_what_cannot_be_grown_is_left_out_with_a_sentence():
     linear = problem(attention="linear")
-    ways, notes = possible([Way(how, 1.0) for how in HOWS], linear.model, linear.batches)
+    ways, notes = possible([Intervention(how, 1.0) for how in HOWS], linear.model, linear.batches)
     assert [way.how for way in ways] == ["inserted", "activation"]
-    assert "cannot be reached: it is linear" in notes[0]
-    ways, notes = possible([Way("inserted", 9.0)], problem().model, problem().batches)
+    assert "it is linear" in notes[0]
+    ways, notes = possible([Intervention("inserted", 9.0)], problem().model, problem().batches)
     assert not ways
     assert "13 positions are more than the 6" in notes[0]
     cfg = sinks.Config(
@@ -231,7 +248,7 @@ def test_the_study_is_found_and_refuses_bad_settings():
     assert len(sinks.Config().ways) == 3 + 1 + 4
     for bad, words in (
         ({"hows": ("twist",)}, "expected some of bias, key"),
-        ({"gates": (1.5,)}, "above 0, up to 1"),
+        ({"gates": (1.5,)}, "above 0 and at most 1"),
         ({"strengths": (0.0,)}, "strengths above 0"),
         ({"num_probes": 1}, "num_probes: expected at least 2"),
     ):

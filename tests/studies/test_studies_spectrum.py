@@ -8,8 +8,8 @@ import torch
 
 import curvescope as cs
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.studies import folder, spectrum
-from curvescope.studies.setting import make_problem
+from curvescope.studies import run_study, spectrum
+from curvescope.studies.problem_config import make_problem
 from curvescope.studies.spectrum import study
 from drawings import sketched
 from scenes import checked
@@ -67,7 +67,7 @@ def test_numbers_meet_the_dense_matrices(settings):
 
 def test_a_run_folder_is_complete_and_reads_back(settings, tmp_path):
     with sketched():
-        path, result = folder.run("spectrum", {**settings, **FEW}, out=tmp_path / "runs")
+        path, result = run_study.run("spectrum", {**settings, **FEW}, out=tmp_path / "runs")
     names = {p.name for p in path.iterdir()}
     assert {
         "config.toml",
@@ -81,7 +81,7 @@ def test_a_run_folder_is_complete_and_reads_back(settings, tmp_path):
         "tables",
     } == names
     assert {p.stem for p in (path / "figures").glob("*.png")} == {"density", "block_maps", "traces", "norms"}
-    config, again = folder.load(path)
+    config, again = run_study.load(path)
     assert config["study"] == "spectrum"
     assert again.loss == result.loss
     scenes = checked(again)
@@ -90,8 +90,18 @@ def test_a_run_folder_is_complete_and_reads_back(settings, tmp_path):
     (drawn,) = [one for one in lines if one["name"] == "Hessian"]
     assert set(scenes) == {"density", "block_map", "block_maps"}
     assert len(drawn["x"]) == 160  # fewer than a screen has pixels
-    np.testing.assert_allclose([drawn["x"][0], drawn["x"][-1]], own.grid[[0, -1]], rtol=1e-5)
-    assert np.isclose(drawn["x"], own.grid[:, None], rtol=1e-5, atol=1e-5).any(axis=0).all()
+    ends = own.ends(again.parts["hessian"].extremes.values)
+    np.testing.assert_allclose([drawn["x"][0], drawn["x"][-1]], ends, rtol=1e-5)
+    assert (
+        np.isclose(
+            drawn["x"],
+            own.smoothed(ends=again.parts["hessian"].extremes.values)[0][:, None],
+            rtol=1e-5,
+            atol=1e-5,
+        )
+        .any(axis=0)
+        .all()
+    )
     heat = scenes["block_maps"]["variants"]["GGN"]["data"][0]["z"]
     m = again.parts["ggn"].map
     rms = m.frobenius / np.sqrt(np.outer(m.sizes, m.sizes))
@@ -112,7 +122,7 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        folder.run("spectrum", settings, out=tmp_path / "runs", progress=stop)
+        run_study.run("spectrum", settings, out=tmp_path / "runs", progress=stop)
     (begun,) = (tmp_path / "runs" / "spectrum").iterdir()
     assert not (begun / "result.json").exists()
     assert len(list((begun / "state").glob("*/result.json"))) == 5
@@ -120,7 +130,7 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path
     original = study.spectral_density
     monkeypatch.setattr(study, "spectral_density", lambda *a, **k: computed.append(1) or original(*a, **k))
     said = []
-    path, result = folder.run("spectrum", settings, out=tmp_path / "runs", say=said.append)
+    path, result = run_study.run("spectrum", settings, out=tmp_path / "runs", say=said.append)
     assert path == begun
     assert "resuming" in said[0]
     assert len(computed) == 1  # of three densities, two were there
@@ -133,14 +143,14 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path
 
 def test_a_mistake_leaves_nothing_behind(settings, tmp_path):
     with pytest.raises(UsageError, match="no block matches"):
-        folder.run("spectrum", {**settings, "blocks": ["L7.*"]}, out=tmp_path / "runs")
+        run_study.run("spectrum", {**settings, "blocks": ["L7.*"]}, out=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
 
 def test_an_unfinished_folder_is_not_a_result(tmp_path):
     (tmp_path / "state").mkdir()
     with pytest.raises(CurvescopeError, match="not finished"):
-        folder.load(tmp_path)
+        run_study.load(tmp_path)
 
 
 def test_settings_are_checked():

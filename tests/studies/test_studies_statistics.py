@@ -10,7 +10,7 @@ import pytest
 
 from curvescope.algorithms.estimates.intervals import student
 from curvescope.algorithms.estimates.ranks import spearman
-from curvescope.runs.shown import FAILS, HOLDS, OPEN
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN
 from curvescope.studies.common.statistics import (
     Interval,
     above,

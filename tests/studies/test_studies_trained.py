@@ -14,7 +14,7 @@ import torch
 import curvescope as cs
 from assets import LONG_STORY, asset, minilm
 from commands import call
-from curvescope.studies.folder import load as load_run
+from curvescope.studies.run_study import load as load_run
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow

@@ -12,10 +12,10 @@ from scipy.stats import spearmanr
 import curvescope as cs
 from curvescope.algorithms.estimates.ranks import difference, mean_within, rank_correlation, spearman
 from curvescope.studies import find, weight_norms
-from curvescope.studies.weight_norms import analysis
+from curvescope.studies.weight_norms import study
 from curvescope.studies.weight_norms.study import TrainedBlocks, WeightNorms, correlate
 
-BLOCKS = [f"L{i}.{role}" for i in range(4) for role in analysis.ROLES]
+BLOCKS = [f"L{i}.{role}" for i in range(4) for role in study.ROLES]
 
 
 def planted(power: float, *, over_time: float = 1.0, count: int = 60) -> WeightNorms:
@@ -85,11 +85,11 @@ def test_verdicts_follow_the_numbers():
 
 
 def test_random_models_have_independent_norms_of_their_own():
-    found = analysis.measure_random("pre", count=4, num_steps=10, seed=0)
+    found = study.measure_random("pre", count=4, num_steps=10, seed=0)
     ratio = found.frobenius / found.spectral
     assert ((ratio >= 1 - 1e-9) & (ratio <= math.sqrt(8) + 1e-9)).all()
     assert ratio.std() > 0.2  # they are not each other in another unit
-    problem = analysis.random_problem("pre", seed=0, index=3)
+    problem = study.random_problem("pre", seed=0, index=3)
     W = dict(problem.model.module.named_parameters())["L0.W_K"].detach()
     assert math.isclose(found.spectral[3, 1], float(torch.linalg.svdvals(W)[0]), rel_tol=1e-10)
     values = torch.linalg.eigvalsh(cs.Hessian(problem).to_dense())

@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from curvescope.runs.shown import FAILS, HOLDS, OPEN
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN
 from curvescope.studies.common.statistics import Interval, above, contrast
 from curvescope.studies.why_adam import WhyAdam
 from curvescope.studies.why_adam.analysis import (
     CHOICES,
     MOMENTS,
-    Measured,
-    Tuned,
+    CurvatureMeasures,
+    TunedRuns,
     correlation,
     log_ratio,
     together,
@@ -31,11 +31,11 @@ def made(gap: dict[str, float], heterogeneity: dict[str, float], noise: float = 
         loss = {"adam": np.ones(S), "sgd": 10 ** (value + noise * source.standard_normal(S))}
         for optimizer, final in loss.items():
             course = np.broadcast_to(final[:, None, None], (S, 1, 5))
-            runs[f"{name}/{optimizer}"] = Tuned(
+            runs[f"{name}/{optimizer}"] = TunedRuns(
                 np.array([0.1]), course, np.zeros(S, dtype=int), False, np.zeros(0)
             )
         seen = heterogeneity[name] + noise * source.standard_normal((len(MOMENTS), S, 3))
-        curvature[name] = Measured(["E"], 10, seen, seen[0], np.ones((S, 1)), np.ones((S, 1)))
+        curvature[name] = CurvatureMeasures(["E"], 10, seen, seen[0], np.ones((S, 1)), np.ones((S, 1)))
     return WhyAdam(list(gap), 400, 16, 16, [0, 400], runs, curvature, draws=400, seed=0)
 
 
@@ -43,7 +43,7 @@ def verdicts(result: WhyAdam) -> dict[str, str]:
     return {claim.claim: claim.verdict for claim in result.claims()}
 
 
-RANK = "how different the sizes of blocks are at the start (GGN) ranks the gap"
+RANK = "the spread of block sizes at the start (GGN) ranks the gap"
 
 
 @pytest.mark.parametrize(("sign", "expected"), [(1.0, HOLDS), (-1.0, FAILS)])
@@ -51,7 +51,7 @@ def test_correlations_of_one_sign_are_decided(sign, expected):
     gap = {name: 0.1 * i for i, name in enumerate(CHOICES)}
     found = verdicts(made(gap, {name: sign * value for name, value in gap.items()}))
     assert found[RANK] == found[RANK.replace("(GGN)", "(Hessian)")] == expected
-    assert found[f"{RANK}, among Transformers alone"] == expected
+    assert found[f"{RANK}, among Transformers only"] == expected
 
 
 def test_noise_is_not_decided():
@@ -69,8 +69,8 @@ def test_families_alone_can_make_a_correlation():
         made(high, {n: v + 0.01 * source.standard_normal() for n, v in high.items()}, noise=0.05)
     )
     assert found[RANK] == HOLDS
-    assert found[f"{RANK}, among Transformers alone"] == OPEN
-    assert found["Transformers have a larger gap than MLPs, of others too"] == HOLDS
+    assert found[f"{RANK}, among Transformers only"] == OPEN
+    assert found["Transformers have a larger gap than MLPs, in general"] == HOLDS
 
 
 def test_factors_and_directions():
@@ -80,13 +80,11 @@ def test_factors_and_directions():
         gap[name] = 0.5 - 0.3 * choice.merged + 0.2 * (not choice.norm)
         size[name] = 1.0 - 0.3 * choice.merged - 0.2 * (not choice.norm)
     found = verdicts(made(gap, size))
-    for scope in ("of these networks", "of others too"):
+    for scope in ("for these networks", "in general"):
         assert found[f"merging queries and keys narrows the gap, {scope}"] == HOLDS
         assert found[f"norms narrow the gap, {scope}"] == HOLDS
-    assert found["attention without softmax narrows the gap, of others too"] == OPEN
-    same = (
-        "what changes how different the sizes of blocks are at the start (GGN) changes the gap the same way"
-    )
+    assert found["attention without softmax narrows the gap, in general"] == OPEN
+    same = "the spread of block sizes at the start (GGN) and the gap change in the same direction"
     assert found[same] == FAILS  # 4 pairs go the same way, 6 the other
     assert verdicts(made(gap, gap))[same] == HOLDS
     assert verdicts(made(gap, dict.fromkeys(CHOICES, 1.0), noise=1e-3))[same] == OPEN
@@ -95,8 +93,8 @@ def test_factors_and_directions():
 def test_what_pairs_disagree_on_is_decided_of_them_and_not_of_others():
     gap = {name: 0.5 - 0.3 * (choice.merged and choice.norm) for name, choice in CHOICES.items()}
     found = verdicts(made(gap, gap))
-    assert found["merging queries and keys narrows the gap, of these networks"] == HOLDS
-    assert found["merging queries and keys narrows the gap, of others too"] == OPEN
+    assert found["merging queries and keys narrows the gap, for these networks"] == HOLDS
+    assert found["merging queries and keys narrows the gap, in general"] == OPEN
 
 
 def test_correlations_of_nothing_are_seldom_decided():

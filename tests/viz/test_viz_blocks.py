@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import LogNorm, SymLogNorm
 
-from curvescope.core.numbers import below_noise, plural
+from curvescope.core.number_format import below_noise, plural
 from curvescope.viz import blocks
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-from curvescope.runs.shown import Shown
+from curvescope.runs.study_result import Shown
 from curvescope.viz import history, notebook, spectrum, style
 
 
@@ -126,4 +126,18 @@ def test_signs_are_kept_in_maps_over_steps():
     assert np.ma.getmaskarray(image.get_array()).tolist() == [[False, False], [False, True]]
     r, _, b, _ = image.to_rgba(np.array([-5.0]))[0]
     assert b > r
+    plt.close(figure)
+
+
+def test_cells_of_a_map_hold_their_values_and_empty_ones_nothing():
+    figure, ax = style.subplots(figsize=(2, 2))
+    ax.imshow(np.array([[0.0, 1.0], [np.nan, 0.5]]), cmap="gray")
+    style.write_cells(ax, "{:.1f}".format)
+    shown = {text.get_position(): (text.get_text(), text.get_color()) for text in ax.texts}
+    assert {place: words for place, (words, _) in shown.items()} == {
+        (0, 0): "0.0",
+        (1, 0): "1.0",
+        (1, 1): "0.5",
+    }
+    assert (shown[0, 0][1], shown[1, 0][1]) == ("white", "black")
     plt.close(figure)

@@ -1,10 +1,10 @@
 """Algorithms on linear operators: eigenpairs, densities, traces, diagonals, norms and linear systems.
 
-They take an operator and nothing about networks, and return frozen results that say how sure they are.
+They take an operator, know nothing about networks, and return frozen results with their uncertainty.
 """
 
 from curvescope.algorithms.blocks.block_norms import BlockNorms, block_norms
-from curvescope.algorithms.blocks.equal import EqualBlocks, equal_blocks
+from curvescope.algorithms.blocks.equal_size_blocks import EqualBlocks, equal_blocks
 from curvescope.algorithms.estimates.diagonal import DiagonalEstimate, diagonal
 from curvescope.algorithms.estimates.norms import FrobeniusNorm, SpectralNorm, frobenius_norm, spectral_norm
 from curvescope.algorithms.estimates.trace import BlockTraces, TraceEstimate, block_traces, trace

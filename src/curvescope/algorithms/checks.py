@@ -1,4 +1,4 @@
-"""Checks at the public edge of the algorithms: each raises one sentence before any work is done."""
+"""Checks of the arguments of algorithms, made before any work."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from curvescope.algorithms.recording import recorded
+from curvescope.algorithms.recorded_products import recorded
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, check_square_symmetric
-from curvescope.core.ranks.spread import Pieces, over
+from curvescope.core.ranks.shard_layout import Pieces, over
 from curvescope.core.threads import same_threads
 
 P = ParamSpec("P")
@@ -25,16 +25,18 @@ _frozen: ContextVar[LinearOperator | None] = ContextVar("curvescope_frozen", def
 DEFAULT_TOL = {torch.float64: 1e-8, torch.float32: 1e-4}
 
 
-def of_one_matrix(algorithm: Callable[Concatenate[LinearOperator, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """An algorithm whose products are of one matrix: an error if it changes before the end.
+def fixed_operator(
+    algorithm: Callable[Concatenate[LinearOperator, P], T],
+) -> Callable[Concatenate[Any, P], T]:
+    """Decorate an algorithm so that it raises if its operator changes before the end.
 
-    One that another calls with its own operator is a part of it, and the matrix is looked at for both.
+    An algorithm called by another one on the same operator shares the check.
     """
 
     @wraps(algorithm)
     def run(op: Any, *args: P.args, **kwargs: P.kwargs) -> T:
         if not isinstance(op, LinearOperator) or op is _frozen.get():
-            return algorithm(op, *args, **kwargs)  # which says what it needs
+            return algorithm(op, *args, **kwargs)  # raises its own error for the wrong type
         spread = None if op.pieces is None else op.pieces[0].spread
         threads = nullcontext() if spread is None else same_threads(partial(spread.least, device=op.device))
         with op.frozen(), threads, over(spread), recorded(op) as own:
@@ -60,20 +62,20 @@ def check_operator(op: LinearOperator, what: str) -> None:
 
 
 def check_symmetric(op: LinearOperator, what: str) -> None:
-    """`check_operator`, and raise unless it is declared symmetric."""
+    """Call `check_operator`, and raise unless the operator is declared symmetric."""
     check_operator(op, what)
     check_square_symmetric(op, what)
 
 
 def check_square(op: LinearOperator, what: str) -> None:
-    """`check_operator`, and raise unless it has as many rows as columns."""
+    """Call `check_operator`, and raise unless the operator is square."""
     check_operator(op, what)
     if op.shape[0] != op.shape[1]:
         raise ShapeError(f"{what} needs a square operator, got {op!r}")
 
 
 def check_count(name: str, value: int, *, at_least: int, at_most: int | None = None) -> int:
-    """`value` as an int, or raise unless it is a whole number in range."""
+    """Return `value` as an int; raise unless it is a whole number in range."""
     span = f"of at least {at_least}" if at_most is None else f"between {at_least} and {at_most}"
     try:
         count = numbers.index(value)
@@ -93,7 +95,7 @@ def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
 def check_number(
     name: str, value: float, *, above: float | None = None, at_least: float | None = None
 ) -> float:
-    """`value` as a float, or raise unless it is finite and in range."""
+    """Return `value` as a float; raise unless it is finite and in range."""
     bound = f"above {above}" if above is not None else f"of at least {at_least}"
     try:
         number = float(value)
@@ -106,28 +108,28 @@ def check_number(
 
 
 def relative_tolerance(tol: float | None, dtype: torch.dtype) -> float:
-    """The tolerance asked for, or 1e-8 in float64 and 1e-4 in float32: near the root of a rounding."""
+    """Return `tol`, or by default 1e-8 in float64 and 1e-4 in float32: about the root of a rounding."""
     return DEFAULT_TOL[dtype] if tol is None else check_number("tol", tol, above=0.0)
 
 
 WHOLE = ""
-"""The name of the block that is the whole vector."""
+"""Name of the block that is the full vector."""
 
 
 def whole_slice(op: LinearOperator) -> dict[str, slice]:
-    """The whole vector as one block: what is here of it."""
+    """Return the full vector as one block: this rank's entries."""
     return {WHOLE: slice(0, op.local_shape[1])}
 
 
 def block_pieces(op: LinearOperator, name: str) -> Pieces | None:
-    """Which entries of a block are here; None where all are."""
+    """Return the entries of a block that this rank holds; None if it holds all."""
     if op.pieces is None:
         return None
     return op.pieces[1] if name == WHOLE else op.pieces[1].of(name)
 
 
 def block_sizes(op: LinearOperator, slices: Mapping[str, slice]) -> dict[str, int]:
-    """Entries of each block, on all ranks together."""
+    """Return the number of entries of each block, over all ranks."""
     pieces = {name: block_pieces(op, name) for name in slices}
     return {
         name: rows.stop - rows.start if (here := pieces[name]) is None else here.length
@@ -138,19 +140,17 @@ def block_sizes(op: LinearOperator, slices: Mapping[str, slice]) -> dict[str, in
 def check_slices(
     op: LinearOperator, slices: Mapping[str, slice] | None
 ) -> tuple[LinearOperator, dict[str, slice]]:
-    """Blocks of the vector by name, in order, with plain bounds, and the operator that they are slices of.
+    """Return the operator, and its blocks by name in order, as slices with plain bounds.
 
-    By default these are the blocks of `op.space`, and the operator has them one after the other. If vectors
-    are spread over ranks, a rank may have nothing of a block, and only blocks can be asked for.
+    By default these are the blocks of `op.space`, and the returned operator has them one after the other. If
+    vectors are sharded, a rank may have no entries of a block, and only these blocks are allowed.
     """
     op = op.in_blocks() if slices is None else op
     if op.pieces is not None:
         own = op.space.slices  # pyright: ignore[reportAttributeAccessIssue]
         found = dict(own if slices is None else slices)
         if list(found) != [WHOLE] and any(own.get(name) != rows for name, rows in found.items()):
-            raise UsageError(
-                "expected the operator's own blocks where vectors are spread over ranks, got slices"
-            )
+            raise UsageError("expected the operator's own blocks because its vectors are sharded, got slices")
         return op, found
     if slices is None:
         space = getattr(op, "space", None)

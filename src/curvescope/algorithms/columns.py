@@ -1,4 +1,4 @@
-"""Random columns and products with many columns, a bounded number at a time."""
+"""Random columns, and products with many columns in batches of bounded size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.sums import column_dots, norms, summing_dtype, to_numpy
+from curvescope.algorithms.accurate_sums import column_dots, norms, summing_dtype, to_numpy
 from curvescope.algorithms.vectors import columns_of, fresh, vector_bytes
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
@@ -27,18 +27,18 @@ __all__ = [
 ]
 
 MAX_COLUMNS = 64
-MAX_COLUMN_BYTES = 2**30  # of one batch of columns, unless a single column is larger
-# On a CPU, products with columns of 34 KB are six times as fast 64 at a time as one at a time, those with
-# 0.5 MB twice as fast 8 at a time and slower 16 at a time, and of 2 MB two are as good as any number. So more
-# than these would take memory and no less time.
+MAX_COLUMN_BYTES = 2**30  # bytes of one batch of columns, unless a single column is larger
+# On a CPU, products with columns of 34 KB are six times as fast 64 at a time as one at a time, those with 0.5
+# MB twice as fast 8 at a time and slower 16 at a time, and with 2 MB two at a time are as fast as any number.
+# More columns would take memory and save no time.
 CPU_BLOCK_BYTES = 6 * 2**20
-CPU_PAIR_BYTES = 8 * 2**20  # of a column, up to which two at a time pay
+CPU_PAIR_BYTES = 8 * 2**20  # largest column for which two at a time are faster
 
 
 def columns_at_once(op: LinearOperator) -> int:
-    """How many columns one product gets: at most 64, and on a CPU at most 6 MiB of them, else 1 GiB.
+    """Number of columns in one product: at most 64, and at most 6 MiB on a CPU or 1 GiB on a GPU.
 
-    Two on a CPU where a column has at most 8 MiB; longer ones go alone.
+    On a CPU it is two if a column has at most 8 MiB, and one for longer columns.
     """
     column = vector_bytes(op)
     if op.device.type != "cpu":
@@ -51,8 +51,8 @@ def probe_batches(
 ) -> Iterator[Tensor]:
     """Probes `first, …` of the operator's size, in batches (n, c) on its device.
 
-    Column j depends on (seed, j) alone, so the batches do not change a result. One memory serves all of
-    them: a batch may be overwritten, and is gone when the next is asked for.
+    Column j depends only on (seed, j), so results do not depend on the batches. All batches share one buffer:
+    the caller may overwrite a batch, and the next one replaces it.
     """
     width, n = min(columns_at_once(op), num_probes), op.local_shape[1]
     memory = fresh(op, n * width)
@@ -64,16 +64,16 @@ def probe_batches(
 
 
 def column_blocks(op: LinearOperator, count: int) -> Iterator[slice]:
-    """The columns 0, …, count − 1 in order, as many at a time as one product gets."""
+    """Yield the columns 0, …, count − 1 in order, in groups for one product."""
     width = columns_at_once(op)
     for start in range(0, count, width):
         yield slice(start, min(start + width, count))
 
 
 def mean_and_stderr(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over the first axis and its standard error; one sample has an unknown error, nan.
+    """Return the mean over the first axis and its standard error; for one sample the error is unknown, nan.
 
-    Samples are scaled by a power of two first, which changes no digit, so that no square is out of range.
+    Samples are first scaled by a power of two, which is exact, so that no square is out of range.
     """
     count = samples.shape[0]
     mean = samples.mean(axis=0)
@@ -85,5 +85,5 @@ def mean_and_stderr(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gather_samples(pieces: Sequence[Tensor]) -> np.ndarray:
-    """Samples of all batches one after the other, moved to the CPU once."""
+    """Concatenate the samples of all batches and copy them to the CPU at once."""
     return to_numpy(torch.cat(list(pieces)))

@@ -1,13 +1,11 @@
-"""The vector algebra of the algorithms: random vectors, projections, rotations.
+"""Vector algebra of the algorithms: random vectors, projections, rotations.
 
-An algorithm keeps its vectors as rows (m, n), or columns (n, k) where a product takes them, and touches
-their entries through these functions, those of `sums`, and steps that are taken entry by entry (`chunks`)
-alone. Where vectors are spread over ranks (`core.ranks.spread`) a rank has its piece of each: these functions
-know it, and no algorithm does.
+An algorithm keeps its vectors as rows (m, n), or columns (n, k) for a product. It touches their entries only
+through these functions, those of `accurate_sums`, and steps that work entry by entry (`chunks`). If vectors
+are sharded over ranks (`core.ranks.shard_layout`), only these functions handle it.
 
-Long vectors are worked through some entries at a time: a part that was read serves several steps while it
-is in the cache. Nothing here takes memory of the length of a vector: to touch fresh memory costs more than
-to compute.
+Long vectors are processed in parts, so that several steps use a part while it is in the cache. These
+functions allocate no memory of the length of a vector, because touching new memory costs more than computing.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.bases import Split
-from curvescope.algorithms.sums import (
+from curvescope.algorithms.accurate_sums import (
     PART,
     DotSum,
     add_up,
@@ -31,33 +28,37 @@ from curvescope.algorithms.sums import (
     summing_dtype,
     to_numpy,
 )
+from curvescope.algorithms.krylov_storage import SplitBasis
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.ranks import together
-from curvescope.core.ranks.spread import Pieces, current
+from curvescope.core.ranks.shard_layout import Pieces, current
 from curvescope.core.seeds import drawn_on, generator, write
 from curvescope.kernels import projection
 
-DRAWN = 2**20  # random numbers at a time, a multiple of the sixteen that are drawn together
-PASSES = 5  # of Gram–Schmidt; what still shrinks after them lies in the span of the basis
-OVERLAP = 4.0  # roundings that a long vector may always keep of the basis
+DRAWN = 2**20  # random numbers per call, a multiple of the sixteen that are drawn together
+PASSES = 5  # most passes of Gram–Schmidt; a vector that still shrinks lies in the span of the basis
+OVERLAP = 4.0  # overlap in roundings that a long vector may always have
 EXACT = 20.0  # roundings below which an overlap needs pairwise sums
-SEMI = 0.03  # square roots of a rounding that it may keep at most,
-LOOSE = 0.3  # or so many on a card where only eigenvalues are asked for: a third fewer readings of the basis
-COMFORT = {torch.float64: 100, torch.float32: 8}  # decades around one where squares and products are safe
+SEMI = 0.03  # most overlap in square roots of a rounding,
+LOOSE = 0.3  # or so many on a GPU if only eigenvalues are needed: a third fewer passes over the basis
+COMFORT = {
+    torch.float64: 100,
+    torch.float32: 8,
+}  # decades around one in which squares and products are in range
 
 
 class Remainder(NamedTuple):
-    """What is left of a vector outside a basis of m rows."""
+    """Remainder of a vector outside a basis of m rows."""
 
-    taken: np.ndarray  # (m,) coefficients that were taken out
-    norm: float  # of the rest; zero if nothing is left
+    taken: np.ndarray  # (m,) coefficients that were subtracted
+    norm: float  # norm of the remainder; zero if nothing is left
     overlap: np.ndarray  # (m,) inner products of the basis with the rest, as measured
-    passes: int = 0  # readings of the basis that took something out
+    passes: int = 0  # passes over the basis that subtracted something
 
 
 def fresh(like: LinearOperator | Tensor, *shape: int) -> Tensor:
-    """Memory for vectors of the same dtype and device."""
+    """Allocate vectors of the same dtype and device."""
     return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
@@ -71,53 +72,53 @@ def random_vector(op: LinearOperator, *, seed: int, index: int, out: Tensor) -> 
 
 
 def columns_of(op: LinearOperator) -> Pieces | None:
-    """Which entries of the vectors that an operator takes are here; None where all are."""
+    """Return this rank's entries of the vectors that an operator takes; None if it has all."""
     return None if op.pieces is None else op.pieces[1]
 
 
 def own_entries(op: LinearOperator, X: Tensor) -> Tensor:
-    """Those of the rows (n, …) of an operator that are here."""
+    """Return this rank's rows of X (n, …)."""
     return X if op.pieces is None else X[op.pieces[0].positions().to(X.device)]
 
 
 def vector_bytes(op: LinearOperator) -> int:
-    """Memory of a vector of an operator, on one rank where it is spread over several."""
+    """Return the bytes of a vector of an operator; of this rank's shard if it is sharded."""
     ranks = 1 if op.pieces is None else op.pieces[0].spread.ranks
     return max(1, -(-max(op.shape) // ranks) * torch.finfo(op.dtype).bits // 8)
 
 
 def on_all(holds: bool, device: torch.device) -> bool:
-    """Whether something that was seen in vectors holds on every rank that they are spread over."""
+    """Return True if a condition on vectors holds on every rank over which they are sharded."""
     spread = current()
     return holds if spread is None else spread.all(holds, device)
 
 
 def none_is_zero(columns: Tensor) -> bool:
-    """Whether every column (n, k) has an entry that is not zero."""
+    """Return True if every column (n, k) has an entry that is not zero."""
     return bool((add_up((columns != 0).sum(dim=0, dtype=torch.float32)) > 0).all())
 
 
 def factors(values: Tensor, like: Tensor) -> Tensor | float:
-    """One factor for each column, (k,), as `add_multiple` takes them: a plain number for a single column."""
+    """Convert one factor per column, (k,), for `add_multiple`: a plain number for a single column."""
     return float(values) if len(values) == 1 else values.to(like.dtype)
 
 
 def add_multiple(y: Tensor, x: Tensor, c: Tensor | float) -> Tensor:
-    """y + x c for columns (m, k) and `factors` c, in place."""
+    """Add x c to y in place, for columns (m, k) and `factors` c."""
     return y.addcmul_(x, c) if isinstance(c, Tensor) else y.add_(x, alpha=c)
 
 
 def orthonormalize(Y: Tensor) -> Tensor:
     """Y = Q R for columns (n, k), n ≥ k: R (k, k), with Q in the place of Y.
 
-    By parts of rows: Yᵢ = Qᵢ Rᵢ, and the Rᵢ under each other are P R, so that Q has the parts Qᵢ Pᵢ. LAPACK
-    with several threads would take sixteen times the memory of a vector for the whole. Ranks that vectors are
-    spread over do the same with their parts.
+    It works on parts of rows: Yᵢ = Qᵢ Rᵢ, and the stacked Rᵢ are P R, so that Q has the parts Qᵢ Pᵢ. LAPACK
+    with several threads would need the memory of sixteen vectors for all rows at once. With sharded vectors,
+    each rank does the same with its rows.
     """
     spread = current()
     if spread is None or spread.ranks == 1:
         return _orthonormalized(Y)
-    few, k = len(Y) < Y.shape[1], Y.shape[1]  # then they are their own Rᵢ
+    few, k = len(Y) < Y.shape[1], Y.shape[1]  # few rows are their own Rᵢ
     own = Y.clone() if few else _orthonormalized(Y)
     triangles = own.new_zeros(spread.ranks, k, k)
     triangles[spread.rank, : len(own)] = own
@@ -128,7 +129,7 @@ def orthonormalize(Y: Tensor) -> Tensor:
 
 
 def _orthonormalized(Y: Tensor) -> Tensor:
-    """The same for the rows that are here alone."""
+    """Orthonormalize this rank's rows only."""
     k = Y.shape[1]
     rows = Y.tensor_split(max(1, len(Y) // max(PART, k))) if Y.device.type == "cpu" else (Y,)
     triangles = []
@@ -145,7 +146,7 @@ def _orthonormalized(Y: Tensor) -> Tensor:
 
 
 def orthogonalize(
-    basis: Tensor | Split,
+    basis: Tensor | SplitBasis,
     w: Tensor,
     *,
     out: Tensor | None = None,
@@ -153,18 +154,18 @@ def orthogonalize(
     tol: float = 0.0,
     semi: float = SEMI,
 ) -> Remainder:
-    """Take the span of the orthonormal rows of a basis (m, n) out of w (n,): in place, or into `out`.
+    """Project w (n,) onto the complement of the orthonormal rows of a basis (m, n), in place or into `out`.
 
-    Classical Gram–Schmidt, repeated: each pass takes coefficients out, and reads the basis once for that and
-    for the overlap that is left. The first takes out the `expected` ones, as a recurrence knows them, or
-    measures them, which reads the basis once more. A long vector is done when its overlap, relative to its
-    norm, is at most `tol` and `semi` roots of a rounding, or a few roundings; otherwise twice is enough
-    unless w lies in the span up to rounding. An overlap of up to the root of a rounding leaves eigenvalues
-    of a projection right to a rounding (Simon 1984), but moves residuals by as much.
+    Classical Gram–Schmidt, repeated: each pass subtracts coefficients and measures the remaining overlap, in
+    one pass over the basis. The first subtracts the `expected` ones, known from a recurrence, or measures
+    them, which reads the basis once more. A long vector is done when its overlap, relative to its norm, is at
+    most `tol` and `semi` roots of a rounding, or a few roundings; otherwise twice is enough unless w lies in
+    the span up to rounding. An overlap of up to the root of a rounding leaves eigenvalues of a projection
+    right to a rounding (Simon 1984), but moves residuals by as much.
     """
     out = w if out is None else out
     if expected is None:
-        assert isinstance(basis, Tensor)  # what is split comes with a recurrence
+        assert isinstance(basis, Tensor)  # a split basis comes with expected coefficients
         overlap = dots(basis, w)
     else:
         overlap = torch.as_tensor(expected).to(dtype=summing_dtype(w.device), device=w.device)
@@ -178,7 +179,7 @@ def orthogonalize(
     for turn in range(PASSES + guessed):
         taken += found
         sums = _take_out(basis, overlap, w if turn == 0 else out, out, exact=exact)
-        host = sums.cpu()  # the only time in a pass that a card is waited for
+        host = sums.cpu()  # the only synchronization with the GPU in a pass
         rest, found = float(host[0].sqrt()), host[1:].clone()
         overlap = found if sums is host else sums[1:].clone()  # aligned: bits of products depend on it
         settled = turn > guessed and rest >= 0.5 * before
@@ -189,16 +190,18 @@ def orthogonalize(
 
 
 def _whole_length(w: Tensor) -> int:
-    """Entries of a vector on all ranks together."""
+    """Return the number of entries of a vector over all ranks."""
     spread = current()
     return len(w) if spread is None else int(spread.added(torch.tensor(float(len(w)), device=w.device)))
 
 
-def _take_out(basis: Tensor | Split, coefficients: Tensor, w: Tensor, out: Tensor, *, exact: bool) -> Tensor:
+def _take_out(
+    basis: Tensor | SplitBasis, coefficients: Tensor, w: Tensor, out: Tensor, *, exact: bool
+) -> Tensor:
     """out = w − basisᵀ coefficients: (1 + m,) its square, and its inner products with the basis.
 
-    These are wrong by up to 1e-5 of the norm if float32 entries are not summed pairwise, as if `exact`, and
-    as they always are on a card with Triton.
+    With `exact`, and always on a GPU with Triton, float32 entries are summed pairwise; otherwise errors reach
+    1e-5 of the norm.
     """
     near = basis if isinstance(basis, Tensor) else basis.near
     if len(near) and near.stride(1) == 1 and out.stride(0) == 1 and projection.in_triton(w, near, out):
@@ -213,8 +216,8 @@ def _take_out(basis: Tensor | Split, coefficients: Tensor, w: Tensor, out: Tenso
     return add_up(torch.cat([squares.total[None], total]))
 
 
-def _taken_out_in_triton(basis: Tensor | Split, c: Tensor, w: Tensor, out: Tensor) -> Tensor:
-    """The same, before it is added up over ranks, in one reading of the basis."""
+def _taken_out_in_triton(basis: Tensor | SplitBasis, c: Tensor, w: Tensor, out: Tensor) -> Tensor:
+    """Compute `_take_out` in one pass over the basis, before the sum over ranks."""
     if isinstance(basis, Tensor):
         return projection.take_out(w, basis, None, c, out=out)
     sums, c = c.new_zeros(len(c) + 1), basis.near_first(c)
@@ -240,11 +243,11 @@ def rotate(rows: Tensor, S: np.ndarray) -> None:
         rows[: R.shape[0], p] = R @ rows[:, p]
 
 
-def comfortable(product: Tensor) -> float:
-    """A power of two that brings the entries of a product, (n,) or (n, k), near one, where squares are safe.
+def safe_vector_scale(product: Tensor) -> float:
+    """Return a power of two that scales the entries of a product, (n,) or (n, k), to about one.
 
-    It is 1 unless the largest entry is many decades away from one, and 0 if all of them are zero. To multiply
-    by it changes no digit.
+    It is 1 unless the largest entry is many decades away from one, and 0 if all of them are zero.
+    Multiplication by it is exact.
     """
     ends = (float(abs(end)) for (part,) in chunks(product) if part.numel() for end in torch.aminmax(part))
     largest, spread = max(ends, default=0.0), current()

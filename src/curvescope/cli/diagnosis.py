@@ -9,9 +9,16 @@ import typer
 
 from curvescope.cli import printing
 from curvescope.cli.study_run import Wish, carry_out
+from curvescope.cli.watch import run_finding_row
 from curvescope.core.config import Settings
 from curvescope.core.errors import UsageError
+from curvescope.core.number_format import plural, rounded
+from curvescope.monitor import diagnosis
+from curvescope.monitor.diagnosis import RunFinding
+from curvescope.monitor.run_history import read_run as read_history
+from curvescope.monitor.run_history import stable_rate
 from curvescope.runs.listing import read_run
+from curvescope.runs.live_history import HISTORY
 from curvescope.studies.diagnose import Diagnosis, Finding
 from curvescope.studies.diagnose.view import finding_row, verdict
 
@@ -20,8 +27,10 @@ INDENT = " " * 4
 
 
 def show(pairs: list[str], given: Settings, wish: Wish) -> None:
-    """Diagnose, or find it done, and print what was found."""
-    _check_model(str(given["model"]))
+    """Diagnose a model, or the folder of a monitor, and print what was found."""
+    if _is_monitored(str(given["model"])):
+        _show_run(Path(str(given["model"])), pairs, given, wish)
+        return
     path, found = carry_out("diagnose", None, pairs, given, wish)
     assert isinstance(found, Diagnosis)
     if wish.as_json:
@@ -31,18 +40,45 @@ def show(pairs: list[str], given: Settings, wish: Wish) -> None:
         _print(path, found)
 
 
-def _check_model(source: str) -> None:
-    """Raise if a run folder is given instead of a model."""
+def _is_monitored(source: str) -> bool:
+    """Whether this is the folder of a monitor; raise if it is the folder of another run."""
+    if (Path(source) / HISTORY).exists():
+        return True
     try:
         run = read_run(Path(source))
     except UsageError:
-        return
-    monitor = run.study == "monitor"
+        return False
+    if run.study == "monitor":
+        return True
     raise UsageError(
-        f"expected a model, got {source}, a run folder of {'a monitor' if monitor else run.study}",
-        hint=(f"curvescope watch {source} shows it, " if monitor else "")
-        + f"curvescope report {source} makes a page of it; diagnose takes the model that was trained",
+        f"expected a model, or the folder of a monitor, got {source}, a run folder of {run.study}",
+        hint=f"curvescope report {source} makes a page of it; diagnose takes the model that was trained",
     )
+
+
+def _show_run(folder: Path, pairs: list[str], given: Settings, wish: Wish) -> None:
+    """Print what the history of a training run says."""
+    used = [name for name, value in given.items() if value not in (None, []) and name != "model"]
+    if used or pairs:
+        raise UsageError(
+            f"expected a model with {used[0] if used else pairs[0]}, got {folder}, the folder of a monitor",
+            hint="a run is diagnosed from its history, without settings",
+        )
+    history = read_history(folder)
+    found = diagnosis.diagnose_run(history)
+    if wish.as_json:
+        printing.as_json([run_finding_row(finding) for finding in found])
+        return
+    typer.echo(f"{folder}: {diagnosis.verdict(found)} in {plural(len(history.at), 'measurement')}")
+    for finding in found:
+        typer.echo(f"\n{finding.severity}: {finding.name}, step {finding.step}")
+        _print_parts({"": finding.evidence, "do: ": finding.remedy, "limit: ": _limit(finding)})
+    if (rate := stable_rate(history)) is not None:
+        typer.echo(f"\n{rate.sentence()}")
+
+
+def _limit(finding: RunFinding) -> str:
+    return f"{finding.unit} {rounded(finding.value, 3)}, limit {finding.limit:g}: {finding.reason}"
 
 
 def _print(path: Path, found: Diagnosis) -> None:
@@ -63,7 +99,10 @@ def _print(path: Path, found: Diagnosis) -> None:
 def _print_finding(finding: Finding) -> None:
     where = f", {finding.where}" if finding.where else ""
     typer.echo(f"{finding.severity}: {finding.name} {finding.number} ({finding.unit}){where}")
-    parts = {"": finding.meaning, "do: ": finding.advice, "evidence: ": finding.evidence}
+    _print_parts({"": finding.meaning, "do: ": finding.advice, "evidence: ": finding.evidence})
+
+
+def _print_parts(parts: dict[str, str]) -> None:
     for label, words in parts.items():
         if words:
             typer.echo(textwrap.fill(label + words, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT))

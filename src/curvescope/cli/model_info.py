@@ -8,15 +8,15 @@ from pathlib import Path
 import typer
 
 from curvescope.cli import printing
-from curvescope.cli.typed.asking import check_options, choose_device, merge, names_of, spoken
+from curvescope.cli.typed.settings_parsing import check_options, choose_device, merge, names_of, spoken
 from curvescope.core.blocks import Block
 from curvescope.core.config import Settings
 from curvescope.core.errors import UsageError
-from curvescope.models.choice import frozen, notes_of, select
 from curvescope.models.description import PRECISION, describe, dtype_of, notes, roles, telling_facts, times
 from curvescope.models.load import load
-from curvescope.studies import find, folder
-from curvescope.studies.preflight import forecast, view
+from curvescope.models.parameter_selection import frozen, frozen_notes, select
+from curvescope.studies import find, run_study
+from curvescope.studies.preflight import forecast, sizes, view
 
 
 def show_model(
@@ -42,7 +42,7 @@ def show_model(
     if dtype in PRECISION:
         typer.echo(PRECISION[dtype])
     left = frozen(model)
-    for note in [*notes(model), *notes_of(model, left)]:
+    for note in [*notes(model), *frozen_notes(model, left)]:
         typer.echo(f"note: {note}")
     if not patterns:
         typer.echo("")
@@ -71,6 +71,7 @@ def _stored(block: Block, left: frozenset[str]) -> str:
 
 
 BEGUN = "measuring products of {model} as {study} takes them: 15 s or so, more where one is slow"
+MEASURED = "measuring a pilot and other data for a precision of {precision}: about two small runs"
 
 
 def show_plan(
@@ -79,7 +80,8 @@ def show_plan(
     pairs: Sequence[str],
     given: Settings,
     *,
-    limit: folder.Limit,
+    limit: run_study.Limit,
+    precision: str | None = None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -90,8 +92,10 @@ def show_plan(
         pairs: NAME=VALUE of --set.
         given: options by name, the model among them.
         limit: what the run would be given; settings are chosen as it would choose them.
+        precision: such as 10%: the data that the Hessian's numbers need for it are predicted too.
     """
     found = find(study)
+    wanted = None if precision is None else sizes.precision_of(precision)
     with spoken(study, found.Config):
         check_options(study, found.Config, given)
         settings = merge([found.Config], config, pairs, given)
@@ -99,17 +103,30 @@ def show_plan(
             settings = choose_device(settings, lambda line: None if quiet else typer.echo(line, err=True))
         if found.plan is not None and not quiet:
             typer.echo(BEGUN.format(model=given["model"], study=study), err=True)
-        chosen = folder.fitted(found, settings, limit, timed=False)
+        chosen = run_study.fitted(found, settings, limit, timed=False)
         if chosen.choice and not quiet:
             typer.echo(chosen.choice, err=True)
         predicted = forecast(study, found, chosen.cfg, model=chosen.model)
+        needed = None
+        if predicted is not None and found.plan is not None and wanted is not None:
+            if not quiet:
+                typer.echo(MEASURED.format(precision=precision), err=True)
+            model = predicted.problem.model
+            needed = sizes.data_needed(study, found.plan, predicted.cfg, wanted, model=model)
     if predicted is None:
         _show_model(study, given, as_json=as_json)
-    elif as_json:
-        printing.as_json({**describe(predicted.problem.model, ()), "plan": view.as_dict(predicted)})
-    else:
-        for line in view.lines(predicted):
-            typer.echo(line)
+        return
+    if as_json:
+        sized = {} if needed is None else {"precision": needed.as_dict()}
+        plan = {**view.as_dict(predicted), **sized}
+        printing.as_json({**describe(predicted.problem.model, ()), "plan": plan})
+        return
+    for line in view.lines(predicted):
+        typer.echo(line)
+    if needed is not None:
+        typer.echo("")
+        printing.table(list(sizes.COLUMNS), needed.rows(), right=(1, 2))
+        typer.echo(needed.answer)
 
 
 def refuse_options(given: Settings) -> None:
@@ -122,7 +139,7 @@ def refuse_options(given: Settings) -> None:
 
 
 def _show_model(study: str, given: Settings, *, as_json: bool) -> None:
-    """Of a study without a plan what is known of the model, and that there is none."""
+    """Describe the model for a study without a plan, and say that there is no plan."""
     model = load(str(given["model"]), revision=str(given["revision"]) if given.get("revision") else None)
     said = view.NO_PLAN.format(study=study)
     if as_json:

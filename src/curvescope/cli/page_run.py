@@ -11,24 +11,24 @@ from typing import NamedTuple
 import typer
 
 from curvescope.cli import printing
+from curvescope.cli.run_progress import watched
 from curvescope.cli.study_run import say_how_to_go_on
-from curvescope.cli.typed.asking import choose_device
 from curvescope.cli.typed.line import wants_traceback
-from curvescope.cli.watching import watched
+from curvescope.cli.typed.settings_parsing import choose_device
 from curvescope.core.config import Config, Settings
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.core.numbers import data_size, duration
+from curvescope.core.number_format import data_size, duration
 from curvescope.models.zoo import BUNDLED
 from curvescope.report import write_page
-from curvescope.report.choice import choose as choose_runs
 from curvescope.report.papers import is_reproduction
-from curvescope.report.wanted import AROUND, FULL, choose
-from curvescope.runs.disk.durable import check_writable
+from curvescope.report.run_selection import choose as choose_runs
+from curvescope.report.study_selection import AROUND, FULL, choose
+from curvescope.runs.disk.atomic_files import check_writable
 from curvescope.runs.folder import CONFIG
 from curvescope.runs.listing import RunInfo, list_runs, read_run, remove_runs
 from curvescope.runs.pieces import RESULT
 from curvescope.studies import STUDIES, find
-from curvescope.studies.several import Made, Wanted, run_all
+from curvescope.studies.batch_run import Made, Wanted, run_all
 
 MODELS = ("config.json", "adapter_config.json", "ckpt.pt", "model.safetensors")
 """A folder that has one of these holds a model."""
@@ -36,7 +36,7 @@ PROFILES = ("quick", "full")
 
 
 class Wish(NamedTuple):
-    """What a person wants of a page besides the settings of its studies."""
+    """Options of a page besides the settings of its studies."""
 
     page: Path
     out: Path
@@ -66,7 +66,7 @@ def show(what: Sequence[str], given: Settings, wish: Wish) -> None:
 
 
 def _is_model(what: Sequence[str]) -> bool:
-    """Whether a model is named, and not run folders."""
+    """Return True if a model is named, and not run folders."""
     models = [name for name in what if _names_model(name)]
     if models and len(what) > 1:
         raise UsageError(
@@ -87,7 +87,7 @@ def _names_model(name: str) -> bool:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether a folder holds a run, or the reproduction of a paper."""
+    """Return True if a folder holds a run, or the reproduction of a paper."""
     return (path / CONFIG).exists() or is_reproduction(path)
 
 
@@ -104,7 +104,7 @@ def _check_unused(given: Settings, wish: Wish) -> None:
 
 def _run(model: str, given: Settings, wish: Wish) -> Made:
     """Run what the sections need."""
-    from curvescope.studies.several import unsuited
+    from curvescope.studies.batch_run import unsuited
 
     profile = wish.profile or "quick"
     if profile not in PROFILES:
@@ -140,7 +140,7 @@ def _run(model: str, given: Settings, wish: Wish) -> Made:
 
 
 def _plan(model: str, wanted: Sequence[Wanted], profile: str) -> list[str]:
-    """What will be run, why, and about how long it takes."""
+    """Describe the studies that will run, the reason for each, and the expected time."""
     total = sum(one.seconds for one in wanted) + AROUND
     if profile == "full":
         everything = model in BUNDLED and len(wanted) == len(choose([], profile))
@@ -232,7 +232,7 @@ def show_runs(out: Path, *, as_json: bool) -> None:
             str(run.path),
             run.model or NONE,
             run.data or NONE,
-            f"{run.begun:%Y-%m-%d %H:%M}",
+            f"{run.start_time:%Y-%m-%d %H:%M}",
             data_size(run.size),
             "yes" if run.finished else "no",
             _short(run),
@@ -258,7 +258,7 @@ def ask_and_remove(paths: list[Path], *, sure: bool) -> None:
 
 
 def _short(run: RunInfo) -> str:
-    """What differs from the study's own settings."""
+    """Return the settings that differ from the study's defaults."""
     own = (find(run.study).Config if run.study in STUDIES else Config)().to_dict()
     other = [f"{k}={printing.setting(v)}" for k, v in run.settings.items() if own.get(k) != v]
     text = " ".join(other)
@@ -272,7 +272,7 @@ def _run_as_dict(run: RunInfo) -> dict[str, object]:
         "model": run.model,
         "data": run.data,
         "settings": dict(run.settings),
-        "begun": run.begun.isoformat(timespec="seconds"),
+        "begun": run.start_time.isoformat(timespec="seconds"),
         "bytes": run.size,
         "finished": run.finished,
     }

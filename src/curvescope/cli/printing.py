@@ -45,6 +45,7 @@ def settings(kind: type[Config]) -> None:
         [s.name, "–" if s.default in (None, ()) else setting(s.default), s.kind, s.meaning]
         for s in kind.settings()
     ]
+    rows += [["", "", "", f"{s.name} is an option, too: --{s.name}"] for s in kind.settings() if s.option]
     table(["setting", "default", "kind", "meaning"], rows)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import typer
 
 from curvescope.cli import printing
-from curvescope.cli.typed.asking import AUTO, choose_device, merge
+from curvescope.cli.run_progress import watched
 from curvescope.cli.typed.line import go_on
-from curvescope.cli.watching import watched
+from curvescope.cli.typed.settings_parsing import AUTO, choose_device, merge
 from curvescope.core.config import Settings
 from curvescope.core.errors import UsageError
 from curvescope.papers import PAPERS, check_settings, figures_of, find_figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,21 +10,21 @@ import typer
 
 from curvescope.cli import printing
 from curvescope.cli.commands.ranks import shared_out, speaks
-from curvescope.cli.typed.asking import check_options, choose_device, merge, names_of, spoken
+from curvescope.cli.run_progress import Watch, watched
 from curvescope.cli.typed.line import go_on
-from curvescope.cli.watching import Watch, watched
+from curvescope.cli.typed.settings_parsing import check_options, choose_device, merge, names_of, spoken
 from curvescope.core.config import Settings
-from curvescope.runs.folder import Standing, Stopped
-from curvescope.runs.verified import checks
+from curvescope.runs.folder import RunStopped, SavedProgress
+from curvescope.runs.verification import checks
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from curvescope.runs.shown import Shown
+    from curvescope.runs.study_result import Shown
 
 
 class Wish(NamedTuple):
-    """What a person wants of a run besides its settings."""
+    """Options of a run besides its settings."""
 
     out: Path = Path("runs")
     quiet: bool = False  # no progress, no words on what is done
@@ -61,7 +62,8 @@ def carry_out(
     study: str, config: Path | None, pairs: list[str], given: Settings, wish: Wish
 ) -> tuple[Path, Shown]:
     """Run a study, or find it finished: its folder and its result."""
-    from curvescope.studies import find, folder
+    begun = time.monotonic()  # of a budget: libraries are not loaded yet
+    from curvescope.studies import find, run_study
 
     kind = find(study).Config
     with spoken(study, kind), shared_out(wish.parallel), watched(wish.quiet or not speaks()) as watch:
@@ -69,9 +71,9 @@ def carry_out(
         settings = merge([kind], config, pairs, given)
         if "device" in names_of(kind):
             settings = choose_device(settings, watch.say)
-        limit = folder.Limit(wish.profile, wish.budget)
+        limit = run_study.Limit(wish.profile, wish.budget, begun=begun)
         try:
-            return folder.run(
+            return run_study.run(
                 study,
                 settings,
                 out=wish.out,
@@ -87,7 +89,7 @@ def carry_out(
 
 def say_how_to_go_on(watch: Watch, stop: KeyboardInterrupt) -> typer.Exit:
     """Print what is kept of a run that was stopped and the command that goes on; the exit to raise."""
-    kept = stop.standing if isinstance(stop, Stopped) else Standing(0, 0, 0)
+    kept = stop.standing if isinstance(stop, RunStopped) else SavedProgress(0, 0, 0)
     typer.echo(f"{watch.stopped(kept)}\n{go_on()}", err=True)
     return typer.Exit(130)
 
@@ -110,7 +112,7 @@ def _print(path: Path, result: Shown, *, tables: bool) -> None:
         typer.echo(
             f"note: chosen to be in time: {words}; --profile full for the study's own, --budget for more"
         )
-    if checked := checks.words(checks.read(path)):
+    if checked := checks.describe_errors(checks.read_verifications(path)):
         typer.echo(f"checked: {checked}")
     typer.echo(f"\n{path}")
 
@@ -126,7 +128,7 @@ def _as_dict(path: Path, result: Shown) -> dict[str, object]:
         "chosen": chosen,
         "summary": [{"label": label, "value": value, "words": words} for label, value, words in summary],
         "notes": result.notes,
-        "verification": checks.read(path),
+        "verification": checks.read_verifications(path),
         "tables": {
             name: [dict(zip(map(str, frame.columns), row, strict=True)) for row in _rows(frame)]
             for name, frame in result.tables().items()
@@ -136,9 +138,9 @@ def _as_dict(path: Path, result: Shown) -> dict[str, object]:
 
 def _config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of a run, and those of them that were chosen to be in time."""
-    from curvescope.studies import folder
+    from curvescope.studies import run_study
 
-    return folder.read_config(path), folder.chosen(path)
+    return run_study.read_config(path), run_study.chosen(path)
 
 
 def _rows(frame: pd.DataFrame) -> list[list[object]]:

@@ -17,14 +17,17 @@ from rich.table import Table
 from rich.text import Text
 
 from curvescope.cli import printing
-from curvescope.core.numbers import duration, plural, rounded, short_duration, with_error
-from curvescope.runs.growing import Growing, Row, Status
+from curvescope.core.number_format import duration, plural, rounded, short_duration, with_error
+from curvescope.monitor import diagnosis
+from curvescope.monitor.run_history import RunHistory
+from curvescope.runs.live_history import BLOCKS, STEPS, LiveHistory, Row, Status
 
 BARS, WIDTH, GAUGE = "▁▂▃▄▅▆▇█", 40, 30
 NEAR = 0.9  # of a threshold
 MOST_BLOCKS = 5
 COLORS = {"below": "green", "near": "yellow", "above": "red"}
 STATES = {"finished": "bold green", "going on": "bold cyan", "measuring": "bold cyan", "stopped": "bold red"}
+LEVELS = {"fault": "bold red", "warning": "yellow", "note": "cyan"}
 RATIOS = {  # words, and the column of the threshold; through the optimizer's own diagonal P the second time
     "lr_lambda_max": ("η·λ_max", "threshold"),
     "lr_sharpness": ("η·λ_max(P⁻¹H)", "sharpness_threshold"),
@@ -39,10 +42,13 @@ REST = {  # numbers of the last row that are shown as they are
     "grad_share": "g in top space",
     "overlap": "overlap",
 }
+FINDING_KEYS = (
+    "name", "severity", "step", "value", "limit", "unit", "where", "evidence", "remedy", "reason",
+)  # fmt: skip
 ERRORS = {"lambda_max": "lambda_max_error", "lambda_min": "lambda_min_error", "trace": "trace_stderr"}
 
 
-def panel(run: Growing) -> RenderableType:
+def panel(run: LiveHistory) -> RenderableType:
     """All of a run that fits on a screen."""
     last = run.last()
     if not last:
@@ -54,12 +60,25 @@ def panel(run: Growing) -> RenderableType:
         table.add_row(RATIOS[name][0], rounded(value), _gauge(value, threshold))
     rest = [f"{words} {_value(last, name)}" for name, words in REST.items() if _known(last, name)]
     above = [words for name, _, _ in _ratios(last) if (words := _above(run, name))]
-    parts = [_head(run), Text(), table, Text(), *map(Text, [*above, *_lines(rest)])]
+    found = _diagnosed(run)
+    parts = [_head(run), *_finding_lines(found), Text(), table, Text(), *map(Text, [*above, *_lines(rest)])]
     if last.get("converged") == 0:
         parts.append(Text("λ_max and λ_min are not converged: bounds from inside", style="yellow"))
     if blocks := run.blocks()[:MOST_BLOCKS]:
         parts.append(Text("sharpest blocks: " + ", ".join(f"{name} {rounded(top)}" for name, top in blocks)))
-    return Group(*parts, Text(_cost(run)))
+    return Group(*parts, Text(f"{_cost(run)}{'' if found else '; nothing unusual'}"))
+
+
+def _diagnosed(run: LiveHistory) -> list[diagnosis.RunFinding]:
+    """What the diagnosis says so far."""
+    history = RunHistory.from_rows(run.rows, run.table(BLOCKS), run.table(STEPS))
+    return diagnosis.diagnose_run(history)
+
+
+def _finding_lines(found: Sequence[diagnosis.RunFinding]) -> list[Text]:
+    """A line for each finding, behind an empty one."""
+    lines = [Text.assemble((f.severity, LEVELS[f.severity]), f": {f.sentence()}") for f in found]
+    return [Text(), *lines] if lines else []
 
 
 def line(row: Row) -> str:
@@ -72,18 +91,18 @@ def line(row: Row) -> str:
     return "  ".join(parts)
 
 
-def since(run: Growing, status: Status) -> str:
+def since(run: LiveHistory, status: Status) -> str:
     """How long a run is silent, or how much there is of it."""
     if status == "finished":
         return _made(run)
     if status == "measuring" and (now := run.measuring()):
-        return f"step {now['step']:.0f}, {now['products']:.0f} of at most {now['expected']:.0f} products"
+        return f"step {now['step']:.0f}, {now['products']:.0f} of about {now['expected']:.0f} products"
     if status == "stopped":
         return f"or paused: nothing for {duration(run.age())}"
     return f"the last row {duration(run.age())} ago" if run.rows else "no row yet"
 
 
-def _made(run: Growing) -> str:
+def _made(run: LiveHistory) -> str:
     """How many measurements there are, where the last is, and how many the budget did not allow."""
     words, end = plural(len(run.rows), "measurement"), run.end()
     if end and run.rows and end["step"] > run.last()["step"]:
@@ -111,7 +130,7 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     return "".join(" " if math.isnan(top) else BARS[round((top - low) * scale)] for top in tops)
 
 
-def _head(run: Growing) -> Text:
+def _head(run: LiveHistory) -> Text:
     status = run.status()
     last = run.end().get("step", run.last().get("step"))
     step = "" if last is None else f" · step {last:.0f}"
@@ -124,9 +143,14 @@ def _ratios(row: Row) -> list[tuple[str, float, float]]:
     return found[:1] if len(found) == 2 and found[0][1:] == found[1][1:] else found
 
 
-def _above(run: Growing, name: str) -> str:
-    """How often a ratio was above its threshold, and where most; nothing where it never was."""
-    rows = [row for row in run.rows if _known(row, name, RATIOS[name][1])]
+def _above(run: LiveHistory, name: str) -> str:
+    """How often a ratio was above its threshold, and where most; nothing where it never was.
+
+    The first steps of an adaptive optimizer do not count: its preconditioner is not formed yet.
+    """
+    formed = RunHistory.from_rows(run.rows).is_formed()
+    counted = [row for row, counts in zip(run.rows, formed, strict=True) if counts]
+    rows = [row for row in counted if _known(row, name, RATIOS[name][1])]
     above = [row for row in rows if row[name] > row[RATIOS[name][1]]]
     if not above:
         return ""
@@ -144,7 +168,7 @@ def _gauge(value: float, threshold: float) -> Text:
     return Text.assemble((bar, COLORS[word]), f" {word} {threshold:.4g}")
 
 
-def _course(run: Growing, name: str) -> str:
+def _course(run: LiveHistory, name: str) -> str:
     values = [value for value in run.column(name) if math.isfinite(value)]
     if len(values) < 2:
         return ""
@@ -162,7 +186,7 @@ def _known(row: Row, *names: str) -> bool:
     return not any(math.isnan(row.get(name, math.nan)) for name in names)
 
 
-def _cost(run: Growing) -> str:
+def _cost(run: LiveHistory) -> str:
     last = run.last()
     parts = [plural(len(run.rows), "measurement")]
     if "share" in run.end():
@@ -188,7 +212,7 @@ def show(folder: Path, *, once: bool, as_json: bool) -> None:
         once: print the panel and end.
         as_json: print the last row, with the run's status, as an object and end.
     """
-    run = Growing(folder)
+    run = LiveHistory(folder)
     if as_json:
         printing.as_json(_as_dict(run))
         return
@@ -199,7 +223,7 @@ def show(folder: Path, *, once: bool, as_json: bool) -> None:
         _live(run) if sys.stdout.isatty() else _follow(run)
 
 
-def _live(run: Growing) -> None:
+def _live(run: LiveHistory) -> None:
     with Live(panel(run), console=Console(highlight=False), auto_refresh=False) as live:
         finished = run.status() == "finished"
         while not finished:
@@ -209,13 +233,17 @@ def _live(run: Growing) -> None:
             live.update(panel(run), refresh=True)
 
 
-def _follow(run: Growing) -> None:
+def _follow(run: LiveHistory) -> None:
     """Rows that are there, then each that comes; what the run does otherwise goes to stderr."""
     told, status = "going on", run.status()  # asked first: then no row of a finished run comes later
-    rows = [*run.rows, *run.refresh()]
+    rows, known = [*run.rows, *run.refresh()], set[str]()
     while True:
         for row in rows:
             typer.echo(line(row))
+        for finding in _diagnosed(run) if rows else []:
+            if finding.name not in known:
+                typer.echo(f"{finding.severity}: {finding.sentence()}")
+            known.add(finding.name)
         sys.stdout.flush()
         if status not in (told, "going on", "measuring"):
             typer.echo(f"{status} ({since(run, status)})", err=True)
@@ -226,8 +254,15 @@ def _follow(run: Growing) -> None:
         rows = run.refresh()
 
 
-def _as_dict(run: Growing) -> dict[str, object]:
+def _as_dict(run: LiveHistory) -> dict[str, object]:
     last: dict[str, object] = dict(run.last())
     if run.rows:
         last["step"] = int(run.last()["step"])
-    return {**last, "status": run.status(), **({"end": end} if (end := run.end()) else {})}
+    found = [run_finding_row(finding) for finding in _diagnosed(run)]
+    more = {"findings": found} if run.rows else {}
+    return {**last, **more, "status": run.status(), **({"end": end} if (end := run.end()) else {})}
+
+
+def run_finding_row(finding: diagnosis.RunFinding) -> dict[str, object]:
+    """A finding as an object."""
+    return {name: getattr(finding, name) for name in FINDING_KEYS}

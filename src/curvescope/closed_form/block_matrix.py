@@ -33,7 +33,7 @@ class BlockMatrix(Mapping[Pair, Tensor]):
 
     @property
     def slices(self) -> dict[str, slice]:
-        """Where the entries of each name lie in a row of `matrix`."""
+        """Slices of the entries of each name in a row of `matrix`."""
         return slices(self.sizes)
 
     def __getitem__(self, pair: Pair) -> Tensor:

@@ -304,7 +304,7 @@ def norm_third_product(
 
 
 def norm_third_tensor(at: NormPoint, gamma: Tensor | None = None) -> Tensor:
-    """∂³y_a/∂x_b∂x_c∂x_e: (…, d, d, d, d). Symmetric in all four indices where there is no γ."""
+    """∂³y_a/∂x_b∂x_c∂x_e: (…, d, d, d, d). Symmetric in all four indices without γ."""
     J, x, S = at.jacobian, at.x_hat, norm_second_derivative(at)
     total = sum(
         torch.einsum(f"...{pair},...{rest}->...abce", J, J)

@@ -1,4 +1,4 @@
-"""What a loss contributes: its value, gradient G and Hessian B in the outputs of the network."""
+"""Value, gradient G and Hessian B of a loss in the outputs of the network."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def class_targets(
 
 
 def _distributions(y: Tensor) -> bool:
-    """Whether the last axis holds probabilities; B would be another matrix if they did not sum to one."""
+    """Return True if the last axis holds probabilities; B is another matrix if they do not sum to one."""
     if not y.is_floating_point():
         return False
     slack = torch.finfo(y.dtype).eps ** 0.5

@@ -40,14 +40,14 @@ class Block:
     order: tuple[int, ...] | None = None
     narrow: tuple[tuple[int, int, int], ...] = ()  # (axis of split, start, length)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of entries."""
         return prod(self.shape)
 
-    @property
+    @cached_property
     def is_whole(self) -> bool:
-        """Whether it is all of its parameter, as it lies or with axes in another order."""
+        """Return True if it is all of its parameter, as it lies or with axes in another order."""
         shape = self.split if self.order is None else tuple(self.split[i] for i in self.order)
         return not self.narrow and shape == self.shape
 
@@ -144,7 +144,7 @@ class ParamSpace:
 
     @cached_property
     def slices(self) -> dict[str, slice]:
-        """Where each segment lies in a vector, by name, in order."""
+        """Positions of the segments in a vector, by name, in order."""
         found, start = {}, 0
         for segment in self.segments:
             found[segment.name] = slice(start, start + segment.size)
@@ -166,9 +166,9 @@ class ParamSpace:
 
     @property
     def hint(self) -> str:
-        """How to make a vector of this space."""
+        """Hint that says how to make a vector of this space."""
         if self.whole:
-            return "torch.nn.utils.parameters_to_vector of the parameters that are not frozen fits"
+            return "torch.nn.utils.parameters_to_vector of the parameters in space.parameter_names fits"
         return "space.from_dict(parts) makes one from blocks, space.gather(tree) from parameters"
 
     def __len__(self) -> int:
@@ -207,7 +207,7 @@ class ParamSpace:
         return block.view(stored, 1).movedim(0, -1)
 
     def positions(self, block: Block) -> Tensor:
-        """Where the entries of a block lie in a vector, in the block's order: (size,)."""
+        """Positions of the entries of a block in a vector, in the block's order: (size,)."""
         return self.view(torch.arange(self.size)[:, None], block).flatten()
 
     def to_dict(self, vector: Tensor) -> dict[str, Tensor]:
@@ -262,16 +262,9 @@ class ParamSpace:
             rows.view(*entries.shape[1:], k).movedim(-1, 0).copy_(entries)
         return found
 
-    def places(self, columns: Tensor, parameter: str, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each segment of a parameter its place in columns (n, k), and its entries of x (k, *shape)."""
-        for segment in self._of[parameter]:
-            entries = segment.view(x, 1)
-            rows = columns[self.slices[segment.name]]
-            yield rows.view(*entries.shape[1:], len(x)).movedim(-1, 0), entries
-
     def total(self, k: int) -> ColumnSum:
         """A sum of columns (n, k), whose terms come parameter by parameter."""
-        return ColumnSum(self, k)
+        return ColumnSum(self, self._of, k)
 
     def scatter(self, vector: Tensor) -> dict[str, Tensor]:
         """Parameter-shaped tensors that hold `vector` (n,) in the blocks' places and zero elsewhere."""
@@ -284,9 +277,10 @@ class ParamSpace:
         return tree
 
     def scatter_columns(self, columns: Tensor) -> dict[str, Tensor]:
-        """As `scatter` for each column of (n, k), stacked in front: (k, *parameter shape).
+        """Scatter each column of (n, k) over the parameters; columns are stacked in front: (k, *parameter
+        shape).
 
-        Of a single column, parameters that are one segment share its memory.
+        For a single column, parameters that are one segment share its memory.
         """
         if columns.shape[1] == 0:
             return {name: columns.new_zeros(0, *self.shapes[name]) for name in self.parameter_names}
@@ -328,13 +322,15 @@ class ParamSpace:
 class ColumnSum:
     """A sum of columns (n, k) over a space: the first term of a parameter is written, others are added."""
 
-    def __init__(self, space: ParamSpace, k: int):
-        self._space, self._seen = space, set[str]()
+    def __init__(self, space: ParamSpace, segments: Mapping[str, list[Block]], k: int):
+        self._space, self._segments, self._seen = space, segments, set[str]()
         self._columns = torch.empty(space.size, k, dtype=space.dtype, device=space.device)
 
     def add(self, parameter: str, x: Tensor) -> None:
         """A term (k, *shape) of one parameter."""
-        for place, entries in self._space.places(self._columns, parameter, x):
+        for segment in self._segments[parameter]:
+            entries, rows = segment.view(x, 1), self._columns[self._space.slices[segment.name]]
+            place = rows.view(*entries.shape[1:], len(x)).movedim(-1, 0)
             place.add_(entries) if parameter in self._seen else place.copy_(entries)
         self._seen.add(parameter)
 

@@ -13,35 +13,51 @@ from curvescope.core.errors import UsageError, near_misses
 T = TypeVar("T")
 Plain = str | int | float | bool
 Value = Plain | Sequence[Plain] | None
-"""What a setting can be."""
+"""Value of a setting."""
 Settings = Mapping[str, Value]
-"""Settings by name, as a person gives them."""
+"""Settings by name, as a user gives them."""
 
-MEANING = "meaning"
+MEANING, OPTION, LEAST = "meaning", "option", "least"
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 
 
-def setting(default: T, meaning: str) -> T:
-    """A field of a configuration with its default and a line that says what it means."""
-    return cast(T, field(default=default, metadata={MEANING: meaning}))
+def setting(default: T, meaning: str, *, option: bool = False, least: float | None = None) -> T:
+    """A field of a configuration with its default and a line that says what it means.
+
+    Args:
+        option: `curvescope run STUDY` takes it as an option of its own, `--name VALUE`.
+        least: the smallest number that it may be; of a field that may be left out, if it is given.
+    """
+    return cast(T, field(default=default, metadata={MEANING: meaning, OPTION: option, LEAST: least}))
 
 
 class Setting(NamedTuple):
-    """What a person should know of one setting."""
+    """Description of one setting for users."""
 
     name: str
     kind: str
     default: Value
     meaning: str
+    option: bool
 
 
 @dataclass(frozen=True)
 class Config:
-    """Base of every configuration. A `Literal` field takes one of its choices, a number is a number."""
+    """Base of every configuration. A `Literal` field takes one of its choices, a number is a number.
+
+    A field that holds several values may be given a single one, and is a tuple.
+    """
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
-            _check_value(name, kind, getattr(self, name))
+            value = getattr(self, name)
+            if _holds_several(kind) and value is not None and not isinstance(value, tuple):
+                value = tuple(value) if isinstance(value, list) else (value,)
+                object.__setattr__(self, name, value)
+            _check_value(name, kind, value)
+        for one in fields(self):
+            if (least := one.metadata.get(LEAST)) is not None and getattr(self, one.name) is not None:
+                at_least(self, least, one.name)
 
     @classmethod
     def from_dict(cls, values: Settings) -> Self:
@@ -70,10 +86,16 @@ class Config:
 
     @classmethod
     def settings(cls) -> list[Setting]:
-        """Every setting: name, kind, default, meaning."""
+        """Return all settings: name, kind, default, meaning."""
         hints = get_type_hints(cls)
         return [
-            Setting(f.name, _words(hints[f.name]), _default(f.default), f.metadata.get(MEANING, ""))
+            Setting(
+                f.name,
+                _words(hints[f.name]),
+                _default(f.default),
+                f.metadata.get(MEANING, ""),
+                f.metadata.get(OPTION, False),
+            )
             for f in fields(cls)
         ]
 
@@ -86,15 +108,7 @@ class Config:
         }
 
 
-def as_tuples(cfg: Config, *names: str) -> None:
-    """In a frozen configuration, let fields that hold several values be given a single one."""
-    for name in names:
-        value: Any = getattr(cfg, name)
-        if not isinstance(value, tuple):
-            object.__setattr__(cfg, name, (value,))
-
-
-def at_least(cfg: Config, fewest: int, *names: str) -> None:
+def at_least(cfg: Config, fewest: float, *names: str) -> None:
     """Raise unless the numbers are large enough."""
     for name in names:
         if getattr(cfg, name) < fewest:

@@ -49,9 +49,9 @@ def warn(message: str) -> None:
 
 
 def near_misses(name: str, known: list[str], count: int = 3) -> str | None:
-    """A hint that names the known words closest to `name`, or what there is where none is close.
+    """Return a hint with the known names closest to `name`, or with all known names if none is close.
 
-    Close are initials (`ce` for cross_entropy), a part of a word (`probes` for num_probes), and slips.
+    Initials (`ce` for cross_entropy), parts of a word (`probes` for num_probes) and typos count as close.
     """
     from difflib import get_close_matches
 

@@ -1,4 +1,4 @@
-"""What the package asks for beside itself, as its own metadata say."""
+"""Requirements of the package, read from its metadata."""
 
 from __future__ import annotations
 

@@ -12,18 +12,67 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.numbers import with_error
+from curvescope.core.number_format import with_error
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA = 1
 NOT_FINITE = "not_finite"
 """In result.json: JSON pointers (RFC 6901) to each null that stands for NaN, Infinity or -Infinity."""
 FEW = 6  # entries that are printed
 SOURCE = Path(__file__).parents[1]
+RENAMED_IN = {
+    "studies.landscape": {
+        "Curve": "IncrementCurve",
+        "Growth": "IncrementGrowth",
+        "Budget": "SampleBudget",
+        "Direct": "PairedLosses",
+        "Norms": "SpectralNorms",
+        "Subspace": "EigenSubspace",
+        "Losses": "SampleLosses",
+        "Curvature": "SampleCurvature",
+    },
+    "papers.petrov2025.convergence": {"Curve": "NetworkCurve"},
+    "studies.optimizers": {
+        "Course": "TrainingRun",
+        "Search": "RateSearch",
+        "Compared": "OptimizerComparison",
+    },
+    "papers.petrov2025.propagation": {"Spectrum": "DenseSpectrum", "Sweeps": "PropagationSweeps"},
+    "studies.prune": {
+        "Heads": "HeadRemovals",
+        "Minimum": "BlockMinimum",
+        "Samples": "RemovalSamples",
+        "Sets": "RemovalSets",
+    },
+    "studies.scaling": {"Law": "PowerLaw", "Needed": "NeededSamples", "Cell": "GridCell"},
+    "studies.sinks": {
+        "Lines": "RitzLines",
+        "Moved": "SinkSpectra",
+        "Heads": "SinkHeads",
+        "Effort": "SinkEffort",
+        "Blocks": "SinkBlocks",
+    },
+    "studies.taylor": {"Descent": "DescentRun"},
+    "studies.why_adam": {"Blocks": "BlockSpectra", "Tuned": "TunedRuns", "Measured": "CurvatureMeasures"},
+    "papers.singh2025.gap": {"Course": "TrainedModel", "Gaps": "FamilyGaps"},
+    "papers.ormaniec2025.heatmap": {"Columns": "BlockColumns"},
+    "papers.ormaniec2025.growth": {"Growth": "GrowthCurves", "Sweep": "GrowthSweep", "Points": "SweepPoints"},
+    "papers.ormaniec2025.beyond": {"Scale": "ScaleNorms"},
+    "papers.ormaniec2025.reviewers": {
+        "Sweep": "NormSweep",
+        "Trained": "TrainingLosses",
+        "Heads": "HeadBlockNorms",
+    },
+    "papers.ormaniec2025.statements": {"Group": "StatementGroup"},
+}
+"""By package: names of its classes in older results, and their names now."""
 RENAMED = {
     "curvescope.studies.blocks_heterogeneity.Heterogeneity": "curvescope.algorithms.Heterogeneity",
     "curvescope.studies.blocks_probes.OwnProbes": "curvescope.algorithms.OwnProbes",
@@ -31,15 +80,19 @@ RENAMED = {
     "curvescope.algorithms.block_map.BlockMap": "curvescope.algorithms.BlockNorms",
     "curvescope.operators.taylor.line.Line": "curvescope.operators.LossLine",
     "curvescope.operators.taylor.plane.Plane": "curvescope.operators.LossPlane",
-    "curvescope.studies.optimisers.course.Course": "curvescope.studies.optimizers.Course",
-    "curvescope.studies.optimisers.study.Compared": "curvescope.studies.optimizers.Compared",
-    "curvescope.studies.optimisers.tuning.Search": "curvescope.studies.optimizers.Search",
+    "curvescope.studies.optimisers.course.Course": "curvescope.studies.optimizers.TrainingRun",
+    "curvescope.studies.optimisers.study.Compared": "curvescope.studies.optimizers.OptimizerComparison",
+    "curvescope.studies.optimisers.tuning.Search": "curvescope.studies.optimizers.RateSearch",
     "curvescope.studies.quantise.rounding.Roundings": "curvescope.studies.quantize.Roundings",
     "curvescope.studies.quantise.study.Quantised": "curvescope.studies.quantize.Quantized",
+} | {
+    f"curvescope.{package}.{old}": f"curvescope.{package}.{new}"
+    for package, classes in RENAMED_IN.items()
+    for old, new in classes.items()
 }
-"""Saved names of classes that have moved to another package or have another name: their name now."""
+"""Current name of each result class that was moved or renamed, by its saved name."""
 RENAMED_FIELDS = {"centre": "center", "centred": "centered", "normalise": "normalize"}
-"""Name of a field in older results: its name now."""
+"""Current name of each renamed field, by its name in older results."""
 _CLASSES: dict[str, type[Result]] = {}
 
 
@@ -71,7 +124,7 @@ class Result:
         return f"{type(self).__name__}({shown})"
 
     def _repr_html_(self) -> str:
-        """For a notebook: its numbers, the beginning of its table or its fields, and its figure."""
+        """HTML for a notebook: numbers, the first rows of the table or the fields, and the figure."""
         from curvescope.viz import notebook
 
         own: Any = self
@@ -165,12 +218,12 @@ def _short(value: Any) -> str:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Whether it is a torch tensor; asked without importing torch."""
+    """Return True if it is a torch tensor; asked without importing torch."""
     return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
 
 
 def _write_npz(file: IO[bytes], arrays: dict[str, np.ndarray]) -> None:
-    """As np.savez_compressed, whose own arguments are names that an array cannot have; never a pickle."""
+    """Write an npz file like np.savez_compressed, but with any array names and never a pickle."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for key, array in arrays.items():
             with archive.open(f"{key}.npy", "w", force_zip64=True) as member:
@@ -276,6 +329,9 @@ def result_class(name: str) -> type[Result]:
     ours = package.startswith("curvescope.")
     parts = package.split(".")[1:] if ours else []
     while parts:  # in the files of its package, then in those of the packages around
+        renamed = RENAMED.get(".".join(["curvescope", *parts, short]))
+        if renamed is not None:  # a class with a new name, saved under the name of an old module
+            return result_class(renamed)
         found = [getattr(import_module(module), short) for module in _defining(parts, short)]
         results = [cls for cls in found if issubclass(cls, Result)]
         if len(results) == 1:
@@ -293,3 +349,18 @@ def _defining(parts: list[str], short: str) -> list[str]:
     defining = [f for f in files if re.search(rf"^class {short}\(", f.read_text(encoding="utf-8"), re.M)]
     names = [".".join(f.relative_to(SOURCE.parent).with_suffix("").parts) for f in defining]
     return [name.removesuffix(".__init__") for name in names]
+
+
+@dataclass(frozen=True)
+class Tabular(Result):
+    """A result that is a table, too."""
+
+    def table(self) -> Any:
+        """Columns by name, or a list of rows."""
+        raise NotImplementedError
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table as a data frame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.table())

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from curvescope.core.ranks.spread import Pieces
+from curvescope.core.ranks.shard_layout import Pieces
 
 Probe = Literal["rademacher", "gaussian"]
 PIECE = 2**20  # entries drawn at once
@@ -30,7 +30,7 @@ def generator(seed: int, *stream: int, device: torch.device | str = "cpu") -> to
 
 
 def drawn_on(n: int, device: torch.device | str) -> torch.device:
-    """Where a vector of n entries for a device is drawn: on the CPU, or on a GPU if it is long."""
+    """Return the device that draws a vector of n entries: the CPU, or a GPU if the vector is long."""
     device = torch.device(device)
     return device if device.type == "cuda" and n >= LONG else torch.device("cpu")
 

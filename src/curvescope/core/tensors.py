@@ -42,16 +42,16 @@ def leaves(tree: Tree) -> list[Any]:
 _ONCE = once_differentiable(lambda ctx: None).__code__  # the code of every backward that is so marked
 
 
-def nodes(z: Tensor) -> Iterator[Node]:
-    """Every node of the graph that made z, each once."""
-    waiting = [] if z.grad_fn is None else [z.grad_fn]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        before = {other for other, _ in node.next_functions if other is not None} - seen
-        seen |= before
-        waiting += before
+def nodes(z: Tensor) -> list[Node]:
+    """Return all nodes of the graph that made z, each once."""
+    found = [] if z.grad_fn is None else [z.grad_fn]
+    seen = set(found)
+    for node in found:  # which grows meanwhile
+        for other, _ in node.next_functions:
+            if other is not None and other not in seen:
+                seen.add(other)
+                found.append(other)
+    return found
 
 
 def leaves_of(z: Tensor) -> Iterator[Tensor]:
@@ -104,7 +104,7 @@ def _custom_name(node: Node) -> str | None:
 
 
 def _is_marked(node: Node) -> bool:
-    """Whether the node's backward is marked, also beneath further decorators."""
+    """Return True if the node's backward is marked, also beneath further decorators."""
     backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
     while backward is not None:
         if getattr(backward, "__code__", None) is _ONCE:

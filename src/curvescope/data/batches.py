@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.tensors import IGNORED, Tree, leaves, tree_map
-from curvescope.data import dicts
+from curvescope.data import dict_batches
 
 Inputs = Tensor | Mapping[str, Tensor]
 
@@ -61,7 +61,7 @@ class Batch:
 
 
 class Share(NamedTuple):
-    """Which part of some data batches are: consecutive sequences, of which others have the rest."""
+    """Part of the data that some batches are: consecutive sequences; other ranks have the rest."""
 
     first: int  # the number of the first sequence among all
     total: int  # sequences of all
@@ -122,7 +122,7 @@ class Batches(Sequence[Batch]):
     def from_loader(
         cls, loader: Iterable[Any], *, max_bytes: int = 2**30, name: str = "loader", shift: bool = True
     ) -> Self:
-        """Every batch of a DataLoader, or of any finite iterable, kept in the order of this one reading.
+        """Read every batch of a DataLoader, or of any finite iterable, once, and keep them in that order.
 
         Items are (inputs, targets[, weights]), or dictionaries with labels, which are shifted as Hugging Face
         does it unless `shift` is False; `notes` says so. Rows of a `datasets.Dataset` are put together. The
@@ -142,7 +142,7 @@ class Batches(Sequence[Batch]):
                     f"the loader holds more than max_bytes={max_bytes} ({len(kept)} batches read)",
                     hint="take fewer sequences, or raise max_bytes",
                 )
-        notes = [*shuffle_notes(loader), *([dicts.SHIFTED] if any_shifted else [])]
+        notes = [*shuffle_notes(loader), *([dict_batches.SHIFTED] if any_shifted else [])]
         return cls(kept, name=name, notes=notes)
 
     def __len__(self) -> int:
@@ -189,7 +189,7 @@ def as_batches(data: Any, *, shift: bool = True) -> Batches:
         return Batches.from_loader([data], name="tensors", shift=shift)
     if isinstance(data, list) and len(data) in (2, 3) and all(isinstance(t, Tensor) for t in data):
         return Batches.from_tensors(*data)  # one item of a DataLoader
-    if isinstance(data, tuple) and len(data) in (2, 3) and not all(map(dicts.has_labels, data)):
+    if isinstance(data, tuple) and len(data) in (2, 3) and not all(map(dict_batches.has_labels, data)):
         inputs, targets = data[:2]
         if isinstance(inputs, Tensor | Mapping) or isinstance(targets, Tensor):
             return Batches.from_tensors(*data)
@@ -215,24 +215,24 @@ def _checked(batch: Batch) -> Batch:
 
 def _whole_batches(loader: Iterable[Any]) -> Iterator[Any]:
     """The loader's items, dictionaries of single rows put together to batches."""
-    rows: list[dicts.Row] = []
+    rows: list[dict_batches.Row] = []
     for item in loader:
-        found = dicts.row_of(item) if isinstance(item, Mapping) else item
-        if not isinstance(found, dict) or not dicts.is_single(found):
+        found = dict_batches.row_of(item) if isinstance(item, Mapping) else item
+        if not isinstance(found, dict) or not dict_batches.is_single(found):
             yield found
             continue
         rows.append({key: value.clone() for key, value in found.items()})  # one buffer may be behind all
-        if len(rows) == dicts.ROWS:
-            yield dicts.together(rows)
+        if len(rows) == dict_batches.ROWS:
+            yield dict_batches.together(rows)
             rows = []
     if rows:
-        yield dicts.together(rows)
+        yield dict_batches.together(rows)
 
 
 def _batch_of(item: Any, shift: bool) -> tuple[Batch, bool]:
     """The batch of a loader's item, and whether its labels were shifted."""
     if isinstance(item, dict):
-        inputs, targets, shifted = dicts.inputs_and_targets(item, shift=shift)
+        inputs, targets, shifted = dict_batches.inputs_and_targets(item, shift=shift)
         return _checked(Batch(inputs, targets)), shifted
     if isinstance(item, list | tuple) and len(item) in (2, 3):
         return _checked(Batch(*item)), False
@@ -332,20 +332,20 @@ def refuse_iterator(data: Any) -> None:
 
 
 def shuffle_notes(loader: Any) -> list[str]:
-    """What a reader should know of a loader that has been read once."""
+    """Return the notes on a loader that has been read once."""
     if shuffles(loader):
         return [SHUFFLED]
     return [DRAWN] if isinstance(loader, DataLoader) and _redraws(loader) else []
 
 
 def shuffles(loader: Any) -> bool:
-    """Whether a DataLoader draws the order of its items anew at every reading."""
+    """Return True if a DataLoader draws the order of its items anew at every reading."""
     kinds = RandomSampler, SubsetRandomSampler, WeightedRandomSampler
     return isinstance(getattr(loader, "sampler", None), kinds)
 
 
 def _redraws(loader: DataLoader[Any]) -> bool:
-    """Whether the first batch is another one when it is read twice more; torch's random numbers stay."""
+    """Return True if the first batch differs between two readings; torch's random state stays as it was."""
     with torch.random.fork_rng(devices=[]):
         first = [_kept(x) for x in leaves(next(iter(loader), ()))]
         second = leaves(next(iter(loader), ()))
@@ -357,7 +357,7 @@ def _kept(x: Any) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two entries hold the same numbers; what is no tensor is not compared."""
+    """Return True if two entries hold the same numbers; what is no tensor is not compared."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return True
     return torch.equal(a, b) or (a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()))

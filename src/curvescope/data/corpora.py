@@ -1,4 +1,4 @@
-"""Where text comes from: named corpora, files, folders and Hugging Face datasets."""
+"""Sources of text: named corpora, files, folders and Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CORPORA: dict[str, str] = {
 """Every named corpus with one line about it."""
 
 MAX_BYTES = 2_000_000
-"""What is read of a source unless told otherwise."""
+"""Default limit of bytes read from a source."""
 
 SKIPPED_FOLDERS = {
     "test",
@@ -83,16 +83,16 @@ def read_source(source: str | Path, *, max_bytes: int | None = MAX_BYTES) -> str
     if path.is_file():
         content = _read_text(path, max_bytes)
         if content is None:
-            raise UsageError(f"expected a file of UTF-8 text, got {str(source)!r}, which is none")
+            raise UsageError(f"expected a file of UTF-8 text, but {str(source)!r} is not one")
         return _joined([content], max_bytes)
     raise UsageError(
-        f"expected a corpus, a file, a folder or hf:NAME, got {str(source)!r}, which is none of them",
+        f"expected a corpus, a file, a folder or hf:NAME, but {str(source)!r} is none of them",
         hint=near_misses(str(source), list(CORPORA)),
     )
 
 
 def _stdlib_candidates() -> list[Path]:
-    """As `stdlib_files`, before any of them is read."""
+    """Return the candidates of `stdlib_files` without reading them."""
     files = _walk(Path(sysconfig.get_path("stdlib")), skip=_is_skipped)
     found = [f for f in files if f.suffix == ".py" and not f.name.startswith("_sysconfigdata")]
     if not found:
@@ -125,7 +125,7 @@ def _texts(files: Iterable[Path], max_bytes: int | None) -> Iterator[str]:
 
 
 def _read_text(file: Path, max_bytes: int | None = None) -> str | None:
-    """At least the first `max_bytes` bytes of a text, or None where they are no UTF-8 or hold a zero byte."""
+    """Read at least the first `max_bytes` bytes of a text; None if it is not UTF-8 or holds a zero byte."""
     try:
         with file.open(encoding="utf-8") as handle:
             content = handle.read(-1 if max_bytes is None else max_bytes)  # so many characters

@@ -14,7 +14,8 @@ from curvescope.core.errors import UsageError
 from curvescope.core.seeds import generator
 from curvescope.data.batches import IGNORED, Batch, Batches, Inputs
 from curvescope.data.corpora import MAX_BYTES
-from curvescope.data.labels import fact, image_data, num_sequences
+from curvescope.data.image_folders import PREFIX
+from curvescope.data.labels import DIGITS, fact, image_data, num_sequences
 from curvescope.data.masking import masked_lm_data, tokenizer_of
 from curvescope.data.text import text_data
 
@@ -23,7 +24,9 @@ RATE = 0.15
 
 @dataclass(frozen=True)
 class Corrupted:
-    """The same sequences twice; targets are those of a reader, −100 where there is padding or no token."""
+    """The same sequences, original and corrupted; targets of the reader, −100 at padding or missing
+    tokens.
+    """
 
     whole: Batches
     hidden: Batches
@@ -53,10 +56,9 @@ def replaced_text(
 ) -> Corrupted:
     """Text as `text_data` cuts it, and with tokens replaced, for models without a mask token.
 
-    Of a window w of m tokens, in the order of the batches, max(1, round(rate · m)) are replaced: the first of
-    a randperm with (`seed`, w), each by another token of the vocabulary, all of these equally likely. The
-    padding of the last window stands behind its tokens and does not count, so a causal model is not
-    changed by it.
+    In a window w of m tokens, in the order of the batches, max(1, round(rate · m)) tokens are replaced: the
+    first of a randperm with (`seed`, w), each by another token of the vocabulary, all equally likely. The
+    last window is padded on the right; padding does not count, so it does not change a causal model.
     """
     check_rate(rate)
     whole = text_data(source, model, seed=seed, max_bytes=max_bytes, **options)
@@ -73,18 +75,27 @@ def replaced_text(
 
 
 def hidden_patches(
-    model: Any, num: int, *, rate: float = RATE, seed: int = 0, batch_size: int = 8
+    model: Any,
+    num: int,
+    *,
+    rate: float = RATE,
+    seed: int = 0,
+    batch_size: int = 8,
+    source: str | Path = DIGITS,
 ) -> Corrupted:
     """Images as `image_data` makes them, and with max(1, round(rate · patches)) of their patches gray (0).
 
     Args:
-        model: has `.facts` with image_size and patch_size.
+        model: Has `.facts` with image_size and patch_size.
+        source: "digits" or a folder, as in `image_data`.
     """
     check_rate(rate)
-    whole = image_data(model, num, seed, batch_size=batch_size)
+    whole = image_data(model, num, seed, batch_size=batch_size, source=source)
     size, patch = fact(model.facts, "image_size"), fact(model.facts, "patch_size")
     if size is None or patch is None:
-        raise UsageError("hiding patches needs a model whose facts tell its patch_size, this one's do not")
+        raise UsageError(
+            "hiding patches needs a model with patch_size among its facts, but this model has none"
+        )
     side = size // patch
 
     def paint(image: Tensor, places: Tensor, rng: torch.Generator) -> None:
@@ -141,7 +152,7 @@ NOTE = (
 
 
 class Reader(Protocol):
-    """What is asked of a model: `cs.Model` is one."""
+    """Interface of a model that reads tokens; `cs.Model` has it."""
 
     @property
     def facts(self) -> Mapping[str, Any]: ...
@@ -174,7 +185,8 @@ def denoising_data(
         >>> problem = cs.Problem(model, cs.denoising_data("sample", model, tokens=512), loss="mse_mean")
 
     Args:
-        source: A corpus, a file, a folder, or "hf:NAME"; not used by a vision model, which sees digits.
+        source: A corpus, a file, a folder, or "hf:NAME"; a vision model sees
+            the images of `images:FOLDER`, and digits for every other source.
         model: A `cs.Model` with a tokenizer, or one of images.
         tokens: Of the text, as in `cs.text_data` and `cs.masked_lm_data`; of images ⌈tokens / seq_len⌉.
         rate: The share that is hidden, at least one token or patch of every sequence.
@@ -183,14 +195,16 @@ def denoising_data(
         raise UsageError(f"expected a cs.Model, got {type(model).__name__}", hint="cs.load(model) makes one")
     cut: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "rate": rate}
     if sees(model):
-        return _with_targets(model, hidden_patches(model, num_sequences(tokens, seq_len), **cut))
+        images = source if str(source).startswith(PREFIX) else DIGITS
+        num = num_sequences(tokens, seq_len)
+        return _with_targets(model, hidden_patches(model, num, source=images, **cut))
     cut |= {"tokens": tokens, "seq_len": seq_len, "max_bytes": max_bytes}
     corrupt = replaced_text if model.facts.get("causal", True) else masked_text
     return _with_targets(model, corrupt(source, model, **cut))
 
 
 def sees(model: Reader) -> bool:
-    """Whether a model takes images; a zoo model has the fact image_size also where it reads tokens."""
+    """Return True if a model takes images; a zoo model has the fact image_size also where it reads tokens."""
     return "image_size" in model.facts and model.facts.get("inputs", "patches") == "patches"
 
 

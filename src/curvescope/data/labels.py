@@ -1,4 +1,4 @@
-"""Classification batches: texts with labels, and images of digits at a model's size."""
+"""Classification batches: texts with labels, and labeled images at a model's size."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from curvescope.core.errors import UsageError
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batches
 from curvescope.data.corpora import MAX_BYTES, read_source
+from curvescope.data.image_folders import read_image_folder
 from curvescope.data.masking import body_length, padded, special_tokens, tokenizer_of
+
+DIGITS = "digits"
 
 
 def classification_data(
@@ -55,7 +59,8 @@ def read_labeled(source: str | Path, *, max_bytes: int | None = MAX_BYTES) -> tu
         label, tab, content = line.partition("\t")
         if not tab or not label.strip().isdecimal():
             raise UsageError(
-                f"expected lines of a label, a tab and a text in {str(source)!r}, line {number} is none",
+                f"expected lines of a label, a tab and a text in {str(source)!r}, but line {number} is not "
+                f"one",
                 hint="such as 1<tab>a fine film",
             )
         texts.append(content)
@@ -70,42 +75,56 @@ def sample(num_items: int, count: int, *, seed: int) -> list[int]:
     return torch.randperm(num_items, generator=generator(seed))[:count].tolist()
 
 
-def image_data(model: Any, num: int, seed: int = 0, *, batch_size: int = 8) -> Batches:
-    """Handwritten digits for a vision model: images (B, C, S, S) with C and S the model's, classes (B,).
+def image_data(
+    model: Any, num: int, seed: int = 0, *, batch_size: int = 8, source: str | Path = DIGITS
+) -> Batches:
+    """Labeled images for a vision model: images (B, C, S, S) with C and S the model's, classes (B,).
 
-    scikit-learn's 8 × 8 digits with gray values in [−1, 1], resized by linear interpolation, the same in
-    every channel; of these, `num` by a randperm with `seed`. A model with fewer than ten classes sees the
-    digits that it has a class for.
+    Values lie in [−1, 1], and images are resized by linear interpolation. A randperm with `seed` selects
+    `num` images. If the model has fewer classes than the images, only images of its classes are used.
 
     Example:
         >>> model = cs.load("google/vit-base-patch16-224")
         >>> problem = cs.Problem(model, cs.image_data(model, 32, batch_size=4))
+        >>> own = cs.image_data(model, 32, source="images:photos")  # photos/cat/1.png, photos/dog/2.png, …
 
     Args:
-        model: has `.facts` with image_size, and channels (else 1) and n_classes where it says so.
+        model: Has `.facts` with image_size, and with channels (else 1) and n_classes (else 10) if known.
+        source: "digits", scikit-learn's 8 × 8 gray images, the same in every channel; or a folder of images,
+            also as `images:FOLDER`: idx files, a folder per class, CIFAR's .bin files or a saved dataset.
     """
-    from sklearn.datasets import load_digits
-
     facts: Mapping[str, Any] = getattr(model, "facts", {})
     size = fact(facts, "image_size")
     if size is None:
         raise UsageError(
-            "images need a model whose facts tell its image_size, this one's do not",
+            "images need a model with image_size among its facts, but this model has none",
             hint="cs.task_data('digits') has 8 × 8 images for any model",
         )
     channels = fact(facts, "channels", "num_channels") or 1
     num_classes = fact(facts, "n_classes", "num_labels", "n_out") or 10
+    folder = None if source == DIGITS else read_image_folder(source)
+    pixels, classes = _digits() if folder is None else (None, folder.labels)
+    known = np.flatnonzero(classes < num_classes)
+    if not isinstance(num, int) or not 1 <= num <= len(known):
+        raise UsageError(f"expected a number of images from 1 to {len(known)}, got {num!r}")
+    chosen = known[sample(len(known), num, seed=seed)]
+    if folder is not None:
+        X = folder.tensor(chosen.tolist(), size=size, channels=channels) * 2 - 1
+        name = folder.path.name
+    else:
+        assert pixels is not None
+        X, name = torch.as_tensor(pixels[chosen], dtype=torch.float64).reshape(-1, 1, 8, 8) / 8 - 1, DIGITS
+        if size != 8:
+            X = torch.nn.functional.interpolate(X, size=(size, size), mode="bilinear", align_corners=False)
+        X = X.repeat(1, channels, 1, 1)
+    return Batches.from_tensors(X, torch.as_tensor(classes[chosen]), batch_size=batch_size, name=name)
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits
+
     pixels, classes = load_digits(return_X_y=True)
-    known = classes < num_classes
-    pixels, classes = pixels[known], classes[known]
-    if not isinstance(num, int) or not 1 <= num <= len(pixels):
-        raise UsageError(f"expected a number of images from 1 to {len(pixels)}, got {num!r}")
-    chosen = sample(len(pixels), num, seed=seed)
-    X = torch.as_tensor(pixels[chosen], dtype=torch.float64).reshape(-1, 1, 8, 8) / 8 - 1
-    if size != 8:
-        X = torch.nn.functional.interpolate(X, size=(size, size), mode="bilinear", align_corners=False)
-    y = torch.as_tensor(classes[chosen], dtype=torch.int64)
-    return Batches.from_tensors(X.repeat(1, channels, 1, 1), y, batch_size=batch_size, name="digits")
+    return np.asarray(pixels), np.asarray(classes, dtype=np.int64)
 
 
 def fact(facts: Mapping[str, Any], *names: str) -> int | None:

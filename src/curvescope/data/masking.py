@@ -30,7 +30,7 @@ class SpecialTokens:
 
     @property
     def num_frame(self) -> int:
-        """How many of a sequence's positions `first` and `last` take."""
+        """Number of positions of a sequence that `first` and `last` take."""
         return (self.first is not None) + (self.last is not None)
 
 
@@ -49,11 +49,11 @@ def masked_lm_data(
 
     Inputs are {"input_ids", "attention_mask"} (B, seq_len), targets (B, seq_len) the hidden ids, −100
     elsewhere. The text's N ids are cut into windows of L = `seq_len` less the tokenizer's first and last
-    token, which frame each of them. Of the whole ones, ⌈tokens / L⌉ are taken in the order of a randperm
-    with `seed`, and the rest of the text comes last, so that more tokens extend a smaller sample. A window
-    that is cut short (by the end of the text, or to make the tokens come out) is padded, and the attention
-    mask is 0 there. Of a window w with m tokens, max(1, round(mask_rate · m)) are hidden: the first of a
-    randperm with (`seed`, w). A hidden token is always the mask token, never a random or its own one.
+    token, which frame each of them. A randperm with `seed` selects ⌈tokens / L⌉ full windows, and the rest of
+    the text comes last, so that more tokens extend a smaller sample. A shorter window (at the end of the
+    text, or to reach the number of tokens) is padded, with attention mask 0. In a window w with m tokens,
+    max(1, round(mask_rate · m)) tokens are hidden: the first of a randperm with (`seed`, w). A hidden token
+    is always the mask token, never a random or its own one.
 
     Example:
         >>> model = cs.load("bert-base-uncased")
@@ -73,8 +73,8 @@ def masked_lm_data(
     special = special_tokens(model)
     if special.mask is None:
         raise UsageError(
-            "masked-LM batches need a tokenizer with a mask token, this one has none",
-            hint="a causal model reads text by cs.text_data",
+            "masked-LM batches need a tokenizer with a mask token, but this one has none",
+            hint="use cs.text_data for a causal model",
         )
     length = body_length(model, seq_len, special)
     ids = torch.tensor(
@@ -121,7 +121,7 @@ def _masked(
 
 
 def padded(bodies: Sequence[Sequence[int]], special: SpecialTokens, length: int) -> dict[str, Tensor]:
-    """Sequences between the first and last token, padded to `length`: ids and the mask of what is there."""
+    """Return ids and attention mask of sequences with first and last token, padded to `length`."""
     before = [] if special.first is None else [special.first]
     after = [] if special.last is None else [special.last]
     ids = torch.full((len(bodies), length), special.padding)
@@ -140,7 +140,7 @@ def tokenizer_of(model: Any) -> Tokenizer:
 
 
 def special_tokens(model: Any) -> SpecialTokens:
-    """What the tokenizer says of itself: `mask_id` and so on, or `mask_token_id` as transformers has it."""
+    """Return the tokenizer's special tokens: `mask_id` and so on, or `mask_token_id` as in transformers."""
     places = [getattr(model, "tokenizer", None), model]
     places += [getattr(place, "tokenizer", None) for place in places if place is not None]
 
@@ -161,7 +161,7 @@ def special_tokens(model: Any) -> SpecialTokens:
 
 
 def body_length(model: Any, seq_len: int, special: SpecialTokens) -> int:
-    """Tokens of text that fit into `seq_len`; raise where that is none, or more than the model's context."""
+    """Return the number of tokens of text in `seq_len`; raise if it is zero, or above the model's context."""
     n_ctx = getattr(model, "n_ctx", None)
     if n_ctx is not None and seq_len > n_ctx:
         raise UsageError(

@@ -23,14 +23,15 @@ def text_data(
     seq_len: int = 64,
     batch_size: int = 8,
     seed: int = 0,
+    unit: int = 1,
     max_bytes: int | None = MAX_BYTES,
 ) -> Batches:
-    """A sample of `tokens` next-token pairs of a text: a corpus, a file, a folder, or "hf:NAME".
+    """Return a sample of `tokens` next-token pairs of a text: a corpus, a file, a folder, or "hf:NAME".
 
-    `model` is a tokenizer, or has one as `.tokenizer`; where it has an `.n_ctx`, `seq_len` must fit. What is
-    sampled of the text's ids is said in `windows`; of the source at most `max_bytes` bytes are read.
+    `model` is a tokenizer, or has one as `.tokenizer`; if it has an `.n_ctx`, `seq_len` must fit. `windows`
+    describes the sample of the text's ids; at most `max_bytes` bytes of the source are read.
     """
-    for name, count in {"tokens": tokens, "seq_len": seq_len, "batch_size": batch_size}.items():
+    for name, count in {"tokens": tokens, "seq_len": seq_len, "batch_size": batch_size, "unit": unit}.items():
         if not isinstance(count, int) or count < 1:
             raise UsageError(f"expected {name} to be an integer of at least 1, got {count!r}")
     tokenizer = _tokenizer_of(model)
@@ -47,18 +48,19 @@ def text_data(
             f"expected a text of at least {tokens + 1} tokens, got {len(ids)} in its first {max_bytes} bytes",
             hint="max_bytes=None reads all of it",
         )
-    inputs, targets = windows(ids, tokens=tokens, seq_len=seq_len, seed=seed)
+    inputs, targets = windows(ids, tokens=tokens, seq_len=seq_len, seed=seed, unit=unit)
     return Batches.from_tensors(inputs, targets, batch_size=batch_size, name=f"text:{source}")
 
 
-def windows(ids: Tensor, *, tokens: int, seq_len: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def windows(ids: Tensor, *, tokens: int, seq_len: int, seed: int = 0, unit: int = 1) -> tuple[Tensor, Tensor]:
     """Inputs and targets (⌈tokens / L⌉, L), L = `seq_len`, of the N ids of a text; exactly `tokens` count.
 
     Window w pairs the inputs ids[wL], …, ids[wL + L − 1] with the targets one further, so windows do not
-    share a target. Of the ⌊(N − 1) / L⌋ whole ones, ⌈tokens / L⌉ are taken in the order of a randperm with
-    `seed`, so that more tokens extend a smaller sample; where these are too few, the rest of the text comes
-    last, padded with the input 0 and the target −100. Where `tokens` is no multiple of L, the targets of the
-    last window are −100 beyond what is asked.
+    share a target. A randperm with `seed` selects ⌈tokens / L⌉ of the ⌊(N − 1) / L⌋ full windows, so that
+    more tokens extend a smaller sample. If these are too few, the rest of the text comes last, padded with
+    the input 0 and the target −100. If `tokens` is not a multiple of L, the surplus targets of the last
+    window are −100. With `unit` = U the randperm is one of runs of U consecutive windows, so that sequences
+    iU, …, iU + U − 1 of the sample follow each other in the text.
     """
     num_pairs = max(len(ids) - 1, 0)
     if tokens > num_pairs:
@@ -71,9 +73,9 @@ def windows(ids: Tensor, *, tokens: int, seq_len: int, seed: int = 0) -> tuple[T
     padding = (0, size - num_pairs)
     inputs = torch.nn.functional.pad(ids[:-1], padding, value=0).reshape(-1, seq_len)
     targets = torch.nn.functional.pad(ids[1:], padding, value=IGNORED).reshape(-1, seq_len)
-    order = torch.cat(
-        [torch.randperm(num_whole, generator=generator(seed)), torch.arange(num_whole, len(inputs))]
-    )
+    runs = torch.randperm(num_whole // unit, generator=generator(seed))
+    drawn = (runs[:, None] * unit + torch.arange(unit)).reshape(-1)
+    order = torch.cat([drawn, torch.arange(len(drawn), len(inputs))])
     chosen = order[: -(-tokens // seq_len)]
     inputs, targets = inputs[chosen], targets[chosen]
     targets[-1, tokens - (len(chosen) - 1) * seq_len :] = IGNORED
@@ -89,6 +91,6 @@ def _tokenizer_of(model: Any) -> Tokenizer:
     if hasattr(model, "encode") and hasattr(model, "decode"):
         return as_tokenizer(model)
     raise UsageError(
-        f"expected a tokenizer, or a model that has one, got {type(model).__name__}, which has none",
+        f"expected a tokenizer, or a model that has one, but the {type(model).__name__} has none",
         hint="ByteTokenizer() takes any text",
     )

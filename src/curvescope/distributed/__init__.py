@@ -1,4 +1,4 @@
-"""Operators over several processes, the ranks of `torch.distributed`, as `torchrun` starts them."""
+"""Operators over several processes: the ranks of `torch.distributed`, started for instance by `torchrun`."""
 
 from curvescope.distributed import cost
 from curvescope.distributed.data_parallel import DataParallel, value_and_gradient

@@ -1,23 +1,24 @@
-"""What a product costs on several ranks: operations, bytes sent, memory, as functions of sizes.
+"""Cost of a product on several ranks: operations, bytes sent and memory, from the sizes of model and data.
 
 For a decoder with n parameters in each of L layers and n₀ outside of them (embedding, head), D tokens in all,
 R ranks, B batches and b bytes a number, one product with a vector takes on each rank
 
-    data parallel   (12 n L + 12 n_U) D/R operations   2 (R−1)/R · (n L + n₀) b   sent, graphs kept
-                    (18 n L + 18 n_U) D/R                the same                  graphs built anew
+    data parallel   (12 n L + 12 n_U) D/R operations   2 (R−1)/R · (n L + n₀) b   sent, graphs kept (18 n L +
+                    18 n_U) D/R                the same                  graphs rebuilt
     sharded         (28 n L + 18 n_U) D/R operations     (R−1)/R · (9 n L + 4 n₀) b B sent
 
-with n_U those of the head, whose matrix is multiplied while an embedding is looked up. Of the operations for
-a layer's matrix, in units of 2 n D: a product with the graph of the gradient kept takes 6 (four in the
-derivative of the gradient and two on the way back). A sharded one computes the layer again: forward 1;
-gradient 3, forward included; the derivative of the gradient 3 + 4; the way back 3. Every time a layer is
-computed it gathers its parameters, and every gradient is summed: 5 messages of n b bytes gather and 4 sum,
-with 2 and 2 for what is outside, for every batch. Attention's scores are left out, T / 6d of the operations.
-Further vectors in one product share the first forward and gradient: 20 n L, and 6 messages for layers. So do
-later products of an algorithm, where what the first one found (inputs and cotangents of layers) is kept.
+where n_U is the number of parameters of the head. (Its matrix is multiplied; an embedding is only looked up.)
+Operations for a layer's matrix are counted in units of 2 n D. With the graph of the gradient cached, a
+product takes 6: four in the derivative of the gradient and two in the backward pass. A sharded product
+recomputes the layer: 1 forward, 3 for the gradient including its forward, 3 + 4 for the derivative of the
+gradient, and 3 backward. Each time a layer is computed it gathers its parameters, and every gradient is
+summed. Per batch and layer, 5 messages of n b bytes gather and 4 sum; parameters outside the layers take 2
+and 2. Attention scores, a share T / 6d of the operations, are not counted. Further vectors in one product
+share the first forward pass and gradient: 20 n L, and 6 messages per layer. So do later products of an
+algorithm if the inputs and cotangents of layers are cached.
 
-Constants of memory were measured: activations with the graph kept, and with layers computed again, on a card
-(GPT-2 124M); copies of a layer by `benchmarks/sharded_memory.py`.
+The memory constants were measured on a GPU with GPT-2 124M: activations with a cached graph, and with
+recomputed layers. `benchmarks/sharded_memory.py` measures the copies of a layer.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from curvescope.models.curvature_sources import repeated_layers
 from curvescope.models.model import Model
-from curvescope.models.sources import repeated_layers
 
-GATHERS, SUMS = (5, 2), (4, 2)  # messages of a layer, and of what is outside, for a product with one vector
+GATHERS, SUMS = (5, 2), (4, 2)  # messages of a layer and of parameters outside the layers, for one vector
 MORE_GATHERS, MORE_SUMS = (3, 1), (3, 1)  # for each further vector
-KEPT = 54  # numbers that the kept graph holds for each token, layer and unit of width
-BOUNDARY = 2  # and where layers are computed again: inputs and cotangents
-LAYER_COPIES = 4  # of a whole layer at the peak: parameters, direction, gradient, and a message
-OUTSIDE_COPIES = 4  # of what is outside of the layers
-VECTORS = 3  # beside the parameters: a vector, the gradient and the product
+KEPT = 54  # numbers in the cached graph per token, layer and unit of width
+BOUNDARY = 2  # the same with recomputed layers: inputs and cotangents
+LAYER_COPIES = 4  # copies of a full layer at the peak: parameters, direction, gradient, message
+OUTSIDE_COPIES = 4  # copies of parameters outside the layers
+VECTORS = 3  # vectors besides the parameters: one vector, the gradient and the product
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder by its sizes."""
+    """Sizes of a decoder."""
 
     layers: int
     width: int
@@ -50,12 +51,12 @@ class Decoder:
 
     @property
     def parameters(self) -> int:
-        """Of all."""
+        """Number of all parameters."""
         return self.layers * self.layer + self.outside
 
 
 class Cost(NamedTuple):
-    """Of one product, on each rank."""
+    """Cost of one product on each rank."""
 
     flops: float
     moved: float  # bytes sent
@@ -63,7 +64,7 @@ class Cost(NamedTuple):
 
 
 def decoder_of(model: Model, *, head: str = "U") -> Decoder:
-    """The sizes of a model; the head is the block of that name, or the embedding E where it is tied."""
+    """Return the sizes of a model; its head is the block of that name, or the embedding E if tied."""
     layers = repeated_layers(model.module)
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
     inside, count = sum(sizes), max(len(layers), 1)
@@ -84,17 +85,17 @@ def data_parallel(
     element: int = 4,
     kept: bool = True,
 ) -> Cost:
-    """Parameters and vectors whole on every rank, each with its share of the tokens.
+    """Cost if every rank has all parameters and full vectors, and its share of the tokens.
 
     Args:
         decoder: Its sizes.
         tokens: D, on all ranks together.
         ranks: R.
-        batches: That the tokens of a rank come in.
-        vectors: That are held beside the parameters: 3 for a product, more for an algorithm.
+        batches: Number of batches per rank.
+        vectors: Vectors in memory besides the parameters: 3 for a product, more for an algorithm.
         element: Bytes of a number.
-        kept: Whether the graphs of all batches are kept, as they are while memory allows; else one is there
-            at a time, and is built anew for every product.
+        kept: True if the graphs of all batches are cached, as they are if memory allows; else each is
+            rebuilt for every product, one at a time.
     """
     n, D = decoder.parameters, tokens / ranks
     flops = (12 if kept else 18) * (decoder.layers * decoder.layer + decoder.head) * D
@@ -113,17 +114,17 @@ def sharded(
     element: int = 4,
     kept: bool = False,
 ) -> Cost:
-    """Parameters and vectors in pieces, layers gathered where they are computed.
+    """Cost if parameters and vectors are sharded, and each layer is gathered to be computed.
 
     Args:
         decoder: Its sizes.
         tokens: D, on all ranks together.
         ranks: R.
-        batches: That the tokens come in: one is in memory at a time, and gathers the layers anew.
-        vectors: That are held beside the parameters, in pieces: 3 for a product, more for an algorithm.
+        batches: Number of batches: one is in memory at a time, and each gathers the layers again.
+        vectors: Sharded vectors in memory besides the parameters: 3 for a product, more for an algorithm.
         columns: Vectors in one product.
         element: Bytes of a number.
-        kept: Whether it is not the first product inside `frozen()`, and the first one's graphs are kept.
+        kept: True for a later product inside `frozen()` that uses the cached graphs of the first one.
     """
     inside, D = decoder.layers * decoder.layer, tokens / ranks
     first, more = (0, columns) if kept else (1, columns - 1)
@@ -143,25 +144,25 @@ def sharded(
 
 @dataclass(frozen=True)
 class Card:
-    """What is assumed of a card, by default an H200: measured rates, not those of a data sheet."""
+    """Rates of a GPU, by default measured on an H200 rather than taken from its data sheet."""
 
     memory: float = 141e9  # bytes
     rate: float = 150e12  # operations each second in float32 with TF32, as products of GPT-2 124M reach
-    near: float = 300e9  # bytes each second to the cards of the same machine
-    far: float = 40e9  # and to others: 400 Gbit/s a card, and what is lost of it
-    near_ranks: int = 8  # cards of one machine
+    near: float = 300e9  # bytes per second to GPUs of the same machine
+    far: float = 40e9  # bytes per second to other machines: 400 Gbit/s per GPU, minus losses
+    near_ranks: int = 8  # GPUs of one machine
 
 
 class Prediction(NamedTuple):
-    """A model on some cards: what a product takes, and whether it fits."""
+    """Cost of a product of a model on some GPUs, and if it fits into memory."""
 
     model: str
     ranks: int
     way: str
-    memory: float  # bytes on a card
+    memory: float  # bytes per GPU
     fits: bool
     seconds: float  # computing and sending one after the other
-    sending: float  # of which sending
+    sending: float  # seconds of sending
 
 
 MODELS = {
@@ -169,7 +170,7 @@ MODELS = {
     "70 B": Decoder(80, 8192, 855_654_400, 524_288_000 + 8192, 262_144_000),
     "1 T": Decoder(128, 25_600, 7_864_371_200, 2 * 3_276_800_000, 3_276_800_000),
 }
-"""Llama 2's shapes, and a dense one of 12 d² a layer with 128 000 words."""
+"""Shapes of Llama 2, and a dense decoder with 12 d² parameters per layer and a vocabulary of 128,000."""
 
 
 def predictions(
@@ -179,13 +180,13 @@ def predictions(
     ranks: tuple[int, ...] = (8, 64, 1024),
     card: Card | None = None,
 ) -> Iterator[Prediction]:
-    """The models on so many cards, both ways, for a product over so many tokens.
+    """Predict the cost of a product for each model and number of GPUs, data parallel and sharded.
 
     Args:
         tokens: D.
         at_once: Tokens of one batch on a rank.
         ranks: R.
-        card: What is assumed of one.
+        card: Assumed rates of a GPU.
     """
     card = card or Card()
     for name, decoder in MODELS.items():
@@ -205,9 +206,9 @@ def predictions(
 
 
 def table(*, tokens: int = 2**20, card: Card | None = None) -> str:
-    """The predictions as a table in Markdown."""
+    """Return the predictions as a Markdown table."""
     lines = [
-        "| model | cards | way | GB on a card | fits | seconds a product | of which sending |",
+        "| model | GPUs | method | GB per GPU | fits | seconds per product | of which sending |",
         "|---|---|---|---|---|---|---|",
     ]
     for p in predictions(tokens=tokens, card=card):

@@ -1,4 +1,4 @@
-"""An operator over ranks that have a share of the data each; vectors are whole on every rank."""
+"""Operator over ranks that each have a share of the data; every rank has full vectors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.ranks import everyone, in_step, place, together
 from curvescope.core.seeds import Probe
-from curvescope.distributed.sums import Asked, add_over_ranks, asked, done_by_all, frozen_on_all, state_words
-from curvescope.models.choice import Params
+from curvescope.distributed.sums import (
+    ProductRequest,
+    add_over_ranks,
+    describe_request,
+    done_by_all,
+    frozen_on_all,
+    state_digest,
+)
+from curvescope.models.parameter_selection import Params
 from curvescope.operators import Jacobian, MonteCarloFisher
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.diagonals import (
     PASSES,
     DiagonalCost,
+    DiagonalMethod,
     ExactDiagonal,
-    Way,
     diagonal_result,
     exact_diagonal,
 )
@@ -37,20 +44,22 @@ Local = CurvatureOperator | Jacobian
 
 @final
 class DataParallel(LinearOperator):
-    """The operator of all data, from one on every rank that has a share of them.
+    """Operator of all data, made of one operator per rank on that rank's share.
 
-    C = (1/N) Σ_ranks Σ_batches C_batch + diag(w) + λ I with the N of all ranks: what a single process has of
-    all data, whatever the shares are, and where a rank has none. A product is one sum over ranks, of all its
-    columns together, behind a small one in which they agree. A Jacobian has the rows of rank 0, then those of
-    rank 1, and so on.
+    C = (1/N) Σ_ranks Σ_batches C_batch + diag(w) + λ I with the N of all ranks. It equals the operator that a
+    single process has for all data, whatever the shares are, also if a rank has no data. A product takes one
+    small sum in which the ranks agree, then one sum over ranks of all its columns together. A Jacobian has
+    the rows of rank 0, then those of rank 1, and so on.
 
-    An error on one rank is raised on all; so is a model that is not the same everywhere, at every product, or
-    at both ends of `frozen()`. Every rank takes the same products in the same order.
+    An error on one rank is raised on all ranks. Every product, or the start and end of `frozen()`, checks
+    that all ranks have the same model. Every rank must compute the same products in the same order.
+    Algorithms compute the same bits on all ranks, also if the ranks have different numbers of threads. To get
+    the same for your own vectors and preconditioners, compute them inside `with op.frozen():`.
 
     Args:
-        op: A curvature operator or a Jacobian, on a problem whose batches are this rank's: those of
-            `distributed.share`, or what it has read itself (`distributed.numbered`).
-        group: The ranks, by default all there are.
+        op: A curvature operator or a Jacobian on a problem with this rank's batches: those of
+            `distributed.share`, or its own data (`distributed.numbered`).
+        group: Ranks; by default all.
     """
 
     def __init__(self, op: Local, *, group: ProcessGroup | None = None):
@@ -65,14 +74,14 @@ class DataParallel(LinearOperator):
         self.symmetric, self.psd = op.symmetric, op.psd
         share = op.problem.batches.share
         self._empty = share is not None and share.empty
-        self._words: list[int] | None = None  # what all agreed on, inside `frozen()`
+        self._words: list[int] | None = None  # state that all ranks agreed on, inside `frozen()`
         with in_step(group):
             rank, self._ranks = place()
             with together():
                 if isinstance(op, MonteCarloFisher) and share is None and self._ranks > 1:
                     raise UsageError(
-                        "a Monte-Carlo Fisher draws for every sequence by its number among all data, and "
-                        "these batches do not know theirs",
+                        "a Monte-Carlo Fisher draws targets by the number of a sequence among all data, "
+                        "and these batches are not numbered",
                         hint="distributed.numbered(batches), or distributed.share(batches)",
                     )
             heights = everyone(0 if self._empty else op.shape[0])
@@ -82,16 +91,16 @@ class DataParallel(LinearOperator):
         self.shape = (sum(heights) if by_rows else op.shape[0], op.shape[1])
 
     def named_parameters(self) -> Iterator[tuple[str, Any]]:
-        """The model's own parameters with their names."""
+        """Return the model's own parameters with their names."""
         return self.problem.model.named_parameters()
 
     def block(self, rows: Params, columns: Params | None = None) -> Self:
-        """The operator between blocks, as that of a single process has it; a Jacobian's columns."""
+        """Return the operator between blocks; of a Jacobian, some of its columns."""
         op = self.op
         if isinstance(op, CurvatureOperator):
             return type(self)(op.block(rows, columns), group=self.group)
         if columns is not None:
-            raise UsageError("a Jacobian has blocks of columns alone, got rows too")
+            raise UsageError("a Jacobian has blocks of columns only, got rows too")
         return type(self)(op.block(rows), group=self.group)
 
     def in_blocks(self) -> LinearOperator:
@@ -101,7 +110,9 @@ class DataParallel(LinearOperator):
         return self if own is self.op else type(self)(own, group=self.group)
 
     def random_squares(self, count: int, *, probe: Probe, seed: int, at_once: int) -> Iterator[Tensor]:
-        """Columns (n, k) whose mean is the diagonal of a GGN, without products; see `operators.curvature`."""
+        """Yield columns (n, k) whose mean is the diagonal of a GGN, without products; see
+        `operators.curvature`.
+        """
         squares = getattr(self.op, "random_squares", None)
         if squares is None or (self.problem.batches.share is None and self._ranks > 1):
             raise UsageError(
@@ -122,8 +133,8 @@ class DataParallel(LinearOperator):
             part, N = done_by_all(drawn, device=self.device, group=self.group)
             yield add_over_ranks(part, self.group) / self._terms(N) + added
 
-    def exact_diagonal(self, *, way: Way | None = None, max_passes: int = PASSES) -> ExactDiagonal:
-        """The diagonal, as `cs.exact_diagonal` finds it; each rank's passes are those of its own data."""
+    def exact_diagonal(self, *, way: DiagonalMethod | None = None, max_passes: int = PASSES) -> ExactDiagonal:
+        """Return the diagonal, as `cs.exact_diagonal` does; each rank runs the passes of its own data."""
         op, cost = self.op, DiagonalCost(0, way or "outputs")
         if not isinstance(op, CurvatureOperator):
             raise UsageError("expected a curvature operator with a diagonal, got a Jacobian")
@@ -146,7 +157,7 @@ class DataParallel(LinearOperator):
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Products inside belong together: an error on all ranks if one finds a change."""
+        """Treat the products inside as one computation: raise on all ranks if one detects a change."""
         engines = [self.op.engine] if self._counts else []
         with frozen_on_all(engines, self.group):
             self._agree()
@@ -176,11 +187,11 @@ class DataParallel(LinearOperator):
                 return self._zeros(rows.size, V.shape[1]), 0.0, self._state()
             return *op.undivided(V, rows, columns), self._state()
 
-        part, N = self._done(own, lambda: asked(op, V, rows, columns))
+        part, N = self._done(own, lambda: describe_request(op, V, rows, columns))
         return op.completed(add_over_ranks(part, self.group), self._terms(N), V, rows, columns)
 
     def _pushed(self, V: Tensor) -> Tensor:
-        """J V: this rank's rows in their place."""
+        """Return J V with this rank's rows filled in."""
 
         def own() -> tuple[Tensor, float, list[int]]:
             total = self._zeros(self.shape[0], V.shape[1])
@@ -188,33 +199,33 @@ class DataParallel(LinearOperator):
                 total[self._own_rows()] = self.op._matmat(V)
             return total, 0.0, self._state()
 
-        part, _ = self._done(own, lambda: asked(self.op, V, self.op.columns))
+        part, _ = self._done(own, lambda: describe_request(self.op, V, self.op.columns))
         return add_over_ranks(part, self.group)
 
     def _pulled(self, U: Tensor) -> Tensor:
-        """Jᵀ U: the sum of what every rank's rows give."""
+        """Return Jᵀ U: the sum over the rows of all ranks."""
 
         def own() -> tuple[Tensor, float, list[int]]:
             if self._empty:
                 return self._zeros(self.shape[1], U.shape[1]), 0.0, self._state()
             return self.op._rmatmat(U[self._own_rows()]), 0.0, self._state()
 
-        part, _ = self._done(own, lambda: asked(self.op, U, self.op.columns))
+        part, _ = self._done(own, lambda: describe_request(self.op, U, self.op.columns))
         return add_over_ranks(part, self.group)
 
     def _done(
-        self, own: Callable[[], tuple[Tensor, float, list[int]]], ask: Callable[[], Asked]
+        self, own: Callable[[], tuple[Tensor, float, list[int]]], ask: Callable[[], ProductRequest]
     ) -> tuple[Tensor, float]:
-        """This rank's part of a product that all of them ask for, and the N of all."""
+        """Return the sum over ranks of `own`, and the N of all ranks."""
         return done_by_all(own, device=self.device, group=self.group, ask=ask)
 
     @property
     def _counts(self) -> bool:
-        """Whether this rank has a term that counts, as targets and weights are now."""
+        """Return True if this rank has a term with nonzero weight."""
         return not self._empty and self.problem.num_terms > 0
 
     def _terms(self, N: float) -> float:
-        """What a sum over ranks is divided by: 1 for a loss that is a plain sum."""
+        """Divisor of a sum over ranks: 1 for a loss that is a plain sum."""
         return N if self.problem.loss.divided else 1.0
 
     def _own_rows(self) -> slice:
@@ -224,7 +235,7 @@ class DataParallel(LinearOperator):
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def _state(self) -> list[int]:
-        return state_words(self.problem, data=False) if self._words is None else self._words
+        return state_digest(self.problem, data=False) if self._words is None else self._words
 
     def _agree(self) -> None:
         """Raise unless all ranks have the same model."""
@@ -234,17 +245,18 @@ class DataParallel(LinearOperator):
 def value_and_gradient(
     problem: Problem, *patterns: Params, group: ProcessGroup | None = None
 ) -> tuple[float, Tensor]:
-    """L(θ) = (1/N) Σ_ranks Σ_t w_t ℓ_t and its gradient, (n,), the same on every rank; all of them call it.
+    """L(θ) = (1/N) Σ_ranks Σ_t w_t ℓ_t and its gradient, (n,), the same on every rank. All ranks must call
+    it.
 
     Args:
-        problem: Of this rank's share, as `DataParallel` takes it.
-        patterns: Blocks of the gradient, by default all that varies.
-        group: The ranks, by default all there are.
+        problem: Problem with this rank's share, as for `DataParallel`. patterns: Blocks of the gradient; by
+            default all trainable ones.
+        group: Ranks; by default all.
     """
     batches, space = problem.batches, problem.space(*patterns)
 
     def own() -> tuple[tuple[Tensor, Tensor], float, list[int]]:
-        words, N = state_words(problem, data=False), problem.num_terms
+        words, N = state_digest(problem, data=False), problem.num_terms
         value = torch.zeros(1, dtype=torch.float64)
         if (batches.share is not None and batches.share.empty) or N == 0:
             return (value, torch.zeros(space.size, dtype=problem.dtype, device=problem.device)), 0.0, words

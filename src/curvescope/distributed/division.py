@@ -1,25 +1,25 @@
-"""Products that ranks with all of the data divide among them: by sequences, or by columns.
+"""Divide products among ranks that all have the full data: by sequences, or by columns.
 
-A product with k columns over S sequences on R ranks is cut one way or the other:
+A product with k columns over S sequences on R ranks is divided in one of two ways:
 
-    data    each rank takes all columns through its share of the sequences, and the parts are added
-    probes  each rank takes its share of the columns through all sequences; the others' are zero in its sum
+    data    each rank applies its share of the sequences to all columns, and the results are added probes each
+    rank applies all sequences to its share of the columns; other columns are zero in its sum
 
-Either way the sum is the product of a single process, and what is not a product of a curvature operator is
-computed by every rank alike. `auto` takes what leaves less for the busiest rank, and `data` where both do the
-same: then a rank keeps the graphs of its own sequences alone.
+Either way the sum equals the product of a single process. Everything except products of curvature operators
+is computed by every rank. `auto` chooses the way with less work for the busiest rank, and `data` if they are
+equal, because a rank then caches only the graphs of its own sequences.
 
-How data are shared out over ranks: consecutive sequences, about as many numbers for each.
+Each rank gets consecutive sequences with about the same total number of entries.
 
-Sequences keep their number among all data, so that what is drawn for one of them (targets of a Fisher, random
-roots) does not depend on how many ranks there are, nor on which of them has it.
+Sequences keep their number among all data. So random draws for a sequence (targets of a Fisher, random roots)
+do not depend on the number of ranks or on the rank that has it.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, final, get_args
@@ -32,12 +32,20 @@ from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.ranks import Apart, Division, dividing_by, everyone, in_step, place
 from curvescope.core.tensors import leaves
+from curvescope.core.threads import same_threads
 from curvescope.data.batches import Batch, Batches, Share
-from curvescope.distributed.sums import add_over_ranks, asked, done_by_all, frozen_on_all, state_words
+from curvescope.distributed.sums import (
+    add_over_ranks,
+    describe_request,
+    done_by_all,
+    frozen_on_all,
+    least_of_ranks,
+    state_digest,
+)
 from curvescope.engines import Engine
 from curvescope.operators import MonteCarloFisher
 from curvescope.operators.base import CurvatureOperator
-from curvescope.operators.samples.coupled import refuse_coupled
+from curvescope.operators.samples.batch_coupling import refuse_coupled
 from curvescope.problem import Problem
 
 if TYPE_CHECKING:
@@ -45,22 +53,25 @@ if TYPE_CHECKING:
 
 Parallel = Literal["auto", "data", "probes", "pieces", "shards"]
 
-ALL = "model and data"  # that every rank has
+ALL = "model and data"  # the parts that must be equal on all ranks
 _APART: dict[str, Apart] = {"pieces": "always", "auto": "auto"}
 
 
 @contextmanager
 def divided(parallel: Parallel = "auto", *, group: ProcessGroup | None = None) -> Iterator[None]:
-    """Inside, ranks that all have the same model and the same data divide every product among them.
+    """Divide every product among ranks that have the same model and the same data, inside the context.
 
-    Every rank takes the same steps. Numbers are those of a single process up to rounding.
+    Every rank must take the same steps. Results equal those of a single process up to rounding. Each rank
+    computes its part of a product with its own number of threads, and everything else with the smallest
+    number that any rank has. So quantities that every rank computes itself, such as Kronecker factors, agree
+    to the last bit.
 
     Args:
-        parallel: `data` or `probes`, or `auto`, which decides from sizes at every product; `pieces` divides
-            the pieces of a study and no product, as `auto` does where a rank gets eight of them or more.
-            `shards` divides models: those that studies load inside are spread over the ranks (`shard`), and
-            their products and vectors are in pieces.
-        group: The ranks, by default all there are.
+        parallel: `data` or `probes`, or `auto`, which decides from sizes at every product. `pieces` divides
+            the pieces of a study instead of products, as `auto` does if a rank gets eight of them or more.
+            `shards` shards the models that studies load inside (`shard`); their products and vectors are
+            sharded too.
+        group: Ranks; by default all.
     """
     if parallel not in get_args(Parallel):
         hint = near_misses(str(parallel), list(get_args(Parallel)))
@@ -69,41 +80,45 @@ def divided(parallel: Parallel = "auto", *, group: ProcessGroup | None = None) -
         )
     with in_step(group):
         rank, ranks = place()
-        whole = parallel in ("pieces", "shards")  # products are whose they are
+        whole = parallel in ("pieces", "shards")  # products are not divided
         division = None if whole else _Divided(parallel, rank, ranks, group)
-        with dividing_by(division, pieces=_APART.get(parallel, "never"), models=parallel == "shards"):
+        threads = nullcontext() if whole else same_threads(least_of_ranks(group))
+        with (
+            threads,
+            dividing_by(division, pieces=_APART.get(parallel, "never"), models=parallel == "shards"),
+        ):
             yield
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
-    """What a rank has of a problem."""
+class _RankPart:
+    """Part of a problem that a rank holds."""
 
-    batches: Batches  # all of them, to see whether they are still the same
+    batches: Batches  # all batches, to detect changes
     own: list[Cut]
     problem: Problem
     engine: Engine
-    speed: float  # how many times as fast as one rank: all numbers over those of the busiest
+    speed: float  # speedup over one rank: all entries over those of the busiest rank
 
     @property
     def counts(self) -> bool:
-        """Whether this rank has a term that counts, as targets and weights are now."""
+        """Return True if this rank has a term with nonzero weight."""
         return bool(self.own) and self.problem.num_terms > 0
 
 
 @final
 class _Divided(Division):
-    """Products of operators on whole problems, divided over the ranks of a group."""
+    """Division of products of operators on full problems over the ranks of a group."""
 
     def __init__(self, parallel: Parallel, rank: int, ranks: int, group: ProcessGroup | None):
         self.parallel, self.rank, self.ranks, self.group = parallel, rank, ranks, group
-        self._parts: WeakKeyDictionary[Engine, _Part] = WeakKeyDictionary()
+        self._parts: WeakKeyDictionary[Engine, _RankPart] = WeakKeyDictionary()
         self._agreed: WeakKeyDictionary[Engine, list[int]] = WeakKeyDictionary()  # inside `frozen()`
 
     def undivided(
         self, op: CurvatureOperator, V: Tensor, rows: ParamSpace, columns: ParamSpace
     ) -> tuple[Tensor, float]:
-        """Σ over all batches applied to V, and N."""
+        """Return the sum over all batches applied to V, and N."""
         N = 0.0
 
         def own() -> tuple[Tensor, float, list[int]]:
@@ -113,13 +128,13 @@ class _Divided(Division):
             cut = self._own_columns if self._by_columns(part, V.shape[1]) else self._own_sequences
             return cut(op, V, rows, columns), 0.0, self._state(op)
 
-        ask = partial(asked, op, V, rows, columns)
+        ask = partial(describe_request, op, V, rows, columns)
         found, _ = done_by_all(own, device=op.device, group=self.group, same=ALL, ask=ask)
         return add_over_ranks(found, self.group), N
 
     @contextmanager
     def frozen(self, op: CurvatureOperator) -> Iterator[None]:
-        """Products inside belong together: an error on all ranks if one of them finds a change."""
+        """Treat the products inside as one computation: raise on all ranks if one detects a change."""
         part, _ = done_by_all(
             lambda: (self._part(op), 0.0, self._state(op)), device=op.device, group=self.group, same=ALL
         )
@@ -136,13 +151,13 @@ class _Divided(Division):
                     del self._agreed[op.engine]
         done_by_all(lambda: (True, 0.0, self._state(op)), device=op.device, group=self.group, same=ALL)
 
-    def _by_columns(self, part: _Part, k: int) -> bool:
+    def _by_columns(self, part: _RankPart, k: int) -> bool:
         if self.parallel != "auto" or k == 0:
             return self.parallel == "probes"
         return k / -(-k // self.ranks) > part.speed
 
     def _own_columns(self, op: CurvatureOperator, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
-        """This rank's columns of the product, among zeros."""
+        """Return this rank's columns of the product, and zeros elsewhere."""
         k = V.shape[1]
         some = slice(self.rank * k // self.ranks, (self.rank + 1) * k // self.ranks)
         total = torch.zeros(rows.size, k, dtype=op.dtype, device=op.device)
@@ -153,7 +168,7 @@ class _Divided(Division):
     def _own_sequences(
         self, op: CurvatureOperator, V: Tensor, rows: ParamSpace, columns: ParamSpace
     ) -> Tensor:
-        """The sum over this rank's sequences."""
+        """Return the sum over this rank's sequences."""
         part = self._part(op)
         if not part.counts:
             return torch.zeros(rows.size, V.shape[1], dtype=op.dtype, device=op.device)
@@ -163,14 +178,14 @@ class _Divided(Division):
             local.drawn = [local.drawn[index][:, some] for index, some in part.own]
         return local.undivided(V, rows, columns)[0]
 
-    def _part(self, op: CurvatureOperator) -> _Part:
-        """Found once for an engine, which blocks of an operator share, and its data."""
+    def _part(self, op: CurvatureOperator) -> _RankPart:
+        """Return this rank's part; computed once per engine, which blocks of an operator share, and data."""
         known = self._parts.get(op.engine)
         if known is None or known.batches is not op.problem.batches:
             known = self._parts[op.engine] = self._found(op)
         return known
 
-    def _found(self, op: CurvatureOperator) -> _Part:
+    def _found(self, op: CurvatureOperator) -> _RankPart:
         problem = op.problem
         batches = problem.batches
         shared = cuts(batches, self.ranks, within=problem.loss.splits)
@@ -179,13 +194,13 @@ class _Divided(Division):
             shared = cuts(batches, self.ranks, within=False)
         sizes = [sum(_entries(batches, cut) for cut in own) for own in shared]
         local = copy.copy(problem)
-        local.batches = taken(batches, shared[self.rank])
+        local.batches = cut_batches(batches, shared[self.rank])
         speed = sum(sizes) / max(*sizes, 1)
-        return _Part(batches, shared[self.rank], local, op.engine.of(local), speed)
+        return _RankPart(batches, shared[self.rank], local, op.engine.of(local), speed)
 
     def _state(self, op: CurvatureOperator) -> list[int]:
         known = self._agreed.get(op.engine)
-        return state_words(op.problem, data=True) if known is None else known
+        return state_digest(op.problem, data=True) if known is None else known
 
 
 def _is_cut(batches: Batches, cut: Cut) -> bool:
@@ -197,7 +212,7 @@ def _entries(batches: Batches, cut: Cut) -> int:
 
 
 def _separable(problem: Problem, batches: list[Batch]) -> bool:
-    """Whether sequences may be taken out of these batches."""
+    """Return True if sequences may be taken out of these batches."""
     try:
         refuse_coupled(problem, batches)
     except UsageError:
@@ -208,19 +223,20 @@ def _separable(problem: Problem, batches: list[Batch]) -> bool:
 class Cut(NamedTuple):
     """Some sequences of one batch."""
 
-    batch: int  # its index
+    batch: int  # index of the batch
     rows: slice
 
 
 def cuts(batches: Batches, ranks: int, *, within: bool = True) -> list[list[Cut]]:
-    """What each rank has, in the order of the data; with fewer units than ranks some have nothing.
+    """Return the part of each rank, in the order of the data. With fewer units than ranks, some parts are
+    empty.
 
-    A unit goes to the rank in whose R-th part of all numbers its middle lies.
+    If all entries are divided into R equal ranges, a unit goes to the rank whose range has its middle.
 
     Args:
         batches: All data.
         ranks: R.
-        within: Units are sequences, so that a batch may be cut; else whole batches are.
+        within: If True, units are sequences, so that a batch may be cut; else units are batches.
     """
     sizes = [_entries_of(batch) for batch in batches]
     total, before = max(sum(sizes), 1), 0.0
@@ -238,8 +254,8 @@ def cuts(batches: Batches, ranks: int, *, within: bool = True) -> list[list[Cut]
     return found
 
 
-def taken(batches: Batches, own: list[Cut]) -> Batches:
-    """The batches of these cuts, as a share; without one a sequence stands there that does not count."""
+def cut_batches(batches: Batches, own: list[Cut]) -> Batches:
+    """Return the batches of these cuts, as a share. Without a cut it has one sequence of weight zero."""
     firsts = [0, *torch.tensor([b.num_sequences for b in batches]).cumsum(0).tolist()]
     place = firsts[own[0].batch] + own[0].rows.start if own else 0
     parts = tuple((batches[i], rows) for i, rows in own if rows.stop - rows.start < batches[i].num_sequences)
@@ -249,29 +265,32 @@ def taken(batches: Batches, own: list[Cut]) -> Batches:
 
 
 def share(batches: Batches, *, group: ProcessGroup | None = None) -> Batches:
-    """This rank's share of data that every rank has: consecutive sequences, about as many numbers for each.
+    """Return this rank's share of data that every rank has: consecutive sequences with about equal numbers of
+    entries.
 
-    All shares together are the data in their order. A batch is cut where that is needed; a model whose
-    sequences know of each other is refused then.
+    All shares together are the data in their order. A batch is cut if needed; this raises for a model whose
+    sequences depend on each other.
 
     Args:
-        batches: The same on every rank.
-        group: The ranks, by default all there are.
+        batches: Data, the same on every rank.
+        group: Ranks; by default all.
     """
     if not isinstance(batches, Batches):
         raise UsageError(
-            f"expected cs.Batches to share out, got a {type(batches).__name__}",
-            hint="cs.Problem(model, data).batches are those of what a problem takes",
+            f"expected cs.Batches to share, got a {type(batches).__name__}",
+            hint="pass cs.Problem(model, data).batches",
         )
     if batches.share is not None:
-        raise UsageError("expected all data to share out, got a share", hint="share the data once")
+        raise UsageError("expected all data, got a share", hint="share the data once")
     with in_step(group):
         rank, ranks = place()
-    return taken(batches, cuts(batches, ranks)[rank])
+    return cut_batches(batches, cuts(batches, ranks)[rank])
 
 
 def numbered(batches: Batches, *, group: ProcessGroup | None = None) -> Batches:
-    """Data that each rank has read for itself, as shares in the order of the ranks; all of them call it."""
+    """Number data that each rank has read itself, as shares in the order of the ranks. All ranks must call
+    it.
+    """
     with in_step(group):
         rank, _ = place()
         counts = everyone(batches.num_sequences)
@@ -280,5 +299,5 @@ def numbered(batches: Batches, *, group: ProcessGroup | None = None) -> Batches:
 
 
 def _entries_of(batch: Batch) -> int:
-    """Numbers that go into the model."""
+    """Number of entries of the model's inputs."""
     return sum(t.numel() for t in leaves(batch.inputs))

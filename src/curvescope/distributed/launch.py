@@ -1,16 +1,16 @@
-"""The beginning and the end of ranks that torchrun or Slurm have started.
+"""Startup and shutdown of ranks that torchrun or Slurm have launched.
 
-CPU tensors go through gloo and those of CUDA devices through NCCL, one device for each rank of a machine. A
-collective operation waits for at most CURVESCOPE_TIMEOUT seconds, by default half an hour; a rank that is
-gone is noticed within a minute, or CURVESCOPE_PATIENCE seconds (`heartbeat`).
+CPU tensors use gloo and CUDA tensors NCCL, with one device per rank of a machine. A collective operation
+waits for at most CURVESCOPE_TIMEOUT seconds, by default half an hour. A lost rank is detected within a
+minute, or within CURVESCOPE_PATIENCE seconds (`Heartbeat`).
 
-Ranks that notice when one of them is gone, or has said that it cannot go on; then all of them end.
+All ranks end when one of them is lost or reports that it cannot continue.
 
-A rank that is killed cannot say so, and the others may be waiting for it inside a collective operation, where
-no Python runs. So each has a thread of its own that counts in the store through which the ranks have met:
-rank 0 looks at all counters, the others at that of rank 0 and at whether anybody has ended. One that stands
-still for `patience` looks is lost, and the thread ends the process. Everything that a run keeps is written
-such that a process may end at any moment, so the same command goes on behind it.
+A killed rank cannot report its end, and the others may be waiting for it inside a collective operation, where
+no Python runs. So each rank has a thread that increments a counter in the rendezvous store. Rank 0 reads all
+counters; the others read that of rank 0 and a flag that some rank has ended. If a counter does not change for
+`patience` reads, its rank is lost, and the thread ends the process. A run writes its files such that the
+process may end at any moment, so the same command resumes it.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ import torch
 import torch.distributed as dist
 
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.core.ranks.launch import Launch
+from curvescope.core.ranks.rank_environment import Launch
 
-SECONDS = 2.0  # between looks
-PATIENCE = 30  # looks at a counter that stands still
+SECONDS = 2.0  # seconds between reads
+PATIENCE = 30  # reads without a change after which a rank is lost
 ENDED, BEATS, COMPLAINTS = "curvescope/ended", "curvescope/beat", "curvescope/complaints"
-GO_ON = "what is finished is kept: the same command goes on from there, with any number of ranks"
+GO_ON = "finished work is saved: the same command resumes, with any number of ranks"
 
 
 @final
 class Heartbeat:
-    """The thread of a rank.
+    """Thread of a rank that detects lost ranks.
 
     Args:
-        store: A `torch.distributed.Store` of its own: one that waits is not shared.
-        rank: Of this process.
-        ranks: How many there are.
-        complain: Called with a message and a hint for a person, by one of the ranks.
-        seconds: Between looks.
-        patience: Looks at a counter that stands still, behind which its rank is lost.
+        store: A separate `torch.distributed.Store` connection, because a waiting one blocks.
+        rank: Rank of this process.
+        ranks: Number of ranks.
+        complain: Called by one of the ranks with a message and a hint for the user.
+        seconds: Seconds between reads.
+        patience: Reads of an unchanged counter after which its rank is lost.
     """
 
     def __init__(
@@ -66,39 +66,41 @@ class Heartbeat:
     ):
         self._store, self._rank, self._ranks, self._complain = store, rank, ranks, complain
         self._seconds, self._patience = seconds, patience
-        self._seen: dict[int, tuple[bytes, int]] = {}  # counters, and for how many looks
+        self._seen: dict[
+            int, tuple[bytes, int]
+        ] = {}  # last counter of each rank, and number of reads since it changed
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="curvescope-heartbeat", daemon=True)
         self._count = 0
         self._beat()
 
     def start(self) -> None:
-        """Begin to look; every rank has made its own by now."""
+        """Start the thread; every rank has created its counter by now."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Nobody is looked at any more."""
+        """Stop the thread."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def ends(self, message: str = "", hint: str | None = None) -> None:
-        """This rank cannot go on: it says so, unless another one was first, and the others will end.
+        """Report that this rank cannot continue, unless another rank has reported first; the others will end.
 
-        Without a message it has been said. Whoever calls leaves, with an exit code of its own.
+        Without a message the user has been informed already. The caller then exits with its own exit code.
         """
         self._over.set()
         first = self._rank <= 1
-        with suppress(Exception):  # the store may be gone with rank 0
+        with suppress(Exception):  # rank 0 may have closed the store
             first = self._store.add(COMPLAINTS, 1) == 1
             self._store.set(ENDED, str(self._rank))
         if first and message:
             self._complain(message, hint)
-        if self._rank == 0:  # which may have the store: the others should find it
+        if self._rank == 0:  # rank 0 may host the store, which the others still read
             self._let_others_end()
 
     def _let_others_end(self) -> None:
-        """Wait until all have looked, for a few looks at most."""
+        """Wait until all ranks have read the flag, for a few reads at most."""
         with suppress(Exception):
             for _ in range(10):
                 if self._store.add(COMPLAINTS, 0) >= self._ranks:
@@ -114,20 +116,20 @@ class Heartbeat:
             try:
                 self._beat()
                 lost = None if self._store.check([ENDED]) else self._lost()
-            except Exception:  # the store went with the process that had it
+            except Exception:  # the process that hosts the store has ended
                 if not self._over.is_set():
-                    self._leave("the process that the ranks meet through is gone")
+                    self._leave("the process that hosts the rendezvous store has ended")
                 return
             if self._over.is_set():
                 return
             if lost is not None:
                 waited = self._patience * self._seconds
-                self._leave(f"rank {lost} has not been heard of for {waited:.0f} seconds")
+                self._leave(f"rank {lost} has sent no sign of life for {waited:.0f} seconds")
             if self._store.check([ENDED]) and not self._over.is_set():
                 self._leave("another rank has ended")
 
     def _lost(self) -> int | None:
-        """A rank whose counter has stood still for too long."""
+        """Return a rank whose counter has not changed for too long."""
         looked_at = range(1, self._ranks) if self._rank == 0 else range(1)
         keys = [f"{BEATS}/{rank}" for rank in looked_at]
         for rank, count in zip(looked_at, self._store.multi_get(keys), strict=True):
@@ -138,13 +140,13 @@ class Heartbeat:
         return None
 
     def _leave(self, message: str) -> None:
-        """End this process, from a thread that may not be the one which waits."""
+        """End this process, also if its main thread waits in a collective operation."""
         self.ends(message, GO_ON)
         leave(1)
 
 
 def leave(code: int) -> NoReturn:
-    """End the process now: what would wait for other ranks on the way out, does not."""
+    """End the process now, without exit handlers that would wait for other ranks."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -155,28 +157,29 @@ TIMEOUT = "CURVESCOPE_TIMEOUT"
 LOOKS = "CURVESCOPE_PATIENCE"
 DEFAULT = {TIMEOUT: 1800.0, LOOKS: PATIENCE * SECONDS}
 Complain = Callable[[str, str | None], None]
-"""Called with a message and a hint for a person."""
+"""Function called with a message and a hint for the user."""
 
 
 def describe(launch: Launch) -> str:
-    """How many ranks there are, and how long they wait."""
+    """Describe the number of ranks, and how long they wait for each other."""
     silent, busy = _seconds(LOOKS), _seconds(TIMEOUT)
     return (
-        f"{launch.ranks} ranks, started by {launch.by}: one that is silent for {silent:.0f} s is lost, and "
-        f"one that works is waited for up to {busy:.0f} s"
+        f"{launch.ranks} ranks, started by {launch.by}: a rank without a sign of life for {silent:.0f} s "
+        f"is lost; collective operations wait up to {busy:.0f} s"
     )
 
 
 @contextmanager
 def started(launch: Launch, complain: Complain, *, debug: bool = False) -> Iterator[None]:
-    """Inside, the ranks of a launch can meet; an error that one of them leaves with ends all processes.
+    """Run with the process group of a launch; an error that leaves the context on one rank ends all
+    processes.
 
-    Of several ranks that leave with an error the first complains.
+    If several ranks fail, only the first one reports.
 
     Args:
-        launch: Which rank this is.
-        complain: Says it.
-        debug: Whether tracebacks are shown.
+        launch: Rank and number of ranks.
+        complain: Reports the error to the user.
+        debug: If True, show tracebacks.
     """
     _begin(launch)
     wait = _seconds(LOOKS)
@@ -186,25 +189,25 @@ def started(launch: Launch, complain: Complain, *, debug: bool = False) -> Itera
     )
     dist.barrier()
     heart.start()
-    with _terminated(heart):
+    with _handle_sigterm(heart):
         try:
             yield
         except SystemExit as leaving:
             if leaving.code:
                 heart.ends()
                 leave(leaving.code if isinstance(leaving.code, int) else 1)
-            _part(heart)
+            _shut_down(heart)
             raise
         except (Exception, KeyboardInterrupt) as error:
             if debug:
                 traceback.print_exc()
-            heart.ends(*_words(error))
+            heart.ends(*_describe_error(error))
             leave(error.exit_code if isinstance(error, CurvescopeError) else 1)
-        _part(heart)
+        _shut_down(heart)
 
 
 def _begin(launch: Launch) -> None:
-    """The process group, and this rank's device."""
+    """Create the process group and select this rank's device."""
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(launch.local % torch.cuda.device_count())
@@ -215,14 +218,14 @@ def _begin(launch: Launch) -> None:
         os.environ.update(where)
     dist.init_process_group(backend, timeout=timedelta(seconds=_seconds(TIMEOUT)))
     seed = torch.tensor(torch.initial_seed() % 2**32)
-    dist.broadcast(seed, src=0)  # of what a user's module may draw
+    dist.broadcast(seed, src=0)  # the user's module may draw random numbers
     torch.manual_seed(int(seed))
     np.random.seed(int(seed))
     random.seed(int(seed))
 
 
-def _part(heart: Heartbeat) -> None:
-    """All have done their work: nobody is looked at any more, then the store may go with rank 0."""
+def _shut_down(heart: Heartbeat) -> None:
+    """Wait for all ranks and stop the heartbeats, so that rank 0 may close the store."""
     dist.barrier()
     heart.stop()
     dist.barrier()
@@ -230,13 +233,13 @@ def _part(heart: Heartbeat) -> None:
 
 
 def _own_store() -> Any:
-    """A connection to the store in which the ranks have met; one that waits does not block it."""
+    """Open a separate connection to the rendezvous store, so that a waiting one does not block it."""
     store: Any = dist.distributed_c10d._get_default_store()
     return store.clone()
 
 
 def _seconds(name: str) -> float:
-    """A number from the environment."""
+    """Read a number of seconds from the environment."""
     said = os.environ.get(name, "")
     try:
         found = float(said) if said else DEFAULT[name]
@@ -247,8 +250,8 @@ def _seconds(name: str) -> float:
     return found
 
 
-def _words(error: BaseException) -> tuple[str, str | None]:
-    """A message and a hint; what a collective operation says of a rank that is gone, in ours."""
+def _describe_error(error: BaseException) -> tuple[str, str | None]:
+    """Return a message and a hint, in plain words for collective operations that lost a rank."""
     if isinstance(error, CurvescopeError):
         return error.message, error.hint
     if isinstance(error, KeyboardInterrupt):
@@ -262,8 +265,8 @@ def _words(error: BaseException) -> tuple[str, str | None]:
 
 
 @contextmanager
-def _terminated(heart: Heartbeat) -> Iterator[None]:
-    """SIGTERM, which torchrun sends when another rank has ended, is said in our words."""
+def _handle_sigterm(heart: Heartbeat) -> Iterator[None]:
+    """Handle SIGTERM, which torchrun sends when another rank has ended, with a clear message."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

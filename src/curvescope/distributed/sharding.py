@@ -1,19 +1,20 @@
-"""Models whose parameters are spread over ranks, for those that do not fit one device.
+"""Sharded models: parameters are distributed over ranks if a model does not fit one device.
 
     model = distributed.shard(cs.load("gpt2"))          # or a module that fully_shard was applied to
     H = cs.Hessian(cs.Problem(model, batches))          # the same batches on every rank
     cs.eigsh(H, k=5)
 
-Every parameter is a DTensor, cut along its first axis. While a product runs, a layer gathers its parameters,
-lets go of them when it is done, and gathers them again when it is computed again: at its peak a rank holds
-its pieces, one whole layer, and what lies outside of the layers (embedding, head). Of every batch a rank
-computes some sequences; products are summed over ranks and come out in pieces, as the vectors go in.
-Algorithms run on these pieces, with the numbers of a single process up to rounding.
+Every parameter is a DTensor, sharded along its first axis. During a product, a layer gathers its parameters,
+frees them when it is done, and gathers them again for a recompute. At its peak a rank holds its shards, one
+full layer, and the parameters outside the layers (embedding, head). A rank computes some sequences of every
+batch. Products are summed over ranks and are sharded like the vectors. Algorithms run on these shards, with
+the results of a single process up to rounding.
 
-Blocks of a piece of a parameter: what a rank that holds some of its rows has of a block.
+A rank that holds some rows of a parameter also holds a piece of each of its blocks.
 
-The entries keep their order. That is a view of the piece where the block's rows in it are a box of its axes:
-always for rows that lie together, and for interleaved ones (h, 3, k) where ranks hold whole heads.
+The entries keep their order. The piece of a block is a view of the shard if the block's rows in it form a box
+of its axes. That is always so for contiguous rows, and for interleaved rows (h, 3, k) if ranks hold complete
+heads.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from torch.distributed.tensor import DTensor, Shard
 from curvescope.core.blocks import Block
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.ranks import everyone, group_in_step, together
-from curvescope.core.ranks.spread import Spread, leading_axes, narrowed
-from curvescope.distributed.sums import DIFFERENT, LOAD, hashed
+from curvescope.core.ranks.shard_layout import Spread, leading_axes, narrowed
+from curvescope.distributed.sums import DIFFERENT, LOAD, digest_words
 from curvescope.engines.tensor_digest import digest
+from curvescope.models.curvature_sources import repeated_layers
 from curvescope.models.forward_errors import check_weights
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.running.weights.gathering import Sharding, hooked
-from curvescope.models.sources import repeated_layers
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -53,34 +54,34 @@ def shard(
     device: torch.device | str | None = None,
     always: bool = False,
 ) -> Model:
-    """The model with its parameters spread over the ranks of a group, on every one of which this is called.
+    """Shard the parameters of a model over the ranks of a group; every rank of the group must call this.
 
-    A module with whole parameters, the same on every rank, is changed in place, as `fully_shard` does: each
-    becomes a DTensor of which this rank keeps its rows. A module that is made of such DTensors already, as
-    `fully_shard` leaves it, is taken as it is.
+    A module with full parameters, the same on every rank, is changed in place, as by `fully_shard`: each
+    parameter becomes a DTensor of which this rank stores its rows. A module that already has such DTensors is
+    used unchanged.
 
     Args:
-        model: A `Model`, or what `cs.load` takes.
-        group: By default all ranks, or those that the parameters are spread over already.
-        device: Where pieces are kept; by default where the parameters are. One layer after the other moves,
-            so that a model on the CPU need not fit a card.
-        always: A single rank has everything, and computes as if nothing were spread; with this it gathers and
-            releases as several do, which shows what that costs.
+        model: A `Model`, or an argument of `cs.load`.
+        group: Ranks; by default all, or those over which the parameters are sharded already.
+        device: Device of the shards; by default that of the parameters. Layers move one by one, so that a
+            model on the CPU need not fit a GPU.
+        always: If True, a single rank gathers and releases parameters too, which shows the cost. By default
+            it computes as if the model were not sharded.
     """
     if not dist.is_initialized():
         raise UsageError(
-            "expected processes that know of each other, but there is no process group",
+            "expected an initialized process group, but there is none",
             hint="start with torchrun, and call torch.distributed.init_process_group() first",
         )
     found = load(model)
     for part in found.module.modules():
         if isinstance(part, FSDPModule):
-            part.reshard()  # what a pass left whole
+            part.reshard()  # an earlier pass may have left it gathered
     parameters = dict(found.module.named_parameters())
     cut = [name for name, p in parameters.items() if isinstance(p, DTensor)]
     if cut and len(cut) < len(parameters):
         whole = next(name for name in parameters if name not in cut)
-        raise UsageError(f"expected all parameters as DTensors, or none; {whole!r} is whole")
+        raise UsageError(f"expected all parameters as DTensors, or none; {whole!r} is a plain tensor")
     if not cut:
         _cut(found.module, group, None if device is None else torch.device(device))
     spread = _spread_of(found.module)
@@ -95,14 +96,14 @@ def shard(
         blocks={name: local[name] for name in found.blocks},
         heads={name: local[name] for name in found.heads},
         sharding=Sharding(spread, shapes, whole, _layers(found.module), always, hooked(found.module)),
-        notes=(*found.notes, f"spread over {spread.ranks} ranks: each holds some rows of every parameter"),
+        notes=(*found.notes, f"sharded over {spread.ranks} ranks: each holds some rows of every parameter"),
     )
 
 
 def _cut(module: nn.Module, group: ProcessGroup | None, device: torch.device | None) -> None:
-    """Every parameter in place by a DTensor of its rows; those that are tied stay one."""
+    """Replace every parameter in place by a DTensor of its rows; tied parameters stay tied."""
     group = dist.group.WORLD if group is None else group
-    assert group is not None, "there is one"
+    assert group is not None, "the caller has checked the process group"
     kind = (device or next(module.parameters()).device).type
     mesh = DeviceMesh.from_group(group, kind)
     done: dict[int, nn.Parameter] = {}
@@ -125,19 +126,19 @@ def _cut(module: nn.Module, group: ProcessGroup | None, device: torch.device | N
 
 
 def _refuse_number(name: str) -> range:
-    raise UsageError(f"the parameter {name!r} is a single number, which cannot be cut into rows")
+    raise UsageError(f"the parameter {name!r} is a single number, which cannot be sharded by rows")
 
 
 def _spread_of(module: nn.Module) -> Spread:
-    """The ranks that all parameters are spread over, by rows."""
+    """Return the ranks over which all parameters are sharded by rows."""
     meshes = {p.device_mesh for p in module.parameters() if isinstance(p, DTensor)}
     for name, p in module.named_parameters():
         assert isinstance(p, DTensor)
         if p.device_mesh.ndim != 1 or tuple(p.placements) != (Shard(0),) or len(meshes) > 1:
             raise UsageError(
-                f"expected parameters cut along their first axis over one group of ranks, {name!r} is "
+                f"expected parameters sharded along their first axis over one group of ranks, {name!r} is "
                 f"{tuple(p.placements)} on a mesh of {tuple(p.device_mesh.shape)}",
-                hint="fully_shard with a mesh of one axis",
+                hint="call call fully_shard with a mesh of one axis",
             )
         rows = Spread(None, p.device_mesh.get_local_rank(), p.device_mesh.size()).rows(p.shape[0])
         if len(p._local_tensor) != len(rows):
@@ -147,7 +148,7 @@ def _spread_of(module: nn.Module) -> Spread:
 
 
 def _layers(module: nn.Module) -> Mapping[str, nn.Module]:
-    """The repeated layers by name; an error where one shares a parameter with what is outside of them."""
+    """Return the repeated layers by name; raise if one shares a parameter with a module outside them."""
     names = {part: name for name, part in module.named_modules()}
     layers = {names[layer]: layer for layer in repeated_layers(module)}
     inside = {id(p) for layer in layers.values() for p in layer.parameters()}
@@ -155,28 +156,30 @@ def _layers(module: nn.Module) -> Mapping[str, nn.Module]:
     for part in module.modules():
         for name, p in part._parameters.items():
             if p is not None and id(p) in inside and id(part) not in within:
-                raise UsageError(f"{names[part]}.{name} is shared with a layer, which gathers it by itself")
+                raise UsageError(
+                    f"{names[part]}.{name} is shared with a layer, and layers gather their own parameters"
+                )
     return layers
 
 
 def local_block(block: Block, shape: Sequence[int], rows: range) -> Block:
-    """The block's entries in some rows of its parameter, as a view of these rows.
+    """Return the block's entries in some rows of its parameter, as a view of these rows.
 
     Args:
-        block: A view of the whole parameter.
-        shape: Of the whole parameter.
-        rows: The rows of the piece.
+        block: A view of the full parameter.
+        shape: Shape of the full parameter.
+        rows: Rows of the shard.
     """
     leading = leading_axes(block, shape)
     starts, sizes = narrowed(block)
-    ahead = 0  # axes in front of which a single entry is left
+    ahead = 0  # leading axes along which the shard has a single entry
     while ahead < leading - 1 and sizes[ahead] == 1:
         ahead += 1
     before = sum(starts[a] * prod(block.split[a + 1 : leading]) for a in range(ahead))
     order = block.order or tuple(range(len(block.split)))
     together = _together(order, range(ahead, leading))
     if together and sizes[ahead + 1 : leading] == list(block.split[ahead + 1 : leading]):
-        unit, joined = 1, range(ahead, leading)  # one axis of rows
+        unit, joined = 1, range(ahead, leading)  # the rows form one axis
     else:
         unit, joined = prod(block.split[ahead + 1 : leading]), range(ahead, ahead + 1)
     stride = prod(block.split[ahead + 1 : leading])
@@ -184,9 +187,9 @@ def local_block(block: Block, shape: Sequence[int], rows: range) -> Block:
     low, high = max(first, rows.start), max(min(last, rows.stop), max(first, rows.start))
     if any(edge % unit for edge in (rows.start, rows.stop, low - rows.start, high - rows.start)):
         raise UsageError(
-            f"the rows of {block.name} are not in one piece on a rank: {block.parameter} of {shape[0]} rows "
-            f"is cut inside a group of {unit}",
-            hint="take a number of ranks that divides the number of heads",
+            f"the rows of {block.name} on a rank do not form one view: {block.parameter} with {shape[0]} "
+            f"rows is cut inside a group of {unit} rows",
+            hint="use a number of ranks that divides the number of heads",
         )
     rest = list(range(joined.stop, len(block.split)))
     axes = [joined.start, *rest]
@@ -206,7 +209,7 @@ def local_block(block: Block, shape: Sequence[int], rows: range) -> Block:
 
 
 def _together(order: Sequence[int], axes: range) -> bool:
-    """Whether axes stand next to each other, in their order."""
+    """Return True if the axes are adjacent and in order."""
     place = order.index(axes.start)
     return tuple(order[place : place + len(axes)]) == tuple(axes)
 
@@ -214,7 +217,7 @@ def _together(order: Sequence[int], axes: range) -> bool:
 def _grouped(
     block: Block, sizes: list[int], order: Sequence[int], axes: list[int], lengths: list[int]
 ) -> tuple[int, ...]:
-    """The block's shape where its rows are fewer: lengths (in their order) for the axes that are left."""
+    """Return the shape of a block with fewer rows: lengths (in order) for the remaining axes."""
     left, found, i = iter(lengths), [], 0
     for whole in block.shape:
         count, here = 1, 1
@@ -227,19 +230,19 @@ def _grouped(
 
 
 def spread_out(model: Model, device: torch.device | str) -> Model:
-    """A model that every rank in step has read whole, spread over them (`shard`); it is changed in place.
+    """Shard a model that every rank has read completely (`shard`); the model is changed in place.
 
-    Ranks whose models differ would make one of both: that is an error. Only rows go to the device.
+    Raise if the models of the ranks differ. Only this rank's rows are copied to the device.
 
     Args:
-        model: On the CPU.
-        device: Where pieces are kept, and computed with.
+        model: Model on the CPU.
+        device: Device of the shards and of the computation.
     """
     module = model.module
     with together():
-        check_weights(model)  # of a piece, one rank alone would raise
-        words = tuple(hashed(digest([*module.parameters(), *module.buffers()])))
+        check_weights(model)  # before sharding, because afterwards a single rank might raise
+        words = tuple(digest_words(digest([*module.parameters(), *module.buffers()])))
     if len(set(everyone(words))) > 1:
         raise CurvescopeError(DIFFERENT.format("model"), hint=LOAD)
-    with together():  # blocks that one rank's rows cut through
+    with together():  # raises on all ranks if one rank's rows cut through a block
         return shard(model, group_in_step(), device=device)

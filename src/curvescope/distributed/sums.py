@@ -1,19 +1,19 @@
-"""Sums over ranks: whether all of them came here with the same model, then the sum itself.
+"""Sums over ranks, after a check that all ranks have the same model and request the same product.
 
-Ranks agree first, by one small sum: how many could not do their part, the total weight N, and whether they
-are at the same parameters and ask for the same product. Of the latter each sends W words h and their squares;
-all are equal if and only if
+First, one small sum gives the number of failed ranks, the total weight N, and a comparison of parameters and
+requested products. For the comparison, each rank sends W words h and their squares. All ranks' words are
+equal if and only if
 
     R Σ_r h_r² = (Σ_r h_r)²,
 
-by Cauchy and Schwarz. Whole numbers below 2²⁰ and their sums are exact in float64 for 8192 ranks. Of vectors
-that each has computed for itself one number is compared up to rounding (`asked`).
+by Cauchy and Schwarz. Whole numbers below 2²⁰ and their sums are exact in float64 for 8192 ranks. Vectors
+that each rank has computed itself are compared by one number, up to rounding (`describe_request`).
 
-What ranks ask for, in a few words and one number, so that they notice if it is not the same product.
+A requested product is described by a few words and one number, so that ranks detect different requests.
 
-The words are of the operator and of the shapes, and have to be equal. Vectors that every rank has computed
-for itself may differ by rounding, so of these one number is compared: s = ⟨r, V⟩ / ‖V‖ for fixed random signs
-r, which is of size 1 and differs by about ‖V − V′‖ / ‖V‖.
+The words describe the operator and the shapes, and must be equal. Vectors that every rank has computed itself
+may differ by rounding. They are compared by s = ⟨r, V⟩ / ‖V‖ for fixed random signs r: s is of order 1 and
+differs by about ‖V − V′‖ / ‖V‖.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 SIGNS = 2**12
 
 
-class Asked(NamedTuple):
-    """A product that is asked for; the others ask for the same."""
+class ProductRequest(NamedTuple):
+    """Description of a requested product, which must be the same on all ranks."""
 
     words: str
     vectors: float  # s
 
 
-def asked(op: Any, V: Tensor, *spaces: Any) -> Asked:
-    """What an operator is asked for: its product with V between these spaces."""
+def describe_request(op: Any, V: Tensor, *spaces: Any) -> ProductRequest:
+    """Describe the product that an operator is to compute with V between these spaces."""
     shift = getattr(op, "shift", None)
     words = (
         type(op).__name__,
@@ -64,11 +64,11 @@ def asked(op: Any, V: Tensor, *spaces: Any) -> Asked:
         getattr(op, "source", None),
         getattr(op, "seed", None),
     )
-    return Asked(repr(words), seen(V))
+    return ProductRequest(repr(words), seen(V))
 
 
 def seen(V: Tensor) -> float:
-    """⟨r, V⟩ / ‖V‖ for signs r that repeat along V; 2 where V is not finite, 0 where it is zero."""
+    """⟨r, V⟩ / ‖V‖ for signs r that repeat along V; 2 if V is not finite, 0 if it is zero."""
     flat = V.reshape(-1)
     signs = _signs(V.device, V.dtype)
     whole = flat.numel() // SIGNS * SIGNS
@@ -91,27 +91,27 @@ def _signs(device: torch.device, dtype: torch.dtype) -> Tensor:
 T = TypeVar("T")
 WORDS, BITS = 4, 20
 DIFFERENT = "the ranks do not have the same {}: parameters, buffers, or other numbers differ"
-LOAD = "load the same on every rank, and let every rank change it alike"
-OTHER = "the ranks do not ask for the same product: {} differ"
+LOAD = "load the same on every rank, and change it in the same way on every rank"
+OTHER = "the ranks do not request the same product: {} differ"
 ALIKE = "every rank takes the same steps, with the same seeds"
-ROUNDED = 1e-5  # that vectors may differ by, which every rank computes for itself
-NOTHING = Asked("", 0.0)
+ROUNDED = 1e-5  # largest difference of vectors that every rank computes itself
+NOTHING = ProductRequest("", 0.0)
 
 
-def state_words(problem: Problem, *, data: bool) -> list[int]:
-    """W numbers of BITS bits that are those of another rank only if its numbers are.
+def state_digest(problem: Problem, *, data: bool) -> list[int]:
+    """Digest of the state as W numbers of BITS bits, equal on two ranks only if their numbers are equal.
 
-    Of parameters, buffers and the point; of the data too where every rank has all of them.
+    It covers parameters, buffers and the point, and the data too if every rank has all of them.
     """
     module = problem.model.module
     held: list[Tensor] = [*module.parameters(), *module.buffers(), *problem.point.values()]
     if data:
         held += [t for batch in problem.batches for t in batch.tensors()]
-    return hashed(digest(held))
+    return digest_words(digest(held))
 
 
-def hashed(parts: Iterable[Tensor | str]) -> list[int]:
-    """W numbers of BITS bits that tell tensors and words apart."""
+def digest_words(parts: Iterable[Tensor | str]) -> list[int]:
+    """Digest of tensors and strings as W numbers of BITS bits."""
     words = hashlib.blake2b(digest_size=WORDS * 4)
     for part in parts:
         if isinstance(part, str):
@@ -129,17 +129,17 @@ def done_by_all(
     device: torch.device,
     group: ProcessGroup | None,
     same: str = "model",
-    ask: Callable[[], Asked] = lambda: NOTHING,
+    ask: Callable[[], ProductRequest] = lambda: NOTHING,
 ) -> tuple[T, float]:
-    """What `work` gave here, and the sum of its numbers N over ranks; an error on one rank is one on all.
+    """Return the result of `work` and the sum of N over ranks; raise on all ranks if one fails.
 
     Args:
-        work: What a rank does by itself, with no collective operation in it: its part, its own N, and words
-            that must be those of the others.
-        device: Where collective operations take place.
-        group: The ranks.
-        same: What the words are of.
-        ask: What this rank asks for, which the others have to ask for too.
+        work: Local computation without collective operations; returns this rank's part, its N, and words
+            that must be equal on all ranks.
+        device: Device of the collective operations.
+        group: Ranks.
+        same: Name of the things that the words describe, for the error.
+        ask: Returns the requested product, which must be the same on all ranks.
     """
     error, found, N, words, own = None, None, 0.0, [0] * WORDS, NOTHING
     try:
@@ -148,8 +148,8 @@ def done_by_all(
             found, N, words = work()
     except (Exception, KeyboardInterrupt) as raised:
         error = raised
-    failed, total, *rest = _told(
-        [float(error is not None), N], [*words, *hashed([own.words])], own, device, group
+    failed, total, *rest = _sum_and_compare(
+        [float(error is not None), N], [*words, *digest_words([own.words])], own, device, group
     )
     if failed:
         _raise(error, group)
@@ -166,10 +166,16 @@ def done_by_all(
     return found, total
 
 
-def _told(
-    summed: list[float], words: list[int], own: Asked, device: torch.device, group: ProcessGroup | None
+def _sum_and_compare(
+    summed: list[float],
+    words: list[int],
+    own: ProductRequest,
+    device: torch.device,
+    group: ProcessGroup | None,
 ) -> list[float]:
-    """Σ_ranks of some numbers; of each word whether all ranks have it; whether vectors are about the same."""
+    """Return sums over ranks, then 1 for each word that all ranks share, and 1 if vectors agree up to
+    rounding.
+    """
     count, ranks = len(summed), dist.get_world_size(group)
     sent = [*summed, *words, *(h * h for h in words), own.vectors, own.vectors**2]
     wide = torch.float32 if device.type == "mps" else torch.float64
@@ -183,42 +189,47 @@ def _told(
 
 
 def _raise(error: BaseException | None, group: ProcessGroup | None) -> None:
-    """The same sentence on every rank."""
+    """Raise the same error on every rank."""
     with in_step(group), together():
         if error is not None:
             raise error
 
 
-@contextmanager
-def frozen_on_all(engines: Iterable[Engine], group: ProcessGroup | None) -> Iterator[None]:
-    """Products inside belong together on every rank: a change that one of them finds is an error on all.
-
-    Between products all ranks compute with the same number of threads, so that they take the same steps.
-    """
+def least_of_ranks(group: ProcessGroup | None) -> Callable[[float], float]:
+    """Return a function of one number of each rank that returns the smallest."""
 
     def least(value: float) -> float:
         with in_step(group):
             return min(everyone(value))
 
+    return least
+
+
+@contextmanager
+def frozen_on_all(engines: Iterable[Engine], group: ProcessGroup | None) -> Iterator[None]:
+    """Treat the products inside as one computation: raise on all ranks if one of them detects a change.
+
+    Between products all ranks use the same number of threads, so that they compute the same bits.
+    """
     with ExitStack() as opened:
         with in_step(group), together():
             for engine in engines:
                 opened.enter_context(engine.frozen())
-        with same_threads(least):
+        with same_threads(least_of_ranks(group)):
             yield
         with in_step(group), together():
             opened.close()
 
 
 def add_over_ranks(part: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Σ_ranks, in the place of this rank's part."""
+    """Sum over ranks, written into this rank's part."""
     part = part.contiguous()
     dist.all_reduce(part, group=group)
     return part
 
 
 def first_of_ranks(tensor: Tensor) -> Tensor:
-    """Rank 0's tensor on all ranks in step, in the place of theirs."""
+    """Broadcast rank 0's tensor into those of all ranks."""
     group, tensor = group_in_step(), tensor.contiguous()
     dist.broadcast(tensor, src=0 if group is None else dist.get_global_rank(group, 0), group=group)
     return tensor

@@ -1,13 +1,13 @@
 """The engine: how products of a problem are executed.
 
-An operator asks once, `engine.sum_over_batches(form, V, …)`, and gets the sum back. In between:
+An operator calls `engine.sum_over_batches(form, V, …)` and gets the sum. The steps:
 
-    detect    has the problem changed since something was cached? (change_detection)
-    validate  of a model that is new or changed: which kernels fit, on a few positions (kernel_validation)
-    run       the module, as it is or with our kernels; layers kept or recomputed (run, checkpoint)
-    cache     graphs that do not depend on the directions; recordings of products (cache_policy)
-    apply     the cached product of every batch to the directions (product_forms, batch_products, vjp)
-    confirm   nothing has changed meanwhile, or the product is taken again (change_detection)
+    detect    has the problem changed since something was cached? (change_detection) validate which kernels
+    fit a new or changed model, on a few positions (kernel_validation) run the module, with or without our
+    kernels; layers stored or recomputed (module_runner, checkpoint) cache     graphs that do not depend on
+    the directions; recordings of products (graph_cache) apply     the cached product of every batch to the
+    directions (product_forms, batch_products, vjp) confirm nothing has changed meanwhile, or the product is
+    repeated (change_detection)
 
 The sum is not divided by the number of terms: an engine knows nothing of normalization.
 """
@@ -25,30 +25,28 @@ from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
-from curvescope.core.parts import MatrixName
+from curvescope.core.hessian_terms import MatrixName
 from curvescope.data.batches import Batch
 from curvescope.engines import batch_products
-from curvescope.engines.batch_products import Names, Work, required
-from curvescope.engines.cache_policy import CachePolicy
-from curvescope.engines.change_detection import ChangeDetector, moved
-from curvescope.engines.kernel_validation import near, refuse_other
+from curvescope.engines.batch_products import BatchProduct, Names, required
+from curvescope.engines.change_detection import ChangeDetector, changed_error
+from curvescope.engines.checkpoint import recompute_error
+from curvescope.engines.functional_sources import SourceWork, check_sources_add_up, functional_sources
+from curvescope.engines.graph_cache import CachePolicy
 from curvescope.engines.memory import columns_at_once, ran_out
-from curvescope.engines.product_forms import ProductForm, Receive, Tree
-from curvescope.engines.recompute_check import other_outputs
-from curvescope.engines.reference_forward import reference, refuse_random
-from curvescope.engines.run import PlainRunner, Runner
-from curvescope.engines.sources import SourceWork, functional_sources, refuse_unless_whole
-from curvescope.engines.vjp import pull
-from curvescope.kernels.substitute import PlainAttention
-from curvescope.models.running.exchange import locked
-from curvescope.models.sources import find_sources, repeated_layers
+from curvescope.engines.module_runner import Runner
+from curvescope.engines.product_forms import ProductForm, Tree
+from curvescope.engines.reference_forward import refuse_random
+from curvescope.engines.vjp import Receive, pull
+from curvescope.models.curvature_sources import find_sources, repeated_layers
+from curvescope.models.running.patching import locked
 from curvescope.problem import Problem, differentiating
 
 EngineName = Literal["auto", "autograd", "fast"]
 LOG = logging.getLogger("curvescope")
 T = TypeVar("T")
-ATTEND = "attend"  # the method of the zoo's layers that attends
-WRITTEN = "modified by an inplace operation"  # in the words of autograd
+ATTEND = "attend"  # attention method of the zoo's layers
+WRITTEN = "modified by an inplace operation"  # autograd's message
 
 
 @final
@@ -56,12 +54,11 @@ class Engine:
     """Products of one problem.
 
     Args:
-        problem: What it is bound to.
-        name: `fast` runs the module with our kernels, and it is an error if they cannot; `autograd` as it is;
-            `auto` is `fast`, or `autograd` for modules that our kernels cannot run.
-        checkpoint: Recompute layers instead of keeping them. They are recomputed without it too if a GPU has
-            no room for what a batch keeps, and if they gather their parameters from several ranks or widen
-            them.
+        problem: The problem whose products are computed.
+        name: `fast` runs the module with our kernels and raises if they do not fit; `autograd` runs it
+            unchanged; `auto` is `fast` if the kernels fit, else `autograd`.
+        checkpoint: Recompute layers instead of storing them. They are recomputed anyway if the graph of a
+            batch does not fit into a GPU's memory, or if layers gather or convert their parameters.
     """
 
     def __init__(self, problem: Problem, name: EngineName = "auto", *, checkpoint: bool = False):
@@ -73,29 +70,32 @@ class Engine:
         self.wanted: EngineName = name
         self.detector = ChangeDetector(problem, engine=name, checkpoint=checkpoint)
         self.caching = CachePolicy(problem, recomputes=checkpoint)
-        self.runner: Runner = PlainRunner(problem, checkpoint=checkpoint)
-        self._frozen = 0  # `frozen` blocks that are open
+        self.runner = Runner(problem, checkpoint=checkpoint)
+        self._frozen = 0  # number of open `frozen` blocks
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Engine, checkpoint=self.checkpoint), (self.problem, self.wanted)  # begins empty
+        return partial(Engine, checkpoint=self.checkpoint), (
+            self.problem,
+            self.wanted,
+        )  # starts without cached entries
 
     def of(self, problem: Problem) -> Engine:
-        """An engine of the same kind for another problem; it begins empty."""
+        """Return an engine of the same kind for another problem, without cached entries."""
         return Engine(problem, self.wanted, checkpoint=self.checkpoint)
 
     @property
     def name(self) -> str:
-        """How the module was run last."""
+        """Name of the engine that ran the module last."""
         return self.runner.name
 
     @property
     def why(self) -> str:
-        """Why our kernels were not taken at the last product; empty if they were."""
+        """Reason why the last product did not use our kernels; empty if it did."""
         return "" if self.detector.known is None else self.detector.known.why
 
     @property
     def attends(self) -> bool:
-        """Our attention stands in the place of the module's own."""
+        """Return True if our attention replaces the module's own."""
         fused = None if self.detector.known is None else self.detector.known.fused
         return fused is not None and (fused.attention or any(r.method == ATTEND for r in fused.replacements))
 
@@ -115,41 +115,32 @@ class Engine:
         """Apply Σ_batches of a form to the columns V; fewer columns at a time if memory runs out.
 
         Args:
-            form: What is computed of every batch.
+            form: Computation for every batch.
             V: Columns over the space `columns`, (n, k).
             rows: Space of the result.
             columns: Space of V.
             label: Name of the operator, for the progress.
-            chunk: Columns at a time, instead of what memory suggests.
-            check: Called once for a state of the problem, before its first product; it may raise.
+            chunk: Number of columns at a time; by default chosen from the free memory.
+            check: Called once per state of the problem, before its first product; it may raise.
 
         Returns:
             The sum, not divided, and the total weight N of its terms.
         """
 
         def work() -> tuple[Tensor, float]:
-            N = self.problem.num_terms  # read before a GPU has much to do: it would be waited for
+            N = self.problem.num_terms  # read before the GPU has much to do, which this would wait for
             if check is not None:
                 self.keep("check", check, 0)
             return self._sum(form, V, rows, columns, label, chunk), N
 
-        found = None
-        while (
-            found is None
-        ):  # the error is left before the next try: it holds on to what the product had made
-            found = self._within_memory(work, V.shape[1])
-        return found
-
-    def _within_memory(self, work: Callable[[], T], columns: int) -> T | None:
-        """What `work` gives; None if memory ran out and another try with less is worth it."""
-        try:
-            return self.consistent(work)
-        except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
-                raise
-            if not (self.caching.halve(columns) or self._recompute_layers()):
-                raise self.caching.too_large() from error
-        return None
+        while True:
+            try:
+                return self.consistent(work)
+            except (RuntimeError, MemoryError) as error:
+                if not ran_out(error):
+                    raise
+                if not (self.caching.halve(V.shape[1]) or self._recompute_layers()):
+                    raise self.caching.too_large() from error
 
     def _sum(
         self,
@@ -176,54 +167,56 @@ class Engine:
     # ------------------------------------------------------------------------------- one state of the problem
 
     def consistent(self, work: Callable[[], T], *, gradients: bool = False) -> T:
-        """Return what `work` computes at one state of the problem; nothing that is cached is stale.
+        """Return the result of `work` at one state of the problem, without stale cached entries.
 
-        Threads take turns with a module. `work` is called a second time if a change is only seen behind it.
+        Threads take turns with a module. `work` is called a second time if a change is only detected
+        afterwards.
 
         Args:
             work: Computes something by the methods of this engine.
             gradients: Confirm the values of gradients too.
         """
         with locked(self.problem.model.module), differentiating():
-            found, sure = self._tried(work, gradients=gradients)
-            if sure:
-                return found
+            result, unchanged = self._attempt(work, gradients=gradients)
+            if unchanged:
+                return result
             self._forget()
-            found, sure = self._tried(work, again=True)
-            if not (sure and self.detector.confirm()):  # the first one noted the state
-                refuse_random(self.problem, self.detector.few.batch)
+            result, unchanged = self._attempt(work, again=True)
+            if not (unchanged and self.detector.confirm()):  # the first call recorded the state
+                refuse_random(self.problem, self.detector.sample.batch)
                 raise CurvescopeError(
-                    f"{self.problem.model.name} gave other outputs each time it was called during a product",
-                    hint="let nothing write to the model or the data meanwhile",
+                    f"{self.problem.model.name} gave different outputs each time it was called during a "
+                    f"product",
+                    hint="let nothing write to the model or the data during a product",
                 )
-            return found
+            return result
 
-    def _tried(
+    def _attempt(
         self, work: Callable[[], T], *, again: bool = False, gradients: bool = False
     ) -> tuple[Any, bool]:
-        """What `work` gives, and if it is of one state of the problem, as far as is seen at once."""
+        """Run `work` once; return its result, and True if no change of the problem was detected."""
         self._bind()
         self.refuse_wrong(second=False)
         try:
-            found = work()
-        except RuntimeError as error:  # autograd refuses graphs whose numbers were written to
-            unseen = not again and WRITTEN in str(error)  # also those of others, such as a loss_fn's
-            if not (unseen or self.detector.written()):
+            result = work()
+        except RuntimeError as error:  # autograd raises if tensors saved in a graph were overwritten
+            retry = not again and WRITTEN in str(error)  # also for other graphs, such as a loss_fn's
+            if not (retry or self.detector.written()):
                 raise
             if self._frozen:
                 self._forget()
-                raise moved(self.problem) from error
+                raise changed_error(self.problem) from error
             return None, False
-        repeated = not self.caching.recomputes or self.detector.agreed(self.runner.repeats.hold())
+        repeated = not self.caching.recomputes or self.detector.agreed_on_ranks(self.runner.repeats.hold())
         if not repeated and (again or self._frozen):
             self._forget()
-            refuse_random(self.problem, self.detector.few.batch)
-            raise other_outputs(self.problem.model)
-        return found, repeated and (bool(self._frozen) or self.detector.confirm(gradients=gradients))
+            refuse_random(self.problem, self.detector.sample.batch)
+            raise recompute_error(self.problem.model)
+        return result, repeated and (bool(self._frozen) or self.detector.confirm(gradients=gradients))
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Declare the model and the data constant inside; both ends are checked, single products less.
+        """Declare the model and the data constant inside. Start and end are checked, single products less.
 
         Raises:
             CurvescopeError: The model or the data have changed before the end.
@@ -235,47 +228,22 @@ class Engine:
         finally:
             self._frozen -= 1
         with locked(self.problem.model.module), differentiating():
-            if self.detector.look() is not None or not self.detector.confirm(gradients=True):
+            if self.detector.detect() is not None or not self.detector.confirm(gradients=True):
                 self._forget()
-                raise moved(self.problem)
+                raise changed_error(self.problem)
 
     def _bind(self) -> None:
-        """Look for changes, and forget what is cached of another state."""
-        known = self.detector.look()
+        """Detect changes, and clear the cache if the state has changed."""
+        known = self.detector.detect()
         if known is None:
             if self.caching.overflowed:
                 self._recompute_layers()
             return
         if self._frozen:
             self._forget()
-            raise moved(self.problem)
+            raise changed_error(self.problem)
         self.runner = known.runner(self.problem, checkpoint=self.caching.recomputes)
-        if not self.detector.compared and not self._gives_reference():  # other kernels may fit it now
-            known = self.detector.validated_anew()
-            self.runner = known.runner(self.problem, checkpoint=self.caching.recomputes)
-            self._refuse_other_outputs()
         self.caching.bind(known, self.runner)
-
-    def _gives_reference(self) -> bool:
-        """Return True if the module, run as it is here, gives what it gives when its user calls it."""
-        few = self.detector.few
-        return few.reference is None or near(self.runner, few.batch, few.reference.outputs)
-
-    def _refuse_other_outputs(self) -> None:
-        if self.detector.compared or self._gives_reference():
-            return
-        few = self.detector.few.batch
-        refuse_random(self.problem, few)
-        refuse_other(self.problem, few)
-        with PlainAttention():  # PyTorch's ways to compute attention differ where a query sees no key
-            if near(self.runner, few, reference(self.problem, few).outputs):
-                return
-        if self.caching.recomputes:
-            raise other_outputs(self.problem.model)
-        raise CurvescopeError(
-            f"the fast engine does not give the outputs of {self.problem.model.name} itself",
-            hint="use engine='autograd'",
-        )
 
     def refuse_wrong(self, *, second: bool) -> None:
         """Raise if a custom autograd function makes the derivatives that a product needs wrong."""
@@ -287,7 +255,9 @@ class Engine:
         self.caching.forget()
 
     def _recompute_layers(self) -> bool:
-        """From here on recompute layers, because memory ran out; False if they are already, or cannot be."""
+        """Recompute layers from now on, because memory ran out. Return False if that is impossible or already
+        done.
+        """
         with locked(self.problem.model.module), differentiating():
             caching, model = self.caching, self.problem.model
             caching.overflowed = False
@@ -297,10 +267,10 @@ class Engine:
             try:
                 known = self.detector.recomputing()
             except UsageError as error:
-                LOG.info("layers cannot be computed again: %s", error)
+                LOG.info("layers cannot be recomputed: %s", error)
                 return False
             LOG.warning(
-                "%s: what a batch keeps does not fit into memory, so layers are computed again, as with "
+                "%s: the graph of a batch does not fit into memory, so layers are recomputed, as with "
                 "checkpoint=True; smaller batches would be faster",
                 model.name,
             )
@@ -314,29 +284,29 @@ class Engine:
     def cached_product(
         self,
         key: Any,
-        build: Callable[[], Work],
+        build: Callable[[], BatchProduct],
         batch: Batch,
         tangents: Mapping[str, Tensor],
         receive: Receive,
     ) -> None:
-        """Apply the product that `build` makes of a batch, cached and replayed if possible, to tangents."""
+        """Apply the batch product made by `build` to tangents, cached and replayed if possible."""
         group, (*_, rows, columns) = self.caching.directions(batch, tangents), key
         make = partial(self.caching.replayed, build, batch, rows, columns)
-        work: Work = self.caching.graph(key, make, batch)
-        work(list(tangents.values()), group, lambda number, x: receive(rows[number], x))
+        work: BatchProduct = self.caching.graph(key, make, batch)
+        work(list(tangents.values()), group, receive)
 
     def keep(self, key: Any, build: Callable[[], T], size: int) -> T:
-        """Return what `build` makes at the problem as it is, kept inside `consistent` until that changes.
+        """Return the result of `build`, cached until the problem changes; call this inside `consistent`.
 
         Args:
-            key: Of this engine's own.
+            key: Key of the cache entry in this engine.
             build: A function of the problem alone.
             size: Bytes that it takes.
         """
         return self.caching.get(key, build, size)
 
     def in_activations(self, index: int, batch: Batch, part: MatrixName, at: str, tangents: Tensor) -> Tensor:
-        """∂²s/∂x² at a point with activations x, or Jᵀ (∂²loss/∂z²) J, applied to tangents (k, *x.shape)."""
+        """Apply ∂²s/∂x² in the activations x at a point, or Jᵀ (∂²loss/∂z²) J, to tangents (k, *x.shape)."""
         self.refuse_wrong(second=part != "ggn")
         build = partial(batch_products.in_activations, self.problem, self.runner, batch, part, at)
         total = torch.zeros_like(tangents)
@@ -351,22 +321,22 @@ class Engine:
     def sources(
         self, index: int, batch: Batch, rows: Names, tangents: Mapping[str, Tensor], wanted: Sequence[str]
     ) -> dict[str, Tree]:
-        """The functional Hessian applied to the tangents: each source that is wanted, and the rest."""
+        """Apply the functional Hessian to tangents: one result for each source in `wanted`, and the rest."""
         self.refuse_wrong(second=True)
         columns = tuple(tangents)
         parts = find_sources(self.problem.model)
-        few = self.detector.few.batch
-        self.keep("sources add up", partial(refuse_unless_whole, self.problem, parts, few), 0)
+        sample = self.detector.sample.batch
+        self.keep("sources add up", partial(check_sources_add_up, self.problem, parts, sample), 0)
         build = partial(functional_sources, self.problem, parts, batch, rows, columns)
         work: SourceWork = self.caching.graph((index, "sources", rows, columns), build, batch)
         group = self.caching.directions(batch, tangents, plain=True)
-        found = work(list(tangents.values()), wanted, group)
-        return {name: _tree(rows, some) for name, some in found.items()}
+        results = work(list(tangents.values()), wanted, group)
+        return {name: _tree(rows, values) for name, values in results.items()}
 
     def jacobian(self, batch: Batch, tangents: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Outputs z, and J applied to the tangents: (k, *z.shape)."""
-        how = self.problem, self.runner, batch, (), tuple(tangents)
-        graph = batch_products.linearized(*how, lazy=False)
+        """Return the outputs z, and J applied to the tangents: (k, *z.shape)."""
+        arguments = self.problem, self.runner, batch, (), tuple(tangents)
+        graph = batch_products.linearized(*arguments, lazy=False)
         (z,), (Jv,) = (
             graph.outputs,
             graph.push(list(tangents.values()), self.caching.directions(batch, tangents)),
@@ -380,5 +350,5 @@ class Engine:
         return _tree(rows, pull(graph.outputs, [cotangents], [graph.leaves[name] for name in rows], group))
 
 
-def _tree(names: Names, found: Any) -> Tree:
-    return {name: x for name, x in zip(names, found, strict=True) if x is not None}
+def _tree(names: Names, results: Any) -> Tree:
+    return {name: x for name, x in zip(names, results, strict=True) if x is not None}

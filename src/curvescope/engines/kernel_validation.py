@@ -1,73 +1,70 @@
-"""What is known of a model: which kernels fit it, and that they give the numbers of plain autograd.
+"""Validation of kernels on a model: which of them fit, and that they give the numbers of plain autograd.
 
-Found at first use, on a few positions, and anew whenever the module does something else than before. Three
-passes through those positions: one for autograd's product, one for our outputs and the linear map that makes
-them, one for our product.
+This is checked at first use, on a few positions, and again if the module has changed. It takes three passes
+through those positions: for autograd's product, for the outputs with kernels and the linear map that makes
+them, and for the product with kernels.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.ranks.spread import Spread
+from curvescope.core.ranks.shard_layout import Spread
 from curvescope.core.seeds import drawn_on, generator
 from curvescope.core.tensors import custom_functions
 from curvescope.data.batches import Batch
 from curvescope.engines import batch_products
+from curvescope.engines.checkpoint import recompute_error
 from curvescope.engines.derivatives import Derivatives, compare_derivatives
 from curvescope.engines.memory import result_bytes
-from curvescope.engines.recompute_check import other_outputs
-from curvescope.engines.reference_forward import Few, Graph, reference, refuse_random
-from curvescope.engines.run import FusedRunner, PlainRunner, Runner, find_head, refuse_lost
+from curvescope.engines.module_runner import Runner, find_head, refuse_lost
+from curvescope.engines.reference_forward import Graph, ReferenceSample, reference, refuse_random
 from curvescope.engines.tensor_digest import same
-from curvescope.engines.vjp import pull_each
+from curvescope.engines.vjp import ReversePass
 from curvescope.kernels.backends import casting
-from curvescope.kernels.substitute import Head, PlainAttention
+from curvescope.kernels.function_mode import Head, PlainAttention
 from curvescope.models.hf.module import rounding
 from curvescope.models.model import Model
 from curvescope.models.running.fused import Fused, fuse
-from curvescope.problem import Problem, differentiating
+from curvescope.problem import Problem, differentiating, double_copy
 
 LOG = logging.getLogger("curvescope")
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}  # far below a mistake, above rounding
-UNKNOWN = 5e-3  # in float32, where autograd's own rounding is not measured
+TOLERANCE_WITHOUT_ROUNDING = 5e-3  # in float32, if autograd's own rounding is not measured
 PART, WIDE_PART = 2**18, 2**26  # entries that are compared at once; on a GPU
-LARGE = 2**30  # bytes of a vector that is compared in parts
+LARGE_VECTOR = 2**30  # vectors with more bytes are compared in parts
 Tree = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Known:
-    """A model as it was checked: `fused` is None where it is run as it is; `head` makes its outputs."""
+class ValidatedModel:
+    """Result of validating a model: `fused` is None without our kernels; `head` makes its outputs."""
 
-    graph: Graph | None  # of the user's module on the few positions
     fused: Fused | None
     head: Head | None
-    numbers: tuple[Tensor, ...]  # digest of its tensors that are not parameters
     entry_bytes: float  # of all results of a pass that are no views, for each entry of the data
+    graph: Graph | None = None  # of the user's module on the few positions
+    numbers: tuple[Tensor, ...] = ()  # digest of its tensors that are not parameters
     sizes: dict[Any, int] = field(default_factory=dict)  # of passes, by runner and shapes
-    why: str = ""  # it is run as it is
+    why: str = ""  # reason for running without our kernels
     derivatives: Derivatives = field(default_factory=Derivatives)
 
     def runner(self, problem: Problem, *, checkpoint: bool) -> Runner:
-        """How the module of the problem is run."""
-        if self.fused is None:
-            return PlainRunner(problem, checkpoint=checkpoint)
-        return FusedRunner(problem, self.fused, self.head, checkpoint=checkpoint)
+        """Return the runner of the module of the problem."""
+        return Runner(problem, self.fused, self.head, checkpoint=checkpoint)
 
     def pass_bytes(self, runner: Runner, batch: Batch) -> int:
-        """The size of all results of a pass; one through a batch of the same shapes is not made again."""
+        """Return the size of all results of a pass, measured once for batches of the same shapes."""
         key = (runner.name, *(t.shape for t in batch.tensors()))
         if key not in self.sizes:
             run = partial(runner.outputs, batch, {}, second_order=False, lazy=True)
@@ -75,42 +72,68 @@ class Known:
         return self.sizes[key]
 
 
-_known: WeakKeyDictionary[Model, dict[Any, Known]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Model, dict[Any, ValidatedModel]] = WeakKeyDictionary()
 
 
-def known(
-    problem: Problem, few: Few, numbers: tuple[Tensor, ...], *, engine: str, checkpoint: bool
-) -> tuple[Known, bool]:
-    """What is known of the problem's model, found out unless its graph and its other tensors are as before.
+def validated_model(
+    problem: Problem, sample: ReferenceSample, numbers: tuple[Tensor, ...], *, engine: str, checkpoint: bool
+) -> ValidatedModel:
+    """Validate the model of the problem, and check that its outputs with kernels are those of the module
+    itself.
+
+    A stored validation is used if the module's graph, other tensors and outputs are unchanged.
 
     Args:
-        problem: Whose model is meant.
-        few: Its module on a few positions.
+        problem: The problem with the model. few: Its module on a few positions.
         numbers: A digest of the model's tensors that are not parameters.
         engine: The engine's name.
-        checkpoint: Layers are computed again.
-
-    Returns:
-        It, and whether our outputs were compared with the module's own just now.
+        checkpoint: True if layers are recomputed.
     """
     kind, model = _kind(problem, engine, checkpoint), problem.model
-    entries, graph = _known.setdefault(model, {}), None if few.reference is None else few.reference.graph
+    entries, graph = (
+        _known.setdefault(model, {}),
+        None if sample.reference is None else sample.reference.graph,
+    )
     before = entries.get(kind)
     holds = before is not None and before.graph == graph and same(before.numbers, numbers)
-    if holds if model.spread is None else model.spread.all(holds, problem.device):
-        return entries[kind], False
-    found = _find_out(problem, few.batch, engine, checkpoint)
-    entry_bytes = max(found.size - _widened_bytes(model), 0) / num_entries(few.batch)
-    derivatives = compare_derivatives(problem, few.batch, found.functions)
-    entries[kind] = Known(
-        graph, found.fused, found.head, numbers, entry_bytes, why=found.why, derivatives=derivatives
+    if before is not None and (holds if model.spread is None else model.spread.all(holds, problem.device)):
+        if _gives_reference(model, before.runner(problem, checkpoint=checkpoint), sample):
+            return before
+        forget_validation(model)
+    validated, outputs = _validate(problem, sample.batch, engine, checkpoint)
+    validated = replace(validated, graph=graph, numbers=numbers)
+    runner = validated.runner(problem, checkpoint=checkpoint)
+    if not _gives_reference(model, runner, sample, outputs):
+        _refuse_outputs(problem, sample.batch, runner)
+    _known.setdefault(model, {})[kind] = validated
+    return validated
+
+
+def _gives_reference(
+    model: Model, runner: Runner, sample: ReferenceSample, outputs: Tensor | None = None
+) -> bool:
+    """Return True if a runner's outputs are those of the module when its user calls it, on all ranks."""
+    holds = sample.reference is None or outputs_agree(runner, sample.batch, sample.reference.outputs, outputs)
+    return holds if model.spread is None else model.spread.all(holds, model.device)
+
+
+def _refuse_outputs(problem: Problem, sample: Batch, runner: Runner) -> None:
+    """Raise an error with the reason why a runner's outputs differ from those of the unmodified module."""
+    refuse_random(problem, sample)
+    check_plain_form(problem, sample)
+    with PlainAttention():  # implementations of attention differ if a query has no key
+        if outputs_agree(runner, sample, reference(problem, sample).outputs):
+            return
+    if runner.checkpoint:
+        raise recompute_error(problem.model)
+    raise CurvescopeError(
+        f"the outputs of the fast engine differ from those of {problem.model.name}",
+        hint="use engine='autograd'",
     )
-    ours, theirs = found.outputs, few.reference
-    return entries[kind], ours is not None and theirs is not None and _near(ours, theirs.outputs)
 
 
-def forget_known(model: Model) -> None:
-    """Find out again at the next look which kernels fit a model."""
+def forget_validation(model: Model) -> None:
+    """Forget the validation of a model, so that it is validated again."""
     _known.pop(model, None)
 
 
@@ -128,72 +151,86 @@ def modes() -> tuple[Any, ...]:
     )
 
 
-class _Found(NamedTuple):
-    """What fits a model (None: it is run as it is), and of one pass all results' size and our outputs."""
-
-    fused: Fused | None
-    head: Head | None
-    size: int
-    outputs: Tensor | None = None
-    why: str = ""
-    functions: list[str] | None = None  # custom ones in the graph; None if no graph was made
-
-
-def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _Found:
-    """Kernels for the problem's model, and its head."""
+def _validate(
+    problem: Problem, sample: Batch, engine: str, checkpoint: bool
+) -> tuple[ValidatedModel, Tensor | None]:
+    """Validate the kernels for a model and its head; return the outputs, too, if they were computed."""
     model = problem.model
     if checkpoint:
         with differentiating():
-            refuse_lost(problem, few)
+            refuse_lost(problem, sample)
     if engine == "autograd":
-        return _Found(None, None, _size(problem, few), why="engine=autograd was asked for")
+        return _without_kernels(problem, sample, why="engine=autograd was asked for"), None
     fused, groups = fuse(model), _groups(problem)
     try:
         v = _direction(problem)
-        theirs = _Products(problem, few, PlainRunner(problem, checkpoint=model.releases), v)
-        part = theirs.of(groups[0])
-    except (CurvescopeError, RuntimeError):
-        return _Found(fused, None, _size(problem, few))  # nothing to compare with; the product will say why
+        expected = _Products(problem, sample, Runner(problem, checkpoint=model.releases), v)
+        part = expected.of(groups[0])
+    except (CurvescopeError, RuntimeError):  # no reference; the product itself raises the reason
+        return replace(_without_kernels(problem, sample), fused=fused), None
     try:
-        (head, outputs), size = result_bytes(partial(find_head, problem, fused, few), views=False)
-        runner, gap = FusedRunner(problem, fused, head, checkpoint=checkpoint), _Gap()
-        ours = _Products(problem, few, runner, v)
+        (head, outputs), size = result_bytes(partial(find_head, problem, fused, sample), views=False)
+        runner, gap = Runner(problem, fused, head, checkpoint=checkpoint), _RelativeError()
+        actual = _Products(problem, sample, runner, v)
         for i, names in enumerate(groups):
-            part = part if i == 0 else theirs.of(names)
-            gap.add(ours, names, part)
-    except Exception as error:  # whatever a module does that our kernels do not expect
+            part = part if i == 0 else expected.of(names)
+            gap.add(actual, names, part)
+    except Exception as error:  # a module may raise anything with our kernels
         if engine == "fast":
             raise
-        LOG.info("%s is differentiated as it is, without our kernels: %s", model.name, error)
+        LOG.info("%s runs without our kernels: %s", model.name, error)
         why = f"our kernels do not fit this module: {str(error).partition(chr(10))[0]}"
-        return _Found(None, None, _size(problem, few), why=why, functions=theirs.functions)
+        return _without_kernels(problem, sample, expected.functions, why=why), None
     repeated = runner.repeats.hold()
     if not (repeated if model.spread is None else model.spread.all(repeated, problem.device)):
-        refuse_random(problem, few)
-        raise other_outputs(model)
+        refuse_random(problem, sample)
+        raise recompute_error(model)
     error, length = gap.measured(model.spread, problem.device)
-    if math.isfinite(length):  # else the product says
-        _compare(problem, few, v, error, part if len(groups) == 1 else None, checkpoint=checkpoint)
-    return _Found(fused, head, size, None if checkpoint else outputs, functions=theirs.functions)
+    if math.isfinite(length):  # else the product itself raises
+        _compare(problem, sample, v, error, part if len(groups) == 1 else None, checkpoint=checkpoint)
+    derivatives = compare_derivatives(problem, sample, expected.functions)
+    validated = ValidatedModel(fused, head, _entry_bytes(problem, sample, size), derivatives=derivatives)
+    return validated, None if checkpoint else outputs
 
 
-def _size(problem: Problem, few: Batch) -> int:
-    """Of all results where the module is asked; 0 where it cannot be, and the product will say why."""
+def _without_kernels(
+    problem: Problem, sample: Batch, functions: list[str] | None = None, *, why: str = ""
+) -> ValidatedModel:
+    """Validate a model that runs without our kernels.
+
+    Args:
+        problem: Whose model is meant.
+        few: A few positions.
+        functions: Custom ones in its graph; None if no graph was made.
+        why: Reason for running without kernels.
+    """
+    derivatives = compare_derivatives(problem, sample, functions)
+    return ValidatedModel(
+        None, None, _entry_bytes(problem, sample, _size(problem, sample)), why=why, derivatives=derivatives
+    )
+
+
+def _size(problem: Problem, sample: Batch) -> int:
+    """Return the size of all results of a reference pass; 0 if it fails (the product raises the reason)."""
     try:
-        return result_bytes(partial(reference, problem, few), views=False)[1]
+        return result_bytes(partial(reference, problem, sample), views=False)[1]
     except Exception:  # whatever a module raises
         return 0
 
 
-def _widened_bytes(model: Model) -> int:
-    """Of the wide weights that a pass makes where they are kept in half precision, whatever the data."""
-    if model.widening is None:
-        return 0
-    return sum(p.numel() * model.dtype.itemsize for p in model.parameters() if p.dtype != model.dtype)
+def _entry_bytes(problem: Problem, sample: Batch, size: int) -> float:
+    """Bytes of all results of a pass for each entry of the data, of `size` bytes on a few positions.
+
+    The wide weights that a pass makes of weights in half precision do not grow with the data.
+    """
+    model, wide = problem.model, 0
+    if model.widening is not None:
+        wide = sum(p.numel() * model.dtype.itemsize for p in model.parameters() if p.dtype != model.dtype)
+    return max(size - wide, 0) / num_entries(sample)
 
 
 def num_entries(batch: Batch) -> int:
-    """Of the largest tensor of a batch."""
+    """Number of entries of the largest tensor of a batch."""
     return max(t.numel() for t in batch.tensors())
 
 
@@ -209,28 +246,30 @@ def _direction(problem: Problem) -> dict[str, Tensor]:
 
 
 def _groups(problem: Problem) -> list[tuple[str, ...]]:
-    """Names of parameters: all, or of a large model some at a time, of which products take little memory."""
+    """Return groups of parameter names: one group, or several for a large model, to limit memory."""
     sizes = {n: p.numel() * torch.finfo(problem.dtype).bits // 8 for n, p in problem.model.named_parameters()}
-    most = max(LARGE, sum(sizes.values()) // 4)
-    found, held = [[]], 0
+    limit = max(LARGE_VECTOR, sum(sizes.values()) // 4)
+    groups, group_size = [[]], 0
     for name, size in sizes.items():
-        if found[-1] and held + size > most:
-            found.append([])
-            held = 0
-        found[-1].append(name)
-        held += size
-    return [tuple(names) for names in found]
+        if groups[-1] and group_size + size > limit:
+            groups.append([])
+            group_size = 0
+        groups[-1].append(name)
+        group_size += size
+    return [tuple(names) for names in groups]
 
 
 class _Products:
-    """H v on a few positions: some parameters' rows at a time, of one graph."""
+    """H v on a few positions, some rows at a time, from one graph."""
 
-    def __init__(self, problem: Problem, few: Batch, runner: Runner, v: Tree):
+    def __init__(self, problem: Problem, sample: Batch, runner: Runner, v: Tree):
         self._v, names = list(v.values()), tuple(v)
         self.functions: list[str] = []
         with differentiating():
-            how = (problem, runner, few, "hessian")
-            self._graph = batch_products.gradient_graph(*how, names, names, twins=False, look=self._note)
+            arguments = (problem, runner, sample, "hessian")
+            self._graph = batch_products.gradient_graph(
+                *arguments, names, names, twins=False, observe=self._note
+            )
 
     def _note(self, s: Tensor) -> None:
         self.functions = custom_functions(s)
@@ -239,39 +278,39 @@ class _Products:
         """The named rows, one after the other; those that are zero may be missing."""
         into = [self._graph.leaves[name] for name in names]
         with differentiating():
-            pull_each(self._graph.first, self._v, into, 1, lambda number, x: receive(names[number], x))
+            ReversePass(self._graph.first, names, into)(self._v, 1, receive)
 
     def of(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The named rows, (1, *shape) each."""
-        found: dict[str, Tensor] = {}
-        self.hand_over(names, found.__setitem__)
-        return found
+        rows: dict[str, Tensor] = {}
+        self.hand_over(names, rows.__setitem__)
+        return rows
 
 
-class _Gap:
-    """‖ours − theirs‖ / ‖theirs‖ over parameters, as they come; a missing one is zero."""
+class _RelativeError:
+    """‖actual − expected‖ / ‖expected‖, accumulated over parameters; a missing one is zero."""
 
     def __init__(self) -> None:
         self._gap, self._size = 0.0, 0.0  # squares
 
-    def add(self, ours: _Products, names: Sequence[str], theirs: Tree) -> None:
-        """The named rows of ours, against theirs."""
-        seen: set[str] = set()
+    def add(self, actual: _Products, names: Sequence[str], expected: Tree) -> None:
+        """Add the named rows of both products."""
+        names_seen: set[str] = set()
 
         def compare(name: str, x: Tensor) -> None:
-            seen.add(name)
-            gaps = (_square(a if b is None else a.to(b) - b) for a, b in _parts(x, theirs.get(name)))
+            names_seen.add(name)
+            gaps = (_square(a if b is None else a.to(b) - b) for a, b in _parts(x, expected.get(name)))
             self._gap += float(sum(gaps))
 
-        ours.hand_over(names, compare)
-        lengths = {name: float(_square(y)) for name, y in theirs.items()}
-        self._gap += sum(length for name, length in lengths.items() if name not in seen)
+        actual.hand_over(names, compare)
+        lengths = {name: float(_square(y)) for name, y in expected.items()}
+        self._gap += sum(length for name, length in lengths.items() if name not in names_seen)
         self._size += sum(lengths.values())
 
     def measured(
         self, spread: Spread | None = None, device: torch.device | None = None
     ) -> tuple[float, float]:
-        """It, and ‖theirs‖; on all ranks that have pieces."""
+        """Return the relative error, and ‖expected‖, over all ranks."""
         squares = torch.tensor([self._gap, self._size], dtype=torch.float64)
         if spread is not None:
             squares = spread.added(squares.to(device))
@@ -280,10 +319,10 @@ class _Gap:
 
 
 def _parts(x: Tensor, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Parts of both, so that no difference is as large as they are."""
+    """Split both tensors into parts, to limit the memory of their difference."""
     step = WIDE_PART if x.is_cuda else PART
-    others = (None,) * -(-x.numel() // step) if y is None else y.flatten().split(step)
-    return zip(x.flatten().split(step), others, strict=True)
+    other_parts = (None,) * -(-x.numel() // step) if y is None else y.flatten().split(step)
+    return zip(x.flatten().split(step), other_parts, strict=True)
 
 
 def _square(x: Tensor) -> Tensor:
@@ -291,19 +330,20 @@ def _square(x: Tensor) -> Tensor:
 
 
 def _compare(
-    problem: Problem, few: Batch, v: Tree, error: float, theirs: Tree | None, *, checkpoint: bool
+    problem: Problem, sample: Batch, v: Tree, error: float, expected: Tree | None, *, checkpoint: bool
 ) -> None:
-    """Raise unless both products are the same up to rounding."""
+    """Raise unless both products agree up to rounding."""
     tolerance = TOLERANCE.get(problem.dtype, 0.1)
-    if problem.dtype == torch.float32 and (theirs is None or not _can_be_copied(problem.model)):
-        tolerance = UNKNOWN
+    if problem.dtype == torch.float32 and (expected is None or not _can_be_copied(problem.model)):
+        tolerance = TOLERANCE_WITHOUT_ROUNDING
     if problem.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
         tolerance = max(tolerance, 0.05)
-    if not error <= tolerance and not error <= 10 * _rounding(problem, few, v, theirs):
-        refuse_random(problem, few)
-        refuse_other(problem, few)
+    if not error <= tolerance and not error <= 10 * _rounding(problem, sample, v, expected):
+        refuse_random(problem, sample)
+        check_plain_form(problem, sample)
         raise CurvescopeError(
-            f"the fast engine and autograd disagree on {problem.model.name} by {error:.1e} of the product",
+            f"for {problem.model.name}, products of the fast engine and of autograd differ by {error:.1e} "
+            f"(relative)",
             hint="use engine='autograd'" + (" and checkpoint=False" if checkpoint else ""),
         )
 
@@ -312,44 +352,39 @@ def _can_be_copied(model: Model) -> bool:
     return model.spread is None and model.widening is None
 
 
-def _rounding(problem: Problem, few: Batch, v: Tree, theirs: Tree | None) -> float:
-    """How far autograd itself is from its product in float64; 0 where that would take a large copy."""
-    model = problem.model
-    if theirs is None or not _can_be_copied(model):
+def _rounding(problem: Problem, sample: Batch, v: Tree, expected: Tree | None) -> float:
+    """Rounding error of autograd itself against its product in float64; 0 if that would need a large copy."""
+    if expected is None or not _can_be_copied(problem.model):
         return 0.0
-    wide = replace(model, module=copy.deepcopy(model.module).double())
-    point = {name: p.double() for name, p in problem.point.items()}
-    double = Problem(wide, [few], problem.loss, params="*").at(point)
-    (batch,) = double.placed_batches("check of the engine")
-    exact, gap = _Products(double, batch, PlainRunner(double), {n: t.double() for n, t in v.items()}), _Gap()
-    gap.add(exact, tuple(v), theirs)
+    double, batch = double_copy(problem, sample)
+    exact, gap = (
+        _Products(double, batch, Runner(double), {n: t.double() for n, t in v.items()}),
+        _RelativeError(),
+    )
+    gap.add(exact, tuple(v), expected)
     return gap.measured()[0]
 
 
-def refuse_other(problem: Problem, few: Batch) -> None:
-    """Raise where the module gives something else in its plain form than when its user calls it."""
+def check_plain_form(problem: Problem, sample: Batch) -> None:
+    """Raise if the module with eager attention has other outputs than when its user calls it."""
     with PlainAttention():
-        theirs = reference(problem, few).outputs
-    if near(PlainRunner(problem), few, theirs):
+        expected = reference(problem, sample).outputs
+    if outputs_agree(Runner(problem), sample, expected):
         return
     raise CurvescopeError(
-        f"{problem.model.name} gives other outputs when it is called as it is than with attention and "
-        "options that can be differentiated twice",
-        hint="call it so that eager attention and use_cache=False change nothing, and compare",
+        f"{problem.model.name} has other outputs with attention and options that can be differentiated "
+        f"twice than with its own",
+        hint="call it with eager attention and use_cache=False, and compare the outputs",
     )
 
 
 @torch.no_grad()
-def near(runner: Runner, few: Batch, theirs: Tensor) -> bool:
-    """Whether outputs are the same up to what another order of operations may change; in any precision."""
-    ours = runner.outputs(few, {}, second_order=False, lazy=False)
-    assert isinstance(ours, Tensor)
-    return _near(ours, theirs)
-
-
-def _near(ours: Tensor, theirs: Tensor) -> bool:
-    finite = theirs.isfinite()
+def outputs_agree(runner: Runner, sample: Batch, expected: Tensor, actual: Tensor | None = None) -> bool:
+    """Return True if outputs agree up to rounding."""
+    if actual is None:
+        actual = batch_products.required(runner.outputs(sample, {}, second_order=False, lazy=False))
+    finite = expected.isfinite()
     if not bool(finite.any()):
-        return True  # the product will say so
-    scale = max(float(theirs[finite].abs().max()), 1e-30)
-    return float((ours - theirs)[finite].abs().max()) <= rounding(theirs) * scale
+        return True  # the product itself raises
+    scale = max(float(expected[finite].abs().max()), 1e-30)
+    return float((actual - expected)[finite].abs().max()) <= rounding(expected) * scale

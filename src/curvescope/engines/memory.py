@@ -1,4 +1,4 @@
-"""How many columns of a product to treat at once: what fits into memory, and what pays."""
+"""Number of columns per product, limited by memory and by what makes products faster."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.numbers import data_size, plural
+from curvescope.core.number_format import data_size, plural
 from curvescope.core.tensors import free_bytes
 from curvescope.data.batches import Batch
-from curvescope.models.running.held import DispatchMode
+from curvescope.models.running.aliased_parameters import DispatchMode
 from curvescope.problem import Problem
 
 T = TypeVar("T")
 SHARE_OF_FREE_MEMORY = 0.25
-ROOM = 0.8  # of the free memory that a batch should take at most
+BATCH_SHARE = 0.8  # largest share of the free memory for a batch
 RESULTS_PER_COLUMN = 6  # a direction's intermediates, in units of the forward pass's results
 # Batching directions pays while each is too small to fill the processor. On a CPU with two cores, products
 # of a model whose forward pass makes 0.1 MB are ten times faster batched, with 20 MB they are slower. So are
@@ -27,7 +27,7 @@ CPU_GROUP_BYTES = 8 * 2**20
 
 
 class _CountBytes(DispatchMode):
-    """Adds up the size of everything the operations inside return, and of what of it is no view."""
+    """Mode that sums the sizes of all results of operations inside, and of those that are not views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,18 +49,18 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _own_bytes(tensor: Tensor) -> int:
-    """Size of a tensor's entries; of a sparse one those that are not zero."""
+    """Return the size of a tensor's entries; for a sparse tensor, of its nonzero entries."""
     if tensor.layout != torch.strided:
         return tensor._nnz() * tensor.element_size()
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def result_bytes(call: Callable[[], T], *, views: bool = True) -> tuple[T, int]:
-    """What a call returns, such as a forward pass, and the size of all intermediate results.
+    """Return the result of a call, such as a forward pass, and the size of all intermediate results.
 
     Args:
-        views: whether those count that lie in the memory of others. Weights are transposed for every pass:
-            on a few positions that would be the most of it, and no graph takes it.
+        views: Count views, too. On a few positions these are mostly transposed weights, which no graph
+            stores.
     """
     with torch.no_grad(), _CountBytes() as count:
         found = call()
@@ -68,12 +68,12 @@ def result_bytes(call: Callable[[], T], *, views: bool = True) -> tuple[T, int]:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, of a GPU or of the machine."""
+    """Return True if an error means that a GPU or the machine ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def directions_per_pass(problem: Problem, results: int) -> int:
-    """Directions to send through one backward pass together; at least one.
+    """Return the number of directions per backward pass, at least one.
 
     Args:
         results: bytes of all intermediate results of one forward pass.
@@ -85,9 +85,8 @@ def directions_per_pass(problem: Problem, results: int) -> int:
 
 
 def columns_at_once(problem: Problem) -> int:
-    """Columns of which four copies (tangents, results, their sum) take a quarter of the free memory.
-
-    One, on a CPU, where a column alone is more than pays.
+    """Return the number of columns of which four copies (tangents, results, their sum) take a quarter of the
+    free memory; on a CPU, one if a column is too large for batching to pay.
     """
     column = problem.model.num_parameters * torch.finfo(problem.dtype).bits // 8
     if problem.device.type == "cpu" and column > CPU_GROUP_BYTES:
@@ -96,15 +95,15 @@ def columns_at_once(problem: Problem) -> int:
 
 
 def too_large(problem: Problem, batch: Batch, size: int, *, again: bool) -> CurvescopeError:
-    """What to do where one direction through a batch takes more memory than there is.
+    """Return the error for one direction through one batch that needs more memory than there is.
 
     Args:
         size: bytes of its graph, as expected.
-        again: whether layers are computed again already.
+        again: True if layers are already recomputed.
     """
     free, count = free_bytes(problem.device), batch.num_sequences
-    fits = min(int(ROOM * free / size * count) if size else count, count // 2)
-    hint = "" if again else "checkpoint=True computes layers again instead of keeping them"
+    fits = min(int(BATCH_SHARE * free / size * count) if size else count, count // 2)
+    hint = "" if again else "checkpoint=True recomputes layers instead of storing them"
     if fits:
         smaller = f"batches of {fits} should fit (batch_size={fits})"
         hint = f"{smaller}; {hint}" if hint else smaller

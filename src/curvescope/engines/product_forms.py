@@ -1,7 +1,7 @@
 """Forms of products: what a curvature operator asks its engine to sum over the batches.
 
-A form is a value. `apply` computes its product on one batch, with what the engine has cached for that batch,
-and hands the result over parameter by parameter.
+`apply` computes the product on one batch, using the engine's cache, and passes on the result parameter by
+parameter.
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ from torch import Tensor
 from curvescope.data.batches import Batch
 from curvescope.engines import batch_products
 from curvescope.engines.batch_products import Names, required
-from curvescope.engines.vjp import Linearized, pull_each
+from curvescope.engines.vjp import Linearized, Receive, ReversePass
 from curvescope.losses.base import Part
 
 if TYPE_CHECKING:
     from curvescope.engines.engine import Engine
 
 Tree = dict[str, Tensor]
-Receive = Callable[[str, Tensor], object]
-"""Takes a parameter's name and its result (k, *shape)."""
 Middle = Callable[[int, Batch, Tensor, Tensor], Tensor]
 """M u for a batch and its number, the outputs z, and u of shape (k, *z.shape)."""
 
 
 class ProductForm(ABC):
-    """What is computed of every batch."""
+    """Computation that a product applies to every batch."""
 
     @abstractmethod
     def apply(
@@ -45,8 +43,8 @@ class ProductForm(ABC):
             batch: A placed one.
             rows: Parameters that results are wanted for.
             tangents: {parameter: (k, *shape)}, k directions at once.
-            receive: Takes each result, and is done with its memory when it returns. A parameter that the
-                result does not depend on may be missing; what comes twice is to be added.
+            receive: Takes each result and must copy it, because the buffer is reused. Parameters with a zero
+                result may be missing; results with the same name must be added.
         """
 
 
@@ -62,8 +60,8 @@ class SecondDerivative(ProductForm):
     ) -> None:
         engine.refuse_wrong(second=True)
         columns = tuple(tangents)
-        how = engine.problem, engine.runner, batch, self.part, rows, columns
-        build = partial(batch_products.second_derivative, *how)
+        arguments = engine.problem, engine.runner, batch, self.part, rows, columns
+        build = partial(batch_products.second_derivative, *arguments)
         engine.cached_product((index, self.part, rows, columns), build, batch, tangents, receive)
 
 
@@ -91,13 +89,12 @@ class Sandwich(ProductForm):
         self, engine: Engine, index: int, batch: Batch, rows: Names, tangents: Tree, receive: Receive
     ) -> None:
         columns, group = tuple(tangents), engine.caching.directions(batch, tangents)
-        how = engine.problem, engine.runner, batch, rows, columns
-        build = partial(batch_products.linearized, *how, lazy=False)
+        arguments = engine.problem, engine.runner, batch, rows, columns
+        build = partial(batch_products.linearized, *arguments, lazy=False)
         graph: Linearized = engine.caching.graph((index, "sandwich", rows, columns), build, batch)
         (z,), (Jv,) = graph.outputs, graph.push(list(tangents.values()), group)
-        into = [graph.leaves[name] for name in rows]
-        pulled = self.middle(index, batch, required(z).detach(), Jv)
-        pull_each([z], [pulled], into, group, lambda number, x: receive(rows[number], x))
+        back = ReversePass([z], rows, [graph.leaves[name] for name in rows])
+        back([self.middle(index, batch, required(z).detach(), Jv)], group, receive)
 
 
 @final
@@ -110,6 +107,6 @@ class SourceTerm(ProductForm):
     def apply(
         self, engine: Engine, index: int, batch: Batch, rows: Names, tangents: Tree, receive: Receive
     ) -> None:
-        found = engine.sources(index, batch, rows, tangents, [self.source])
-        for name, x in found[self.source].items():
+        results = engine.sources(index, batch, rows, tangents, [self.source])
+        for name, x in results[self.source].items():
             receive(name, x)

@@ -1,9 +1,9 @@
-"""Numbers in tensors, summed up so that a change of any of them is noticed, however it was written.
+"""Digests of tensors that change if any entry changes, however it was written.
 
 Autograd counts the writes it sees; `tensor.data`, NumPy and other processes write past it. Reading everything
-once is cheap beside a product. Small tensors are kept as they are. Of a large one two things are: the sums of
-its bits as whole numbers, modulo 2⁶⁴, which no change of a single entry leaves alone; and its rows' products
-with random weights, which notice what such sums do not (entries that change places, signs in pairs).
+once is cheap beside a product. Small tensors are copied. For large ones the digest has two parts: the sum of
+the bits as integers modulo 2⁶⁴, which changes with any single entry; and products of the rows with random
+weights, which detect other changes (swapped entries, pairs of signs).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SMALL = 4096  # entries
 ROW = 2**14  # entries of a row at most
 SHORT = 64  # entries of a row below which the digest would be as long as the tensor
 COPIED = 2**22  # entries that are copied at once to a type that sums well
-CUT = 2**10  # entries of the rows that are cut from a tensor without rows of such lengths
+CUT_ROW = 2**10  # entries of the rows that are cut from a tensor without rows of such lengths
 
 
 @torch.no_grad()
 def digest(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """A few tensors that are equal, bit for bit, while the given ones are."""
+    """Return a few tensors that stay equal, bit for bit, as long as the given ones do."""
     small: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     large: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for t in tensors:
@@ -37,14 +37,14 @@ def digest(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
         else:
             for part in (_bits(t), _projections(t)):
                 large.setdefault((part.device, part.dtype), []).append(part)
-    return tuple(torch.cat(some) for group in (small, large) for some in group.values())
+    return tuple(torch.cat(parts) for group in (small, large) for parts in group.values())
 
 
-def same(now: tuple[Tensor, ...], then: tuple[Tensor, ...]) -> bool:
-    """Whether two digests are of the same numbers; undefined ones count as equal to themselves."""
-    return len(now) == len(then) and all(
+def same(current: tuple[Tensor, ...], before: tuple[Tensor, ...]) -> bool:
+    """Return True if two digests are of the same numbers; undefined ones count as equal to themselves."""
+    return len(current) == len(before) and all(
         a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and _equal(a, b)
-        for a, b in zip(now, then, strict=True)
+        for a, b in zip(current, before, strict=True)
     )
 
 
@@ -57,15 +57,15 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 def _bits(t: Tensor) -> Tensor:
     """The sum of the bits, 8 bytes to a word, and the bytes that are left."""
     flat = t.contiguous().view(-1)
-    count, left = divmod(flat.numel() * flat.element_size(), 8)
-    if not left and not flat.storage_offset() * flat.element_size() % 8:
+    count, num_left = divmod(flat.numel() * flat.element_size(), 8)
+    if not num_left and not flat.storage_offset() * flat.element_size() % 8:
         return flat.view(torch.int64).sum().view(1)
     data = flat.clone().view(torch.uint8)
     return torch.cat([data[: 8 * count].view(torch.int64).sum().view(1), data[8 * count :].to(torch.int64)])
 
 
 def _projections(t: Tensor) -> Tensor:
-    """Every row times random weights in (1/2, 3/2): whole numbers in float64, halves in float32, by rows.
+    """Multiply every row by random weights in (1/2, 3/2): integers in float64, halves in float32, row by row.
 
     A sum in half precision would be too rough to tell near entries apart.
     """
@@ -73,8 +73,8 @@ def _projections(t: Tensor) -> Tensor:
     if SHORT <= rows.shape[1] <= ROW:
         return _weighted(rows)
     flat = t.contiguous().view(-1)
-    whole = flat.numel() // CUT * CUT
-    return torch.cat([_weighted(flat[:whole].view(-1, CUT)), _weighted(flat[whole:].view(1, -1))])
+    whole = flat.numel() // CUT_ROW * CUT_ROW
+    return torch.cat([_weighted(flat[:whole].view(-1, CUT_ROW)), _weighted(flat[whole:].view(1, -1))])
 
 
 def _weighted(rows: Tensor) -> Tensor:
@@ -92,10 +92,22 @@ def _weights(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 @torch.no_grad()
 def weighted_sum(t: Tensor) -> Tensor:
-    """wᵀ T r for the rows T of a tensor: no two entries have the same weight, so none swap unseen."""
+    """Return wᵀ T r for the rows T of a tensor; all entries have different weights, so swaps are detected."""
     rows = t.reshape(-1, t.shape[-1]) if t.dim() and t.numel() else t.reshape(1, -1)
     left, right = (_fixed_weights(n, t.device, t.dtype) for n in rows.shape)
     return left @ (rows @ right)
+
+
+@torch.no_grad()
+def sums(t: Tensor) -> Tensor:
+    """The weighted sum of a tensor, and that of its absolute values: (2,)."""
+    return torch.stack([weighted_sum(t), t.abs().sum()])
+
+
+def same_sums(current: Tensor, before: Tensor, tolerance: float) -> Tensor:
+    """Compare rows of `sums` up to rounding, relative to the absolute values; undefined values are equal."""
+    close = (current - before).abs() <= tolerance * before[:, 1:]
+    return close | (current == before) | (current.isnan() & before.isnan())
 
 
 @lru_cache(maxsize=64)

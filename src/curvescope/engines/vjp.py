@@ -1,4 +1,4 @@
-"""Reverse passes through a graph that is kept: Jᵀu, J v, and the derivative of a gradient.
+"""Reverse passes through a stored graph: Jᵀu, J v, and the derivative of a gradient.
 
 Forward modes are avoided on purpose: reverse-over-forward is silently wrong through `F.layer_norm`, and
 several fused operations have no forward rule. J v comes from two reverse passes: Jᵀu is linear
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,14 @@ from curvescope.core.tensors import once_differentiable_node, take_each
 from curvescope.models.running.eager import gradient_edge, without_tensor_hooks
 
 Source = Tensor | GradientEdge
-"""What is differentiated: a tensor, or its place in the graph once its numbers are not needed."""
-Receive = Callable[[int, Tensor], object]
-"""Takes the number of a leaf and its result (k, *shape), whose memory is another's when it returns."""
+"""Source of a reverse pass: a tensor, or its graph edge if its values are not needed."""
+Receive = Callable[[str, Tensor], object]
+"""Function of the name of a leaf and its result (k, *shape), which it must copy: the buffer is reused."""
 
 
 @dataclass(frozen=True)
 class Linearized:
-    """Outputs, and Jᵀu as a function of cotangents u: one tensor z, or what a linear head makes it from."""
+    """Outputs, and Jᵀu as a function of cotangents u: one tensor z, or the inputs of a linear head."""
 
     leaves: Mapping[str, Tensor]
     outputs: tuple[Tensor | None, ...]
@@ -39,11 +39,11 @@ class Linearized:
     def push(self, tangents: Sequence[Tensor], group: int) -> tuple[Tensor, ...]:
         """J v for k tangents, for every output that is there: (k, *shape)."""
         k = tangents[0].shape[0]
-        moved = iter(pull(self.pulled, tangents, [u for u in self.cotangents if u is not None], group))
-        found = [None if u is None else next(moved) for u in self.cotangents]
+        results = iter(pull(self.pulled, tangents, [u for u in self.cotangents if u is not None], group))
+        tangents_out = [None if u is None else next(results) for u in self.cotangents]
         return tuple(
             x.new_zeros(k, *x.shape) if Jv is None else Jv
-            for x, Jv in zip(self.outputs, found, strict=True)
+            for x, Jv in zip(self.outputs, tangents_out, strict=True)
             if x is not None
         )
 
@@ -56,10 +56,10 @@ def linearize(
     for x in moving:
         refuse_once_differentiable(x)
     u = {id(x): torch.zeros_like(x, requires_grad=True) for x in moving}
-    wanted = [leaves[name] for name in columns]
-    pulled: Sequence[Source | None] = [None] * len(wanted)
-    if moving and wanted:
-        pulled = _derivative_edges(moving, wanted, [u[id(x)] for x in moving])
+    inputs = [leaves[name] for name in columns]
+    pulled: Sequence[Source | None] = [None] * len(inputs)
+    if moving and inputs:
+        pulled = _derivative_edges(moving, inputs, [u[id(x)] for x in moving])
     return Linearized(leaves, outputs, tuple(u.get(id(x)) for x in outputs), pulled)
 
 
@@ -73,7 +73,7 @@ def gradient(s: Tensor, wanted: list[Tensor]) -> Sequence[Tensor | None]:
 
 
 def gradient_edges(s: Tensor, wanted: list[Tensor]) -> Sequence[GradientEdge | None]:
-    """As `gradient`, but where the derivatives lie in the graph: no number of them is kept."""
+    """Return the graph edges of the derivatives, like `gradient`, without keeping any of their values."""
     if not s.requires_grad:
         return [None] * len(wanted)
     refuse_once_differentiable(s)
@@ -83,25 +83,25 @@ def gradient_edges(s: Tensor, wanted: list[Tensor]) -> Sequence[GradientEdge | N
 def _derivative_edges(
     ends: list[Tensor], wanted: list[Tensor], cotangents: list[Tensor] | None
 ) -> list[GradientEdge | None]:
-    """Where the derivatives in the wanted leaves lie in a graph that is built here.
+    """Build a graph of the derivatives in the wanted leaves, and return the edges where they appear.
 
-    Their numbers are let go one by one, as soon as they are made: together they are a vector of the size of
-    all parameters. Not those of the module's own parameters, which may have hooks of their user's.
+    The values are freed one by one, because together they are as large as all parameters. Values for the
+    module's own parameters are not freed, because these may have the user's hooks.
     """
     if not _are_ours(wanted) or not all(leaf.is_leaf for leaf in wanted):
         with without_tensor_hooks(wanted):
             return edges(torch.autograd.grad(ends, wanted, cotangents, create_graph=True, allow_unused=True))
-    found: list[GradientEdge | None] = [None] * len(wanted)
+    edges_: list[GradientEdge | None] = [None] * len(wanted)
 
     def note(number: int, derivative: Tensor) -> None:
-        found[number] = _edge(derivative)
+        edges_[number] = _edge(derivative)
 
     take_each(ends, wanted, note, cotangents=cotangents, create_graph=True)
-    return found
+    return edges_
 
 
 def _are_ours(leaves: Sequence[Tensor]) -> bool:
-    """Whether each is there once, and none is the module's own, which may have hooks of its user's."""
+    """Return True if each is there once, and none is the module's own, which may have hooks of its user's."""
     return len({id(leaf) for leaf in leaves}) == len(leaves) and not any(
         isinstance(leaf, nn.Parameter) for leaf in leaves
     )
@@ -125,62 +125,80 @@ def pull(
     group: int,
 ) -> Sequence[Tensor | None]:
     """Σ_s cᵀ_s ∂source_s/∂leaf for each leaf and k cotangents c, `group` at a time: (k, *shape) each."""
+    return _pull(edges(sources), cotangents, list(into), group)
+
+
+@final
+class ReversePass:
+    """Reverse passes from fixed sources into fixed leaves, for any cotangents.
+
+    Args:
+        sources: Tensors that are differentiated; their values are not stored.
+        names: Names of the leaves. A name may occur twice: its results must be added.
+        leaves: Tensors to differentiate in.
+    """
+
+    def __init__(self, sources: Sequence[Source | None], names: Sequence[str], leaves: Sequence[Tensor]):
+        self._sources, self._names, self._leaves = edges(sources), names, list(leaves)
+        self._ours = _are_ours(leaves)
+
+    def __call__(self, cotangents: Sequence[Tensor | None], group: int, receive: Receive) -> None:
+        """Hand over Σ_s cᵀ_s ∂source_s/∂leaf for k cotangents c, each leaf's as soon as it is whole.
+
+        For a single cotangent, no more than one result is in memory at a time. Leaves that are the module's
+        own parameters are left alone: their user may have put gradients and hooks on them.
+        """
+        if not self._ours or any(c is not None and len(c) != 1 for c in cotangents):
+            gradients = _pull(self._sources, cotangents, self._leaves, group)
+            for name, x in zip(self._names, gradients, strict=True):
+                if x is not None:
+                    receive(name, x)
+            return
+        outputs, given = _paired(self._sources, cotangents)
+        if not outputs:
+            return
+
+        def hand_over(name: str, leaf: Tensor) -> None:
+            if leaf.grad is not None:  # it may be undefined, which is zero
+                receive(name, leaf.grad[None])
+                leaf.grad = None
+
+        named = zip(self._names, self._leaves, strict=True)
+        hooks = [leaf.register_post_accumulate_grad_hook(partial(hand_over, name)) for name, leaf in named]
+        try:
+            with _second_derivatives():
+                torch.autograd.backward(
+                    outputs, [c[0] for c in given], retain_graph=True, inputs=self._leaves
+                )
+        finally:
+            for hook, leaf in zip(hooks, self._leaves, strict=True):
+                hook.remove()
+                leaf.grad = None
+
+
+def _pull(
+    sources: Sequence[GradientEdge | None],
+    cotangents: Sequence[Tensor | None],
+    into: list[Tensor],
+    group: int,
+) -> Sequence[Tensor | None]:
     outputs, given = _paired(sources, cotangents)
     if not given or not given[0].shape[0]:
         return [None] * len(into)
     parts = []
     for start in range(0, given[0].shape[0], group):
-        parts.append(_grad(outputs, list(into), [c[start : start + group] for c in given]))
+        parts.append(_grad(outputs, into, [c[start : start + group] for c in given]))
     if len(parts) == 1:
         return parts[0]
     return [None if part[0] is None else torch.cat(part) for part in zip(*parts, strict=True)]
 
 
-def pull_each(
-    sources: Sequence[Source | None],
-    cotangents: Sequence[Tensor | None],
-    into: Sequence[Tensor],
-    group: int,
-    receive: Receive,
-) -> None:
-    """As `pull`, but each leaf's result is handed over as soon as it is whole.
-
-    Of one direction no more than one result is in memory at a time. Leaves that are the module's own
-    parameters are left alone: they may have gradients and hooks of their user's.
-    """
-    outputs, given = _paired(sources, cotangents)
-    if not given or given[0].shape[0] != 1 or not _are_ours(into):
-        for number, found in enumerate(pull(sources, cotangents, into, group)):
-            if found is not None:
-                receive(number, found)
-        return
-    hooks = [
-        leaf.register_post_accumulate_grad_hook(partial(_hand_over, receive, number))
-        for number, leaf in enumerate(into)
-    ]
-    try:
-        with _second_derivatives():
-            torch.autograd.backward(outputs, [c[0] for c in given], retain_graph=True, inputs=list(into))
-    finally:
-        for hook, leaf in zip(hooks, into, strict=True):
-            hook.remove()
-            leaf.grad = None
-
-
-def _hand_over(receive: Receive, number: int, leaf: Tensor) -> None:
-    if leaf.grad is not None:  # it may be undefined, which is zero
-        receive(number, leaf.grad[None])
-        leaf.grad = None
-
-
 def _paired(
-    sources: Sequence[Source | None], cotangents: Sequence[Tensor | None]
+    sources: Sequence[GradientEdge | None], cotangents: Sequence[Tensor | None]
 ) -> tuple[list[GradientEdge], list[Tensor]]:
-    """Where the sources lie that depend on something, with their cotangents."""
-    pairs = [
-        (at, c) for at, c in zip(edges(sources), cotangents, strict=True) if at is not None and c is not None
-    ]
-    return [at for at, _ in pairs], [c for _, c in pairs]
+    """The sources that depend on something, with their cotangents."""
+    pairs = [(s, c) for s, c in zip(sources, cotangents, strict=True) if s is not None and c is not None]
+    return [s for s, _ in pairs], [c for _, c in pairs]
 
 
 def _grad(outputs: list[GradientEdge], leaves: list[Tensor], directions: list[Tensor]) -> list[Tensor | None]:
@@ -192,26 +210,26 @@ def _grad(outputs: list[GradientEdge], leaves: list[Tensor], directions: list[Te
         except RuntimeError:
             pass  # an operation without a rule for batches; one by one gives the same numbers
     with _second_derivatives():
-        found = [_reverse(outputs, leaves, [d[j] for d in directions]) for j in range(k)]
+        gradients = [_reverse(outputs, leaves, [d[j] for d in directions]) for j in range(k)]
     if k == 1:
-        return [None if part is None else part[None] for part in found[0]]
-    return [None if part[0] is None else torch.stack(part) for part in zip(*found, strict=True)]
+        return [None if part is None else part[None] for part in gradients[0]]
+    return [None if part[0] is None else torch.stack(part) for part in zip(*gradients, strict=True)]
 
 
 @contextmanager
 def _second_derivatives() -> Iterator[None]:
-    """An operation that has only a first derivative is named."""
+    """Convert an error of an operation without a second derivative into a UsageError."""
     try:
         yield
     except RuntimeError as error:
         if "derivative" not in str(error) or "not implemented" not in str(error):
             raise
-        said = str(error).splitlines()[0]
+        message = str(error).splitlines()[0]
         raise CurvescopeError(
-            f"the module uses an operation without a second derivative: {said}",
+            f"the module uses an operation without a second derivative: {message}",
             hint="switch it to plain attention, e.g. attn_implementation='eager'"
-            if "attention" in said
-            else "write that operation out in others that have one",
+            if "attention" in message
+            else "write that operation in terms of twice-differentiable operations",
         ) from error
 
 
@@ -225,7 +243,7 @@ def _reverse(
 
 
 def refuse_once_differentiable(z: Tensor) -> None:
-    """Raise where z was made by a function marked @once_differentiable."""
+    """Raise if z was made by a function marked @once_differentiable."""
     node = once_differentiable_node(z)
     if node is not None:
         raise CurvescopeError(

@@ -38,7 +38,7 @@ from curvescope.geometry.embeddings import (
     extremes,
     token_scores,
 )
-from curvescope.geometry.factored import Factored
+from curvescope.geometry.low_rank import Factored
 from curvescope.geometry.probes import KeyProbe, LogitLens, ValueProbe, logit_lens, probe_keys, probe_values
 from curvescope.geometry.roles import norm_of
 from curvescope.geometry.sphere import (

@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.geometry.roles import Which, embedding, has_lens, norm_of
 from curvescope.geometry.sphere import Norm, NormKind
 from curvescope.geometry.vocabulary.names import names_of
 from curvescope.models.model import Model
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SETTINGS = ("Original", "Centered", "Scaled", "Centered & Scaled")
 LENGTHS = ("original", "scale", "bias", "bias_and_scale")
@@ -27,7 +24,7 @@ _CHUNK = 4096
 
 
 @dataclass(frozen=True)
-class Distances(Result):
+class Distances(Tabular):
     """Distance of four forms of the embedding to n(E): original, centered, scaled, centered and scaled.
 
     Centered is less the mean row, scaled is times √d over the mean length of the rows (before centering).
@@ -43,23 +40,19 @@ class Distances(Result):
     which: str  # input or output embedding
     norm: str  # kind of the norm
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per setting."""
-        import pandas as pd
-
-        return pd.DataFrame(
-            {
-                "setting": self.settings,
-                "mean_l2_distance": self.l2_mean,
-                "l2_std_dev": self.l2_std,
-                "mean_cosine_distance": self.cosine_mean,
-                "cosine_std_dev": self.cosine_std,
-            }
-        )
+        return {
+            "setting": self.settings,
+            "mean_l2_distance": self.l2_mean,
+            "l2_std_dev": self.l2_std,
+            "mean_cosine_distance": self.cosine_mean,
+            "cosine_std_dev": self.cosine_std,
+        }
 
 
 @dataclass(frozen=True)
-class TokenScores(Result):
+class TokenScores(Tabular):
     """Scores of every token, by name, for the rows e of an embedding and γ, β of a norm.
 
     original |e|; scale |γ ∘ e|; bias |e| + β·e; bias_and_scale |γ ∘ e| + β·e; max_logit and min_logit
@@ -75,15 +68,13 @@ class TokenScores(Result):
     which: str
     legacy: InitVar[object] = None  # of saved results, which may have it; says nothing
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per token."""
-        import pandas as pd
-
-        return pd.DataFrame({"id": self.ids, "text": self.text, "bytes": self.bytes, **self.scores})
+        return {"id": self.ids, "text": self.text, "bytes": self.bytes, **self.scores}
 
 
 @dataclass(frozen=True)
-class Extremes(Result):
+class Extremes(Tabular):
     """Top and bottom tokens by each score: rows Top 1 … k, then Bottom k … 1 for every setting."""
 
     setting: list[str]
@@ -95,19 +86,15 @@ class Extremes(Result):
     norm: str
     which: str
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per listed token."""
-        import pandas as pd
-
-        return pd.DataFrame(
-            {
-                "Position": self.position,
-                "Norm": self.score,
-                "String": self.text,
-                "Bytes": self.bytes,
-                "Setting": self.setting,
-            }
-        )
+        return {
+            "Position": self.position,
+            "Norm": self.score,
+            "String": self.text,
+            "Bytes": self.bytes,
+            "Setting": self.setting,
+        }
 
 
 def distances(
@@ -118,7 +105,7 @@ def distances(
     all_rows: bool = False,
     tokenizer: Any = None,
 ) -> Distances:
-    """How far four forms of the embedding E are from n(E), its rows on the sphere of a norm without γ, β.
+    """Distance of four forms of the embedding E from n(E), its rows on the sphere of a norm without γ, β.
 
     Args:
         which: input or output embedding.

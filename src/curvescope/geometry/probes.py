@@ -34,7 +34,9 @@ NUMBERS = ("scores", "cosine", "fraction", "z", "percentile")
 
 @dataclass(frozen=True, eq=False)
 class Probing:
-    """What a probe begins with: heads, tokens as the block meets them, words and random tokens among them."""
+    """Inputs of a probe: heads, and tokens as the block sees them, with words and random tokens among
+    them.
+    """
 
     layer: int
     own: list[Circuit]
@@ -48,12 +50,12 @@ class Probing:
 
     @property
     def rows(self) -> Reference:
-        """What attention reads of every token, as its heads expect it."""
+        """Rows that attention reads for every token, in the form its heads expect."""
         return self.tokens.reads(folded=self.own[0].folded)
 
     @property
     def head_notes(self) -> list[str]:
-        """What the matrices of the heads leave out."""
+        """Notes on what the matrices of the heads leave out."""
         return [note for note in self.own[0].note.split("; ") if note]
 
 
@@ -111,7 +113,7 @@ def _nearest(searches: list[Search], k: int) -> list[Tensor]:
 
 
 def above(v: Tensor, random: Tensor, at: Tensor, source: Reference) -> tuple[Tensor, Tensor]:
-    """How far the scores at `at` (n, k) are above those of random directions: z and percentile.
+    """Compare the scores at `at` (n, k) with those of random directions: z and percentile.
 
     The percentile counts scores that are equal to nine digits by half: the word itself may be drawn.
     """
@@ -230,7 +232,7 @@ def probe_keys(
 
 
 def _search(circuit: Circuit, rows: Reference, probing: Probing, offset: float, *, bias: bool) -> Search:
-    """What keys are, and the directions that words and random tokens look for among them.
+    """Search the keys for the directions of words and random tokens.
 
     With a norm on queries and keys, the search is among the normed keys of the head, h wide.
     """
@@ -298,7 +300,7 @@ OutputBias = Literal["sum", "every"]
 
 @dataclass(frozen=True)
 class ValueProbe(Result):
-    """What every word's value writes, read by the logit lens: head axis 0 … H − 1, then the layer's sum."""
+    """Tokens that every word's value writes, by the logit lens: head axis 0 … H − 1, then the layer's sum."""
 
     layer: int
     words: list[str]

@@ -36,7 +36,7 @@ class Projection(Result):
 
     @property
     def words(self) -> str:
-        """How the picture was made, for a caption."""
+        """Describe the projection for a caption."""
         if self.method == APART:
             return (
                 "UMAP (Euclidean, fitted on other points, raw embeddings, every group of points put into it "

@@ -1,4 +1,4 @@
-"""What geometry reads from a model, by role: weights, norms, embeddings, in float64 on the CPU."""
+"""Weights, norms and embeddings of a model by role, in float64 on the CPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def norm_of(model: Model, role: str) -> Norm:
 
 
 def _exists(model: Model, role: str) -> bool:
-    """Whether a norm without weights stands there, as in some zoo models and folded TransformerLens ones."""
+    """Return True if a norm without weights exists, as in some zoo models and folded TransformerLens
+    models.
+    """
     if model.facts.get("kind") not in ("transformer", "hooked_transformer") or norm_kind(model) == "none":
         return False
     num_layers, pre = model.facts["n_layers"], model.facts["norm"] == "pre"
@@ -74,7 +76,7 @@ def _eps(model: Model, role: str) -> float:
 
 
 def has_lens(model: Model) -> bool:
-    """Whether a norm stands before the unembedding, as in pre-norm language models."""
+    """Return True if a norm stands before the unembedding, as in pre-norm language models."""
     return model.facts.get("norm") == "pre" and ("ln_f.g" in model.blocks or _exists(model, "ln_f"))
 
 

@@ -1,4 +1,4 @@
-"""What a norm does to a stream: a projection, a sphere, an ellipsoid, and how weights absorb it.
+"""Geometry of a norm on a stream: a projection, a sphere, an ellipsoid, and how weights absorb it.
 
 With P = I − 1 1ᵀ/d for LayerNorm and P = I for RMSNorm,
 
@@ -142,7 +142,7 @@ def attainable(
 
 @dataclass(frozen=True)
 class Ellipsoid(Result):
-    """Where the outputs of a norm lie: center β, semi-axes √d × the non-zero singular values of Γ P.
+    """Ellipsoid of a norm's outputs: center β, semi-axes √d × the non-zero singular values of Γ P.
 
     Column j of `axes` is the direction of semi-axis j. For LayerNorm there are at most d − 1 of them and
     every point y has (y − center) · `normal` = 0, where `normal` is 1/γ (None where a γ is 0); for any γ

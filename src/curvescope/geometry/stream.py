@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvescope.models.capture.points import block_paths, norm_module
+from curvescope.models.capture.activation_points import block_paths, norm_module
 from curvescope.models.model import Model
-from curvescope.models.running.exchange import evaluating
+from curvescope.models.running.patching import evaluating
 from curvescope.models.zoo.transformer import Transformer
 
 Inputs = Tensor | Mapping[str, Tensor]
@@ -70,7 +70,7 @@ def stream(model: Model, inputs: Inputs) -> Stream:
 
 
 def _middle(model: Model, i: int) -> list[tuple[str, nn.Module, str]]:
-    """What to hook for the middle of block i: (place, module, input or output)."""
+    """Return the hook for the middle of block i: (place, module, input or output)."""
     second = norm_module(model, f"L{i}.ln2")
     sequential = not model.facts.get("parallel", False)
     if second is not None and sequential and model.facts.get("norm") == "pre":

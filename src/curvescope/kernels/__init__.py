@@ -1,1 +1,3 @@
-"""Tensor functions with fast first and second derivatives."""
+"""Tensor functions with fast first and second derivatives: attention, norms, activations, linear maps,
+cross-entropy.
+"""

@@ -1,10 +1,11 @@
-"""What makes a kernel quick to call: torch's own ways cost more than the arithmetic of a small model."""
+"""Fast calls of kernels, since torch's dispatch costs more than the arithmetic of a small model."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -13,13 +14,15 @@ from torch import Tensor, nn
 P = ParamSpec("P")
 R = TypeVar("R")
 PLAIN = (Tensor, nn.Parameter)
+IMPORTS_DYNAMO = "torch._dynamo" in torch._ops.HigherOrderOperator.__call__.__code__.co_names
+"""PyTorch 2.6 imports TorchDynamo at the first custom function in a transform, which fails without modes."""
 
 
 class Function(torch.autograd.Function):
-    """Torch's own, whose `forward` has its signature at hand.
+    """torch.autograd.Function with a cached signature of `forward`.
 
-    Torch asks Python for the signature at every call, in order to fill in defaults; without one at hand it is
-    put together anew each time.
+    Torch inspects the signature at every call to fill in defaults; without a cache Python builds it each
+    time.
     """
 
     def __init_subclass__(cls) -> None:
@@ -28,10 +31,10 @@ class Function(torch.autograd.Function):
         forward.__signature__ = inspect.signature(forward)
 
 
-def unseen(kernel: Callable[P, R]) -> Callable[P, R]:
-    """The kernel, whose operations modes such as `Substitute` do not see: none of them is theirs to change.
-
-    Every operation would be a call of Python for each mode. Tensors of other classes keep their ways.
+def hidden_from_modes(kernel: Callable[P, R]) -> Callable[P, R]:
+    """Hide the operations of a kernel from function modes such as `Substitute`, which have nothing to
+    replace there. Otherwise every operation would call Python once per mode. Tensor subclasses are not
+    affected.
     """
 
     @wraps(kernel)
@@ -39,6 +42,8 @@ def unseen(kernel: Callable[P, R]) -> Callable[P, R]:
         given = (*args, *kwargs.values())
         if any(isinstance(x, Tensor) and type(x) not in PLAIN for x in given):
             return kernel(*args, **kwargs)
+        if IMPORTS_DYNAMO and torch._C._are_functorch_transforms_active():
+            import_module("torch._dynamo")
         with torch._C.DisableTorchFunction():
             return kernel(*args, **kwargs)
 

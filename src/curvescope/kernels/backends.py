@@ -1,9 +1,9 @@
-"""What the kernels share: which code runs, whether a graph is being recorded, and several directions at once.
+"""Choice of the backend, detection of recorded graphs, and several directions at once.
 
 A second derivative is taken many times through one retained graph, one direction after the other or several
 at once: `torch.autograd.grad(…, is_grads_batched=True)` calls a backward with batched tensors of an older
-kind than those of torch.vmap. Neither kind can be given to a Triton kernel or written into, so the code here
-takes all directions on a leading axis k, and `launch` brings them there.
+kind than those of torch.vmap. Neither kind can be passed to a Triton kernel or modified in place. So kernels
+take all directions on a leading axis k, and `launch` moves them there.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Core = Callable[[Tensors, Tensors], Tensors]  # constants, directions (k, …) -
 
 _torch: Any = torch  # for names that torch does not declare
 DEEPEST = 64  # nesting of batched backwards
-_warned: set[str] = set()  # what the process has been warned of
+_warned: set[str] = set()  # warnings issued in this process
 _SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton can be imported; it is not a requirement."""
+    """Return True if Triton can be imported; it is not a requirement."""
     return find_spec("triton") is not None
 
 
 def use_triton(backend: str, *tensors: Tensor | None) -> bool:
-    """Whether these inputs go to Triton: on `auto`, if all are on CUDA in at most single precision."""
+    """Return True if these inputs go to Triton: on `auto`, if all are on CUDA in at most single precision."""
     if backend not in get_args(Backend):
         raise UsageError(f"expected a backend of {', '.join(get_args(Backend))}, got {backend!r}")
     if backend == "torch":
@@ -61,49 +61,51 @@ def use_triton(backend: str, *tensors: Tensor | None) -> bool:
 
 
 def interpreted() -> bool:
-    """Whether Triton runs in its interpreter, on any device."""
+    """Return True if Triton runs in its interpreter, on any device."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def recorded() -> bool:
-    """Whether somebody may differentiate what happens now: a graph is being built, or forward mode is on."""
+    """Return True if the current computation may be differentiated: a graph is built, or forward mode
+    is on.
+    """
     return torch.is_grad_enabled() or forward_mode()
 
 
 def forward_mode() -> bool:
-    """Whether forward-mode differentiation is on."""
+    """Return True if forward-mode differentiation is on."""
     return forward_ad._current_level >= 0
 
 
 def transformed() -> bool:
-    """Whether a transform of torch.func is active; a batched backward is one."""
+    """Return True if a transform of torch.func is active; a batched backward is one."""
     return _torch._C._are_functorch_transforms_active()
 
 
 def casting() -> bool:
-    """Whether autocast is on: types are then PyTorch's to choose, and the kernels are no part of it."""
+    """Return True if autocast is on; PyTorch then chooses the dtypes, and the kernels are not used."""
     return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 def on_device(t: Tensor) -> AbstractContextManager[Any]:
-    """Launches inside go to the device of t."""
+    """Launch kernels on the device of t inside the context."""
     return torch.cuda.device(t.device) if t.is_cuda else nullcontext()
 
 
 def num_programs(t: Tensor, rows: int) -> int:
-    """How many programs share the rows of t: four for each multiprocessor, one wave."""
+    """Number of programs that share the rows of t: four for each multiprocessor, one wave."""
     units = torch.cuda.get_device_properties(t.device).multi_processor_count if t.is_cuda else 2
     return max(1, min(rows, 4 * units))
 
 
 def launch(core: Core, constants: Tensors, directions: Tensors) -> Tensors:
-    """Call `core` for one direction, or for all of them at once where they are batched.
+    """Call `core` for one direction, or for all at once if they are batched.
 
     Args:
         core: Takes the constants, and the directions with a leading axis k; its outputs have that axis. It
-            gets plain tensors, is not differentiated, and may write into what it makes.
-        constants: What does not depend on the direction; an entry may be None.
-        directions: What does; an entry may be None, but not all of them.
+            gets plain tensors, is not differentiated, and may modify its own results in place.
+        constants: Tensors that do not depend on the direction; entries may be None.
+        directions: Directions; entries may be None, but not all of them.
     """
     if transformed():
         return _Launch.apply(core, len(constants), *constants, *directions)
@@ -116,12 +118,12 @@ def launch(core: Core, constants: Tensors, directions: Tensors) -> Tensors:
 
 
 def is_batched(t: Tensor | None) -> bool:
-    """Whether t belongs to a batched backward (`is_grads_batched`)."""
+    """Return True if t belongs to a batched backward (`is_grads_batched`)."""
     return t is not None and _torch._C._functorch.is_legacy_batchedtensor(t)
 
 
 def refuse_batched(t: Tensor) -> None:
-    """A batched backward cannot build a graph through Functions written in Python: it would be lost."""
+    """Raise for a batched backward that builds a graph: Python Functions would lose the graph."""
     if torch.is_grad_enabled() and is_batched(t):
         raise UsageError(
             "expected a backward with create_graph=True to take one cotangent, got a batch of them",
@@ -130,7 +132,7 @@ def refuse_batched(t: Tensor) -> None:
 
 
 def refuse_third() -> None:
-    """Two derivatives are what the kernels have: called where a third would be recorded, and so be wrong."""
+    """Raise if a third derivative would be recorded, because the kernels have only two."""
     if recorded() and not transformed():
         raise CurvescopeError(
             "a second derivative of these kernels was taken in order to differentiate it again",
@@ -188,10 +190,10 @@ def pushed(function: Callable[..., Any], args: Sequence[Tensor], tangents: Seque
 
 
 def level_of(t: Tensor) -> int:
-    """At which nesting of batched backwards t was batched.
+    """Nesting level of batched backward passes at which t was batched.
 
-    The tensor is asked, not the thread: on a GPU a backward runs in threads of autograd's own, which do not
-    know how deep their caller is.
+    The level is read from the tensor, not from the thread: on a GPU a backward runs in autograd's own
+    threads, which do not know the caller's level.
     """
     for level in range(1, DEEPEST + 1):
         if not is_batched(without_batch(t, level)):
@@ -215,7 +217,9 @@ def _single(core: Core, constants: Tensors, directions: Tensors) -> tuple[Tensor
 
 
 class _Launch(Function):
-    """A call that torch.vmap can batch. It has no derivative, and says so: the Functions around it have."""
+    """Call that torch.vmap can batch. It is marked as not differentiable; the surrounding Functions have
+    derivatives.
+    """
 
     @staticmethod
     def forward(core: Core, split: int, *tensors: Tensor | None) -> Any:

@@ -1,4 +1,4 @@
-"""The last linear map of a model, not yet carried out."""
+"""The last linear map of a model, not evaluated yet."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class LinearHead(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the outputs: (…, C)."""
+        """Shape of the outputs: (…, C)."""
         return (*self.h.shape[:-1], self.W.shape[0])

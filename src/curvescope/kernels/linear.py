@@ -1,14 +1,14 @@
-"""A linear map y = x Wᵀ + b whose second derivative adds inside of its matrix products.
+"""Linear map y = x Wᵀ + b whose second derivative accumulates inside its matrix products.
 
 The first derivative is dx = g W, dW = gᵀ x, db = Σ g. For cotangents a, A, α of these,
 
     hg = a Wᵀ + x Aᵀ + α,     hx = g A,     hW = gᵀ a,
 
-and hg is written once: each further term is added by the product that makes it, where autograd makes all of
-them and then reads and writes them again. hx is not needed before the pass comes back through the map itself,
-with a cotangent h of y: it is made there, dx = h W + g A. Until then g and A, which are there anyway, are
-noted (`Late`), and no tensor of the size of x waits. Graphs that are built for a second derivative alone do
-not ask what dW and db are, only where they come from: `numbers=False` leaves that product out.
+and hg is written once: each further term is added by the product that computes it. (Autograd computes all
+terms, and then reads and writes them again.) hx is not needed before the backward pass reaches the map
+itself, with a cotangent h of y; it is computed there as dx = h W + g A. Until then only references to g and A
+are stored (`Late`), and no tensor of the size of x. Graphs built only for a second derivative need the graph
+of dW and db, but not their values: `numbers=False` skips that product.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from curvescope.kernels.tensors import given
 
 
 def stands_for_leaf(t: Tensor) -> Tensor:
-    """t, marked as a copy of a leaf: of its derivative too nobody asks for numbers."""
+    """Mark t as a copy of a leaf, so that the values of its derivative are not computed either."""
     t.stands_for_leaf = True  # pyright: ignore[reportAttributeAccessIssue]
     return t
 
 
 def is_of_leaf(t: Tensor) -> bool:
-    """Whether t is a leaf of the graph, a view of one, or stands for one."""
+    """Return True if t is a leaf of the graph, a view of one, or marked as a copy of one."""
     base = t if t._base is None else t._base
     return base.is_leaf or getattr(base, "stands_for_leaf", False)
 
 
 def twin(leaf: Tensor) -> Tensor:
-    """A second leaf with the numbers of a leaf, which first derivatives use in its place.
+    """Create a second leaf with the same values, which first derivatives use instead of the leaf.
 
     The second derivative in a weight has two parts, one through the first derivative and one through the
-    output, and the other half of a reverse pass lies between them. Handed over by a leaf each, the first part
-    of all weights, a whole vector, need not wait for the second.
+    output, and half of a backward pass lies between them. With two leaves, the first part of all weights, a
+    full vector, need not wait for the second.
     """
     leaf.twin = leaf.detach().requires_grad_()  # pyright: ignore[reportAttributeAccessIssue]
     return leaf.twin  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def twin_of(t: Tensor) -> Tensor:
-    """The twin of a leaf, or t itself where it has none."""
+    """Return the twin of a leaf, or t itself if it has none."""
     return getattr(t, "twin", t)
 
 
@@ -68,8 +68,8 @@ def linear(
 
     Args:
         second_order: False records only the derivative of the first ones in the cotangent of y.
-        numbers: Whether dW and db are numbers in a graph that is being built; else zeros stand there, through
-            which the second derivative is right.
+        numbers: If False, dW and db are zeros when a graph is built; second derivatives through them are
+            still right.
     """
     if transformed() or forward_mode() or not torch.is_grad_enabled():
         return F.linear(x, W, b)
@@ -78,23 +78,23 @@ def linear(
 
 @final
 class Late:
-    """Pairs g, A of one map: terms g A of its dx, noted by its derivative and taken in the same pass."""
+    """Deferred terms g A of a map's dx, stored as pairs by its derivative and consumed in the same pass."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[int, Tensor, Tensor]] = []
 
     def note(self, g: Tensor, A: Tensor) -> None:
-        """A term that dx gets later in this pass."""
+        """Store a term that is added to dx later in this pass."""
         self._noted.append((torch._C._current_graph_task_id(), g, A))
 
     def taken(self) -> list[tuple[Tensor, Tensor]]:
-        """Those of this pass; what a pass that was broken off left behind is forgotten."""
+        """Return and clear the terms of this pass; drop terms left by an aborted pass."""
         now, noted, self._noted = torch._C._current_graph_task_id(), self._noted, []
         return [(g, A) for task, g, A in noted if task == now]
 
 
 class _Linear(Function):
-    """x, W, b ↦ y, and a token without entries, by which the derivative is known to come before the map."""
+    """x, W, b ↦ y, and an empty token tensor that orders the derivative before the map."""
 
     @staticmethod
     def forward(x: Tensor, W: Tensor, b: Tensor | None, second_order: bool, numbers: bool) -> Any:

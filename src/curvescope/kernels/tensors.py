@@ -7,16 +7,16 @@ from torch import Tensor
 
 
 def given(t: Tensor | None) -> Tensor:
-    """t, which is there: only a bug of ours could have dropped it."""
+    """Narrow `Tensor | None` to `Tensor`."""
     assert t is not None
     return t
 
 
 def plus(u: Tensor | None, v: Tensor | None) -> Tensor | None:
-    """u + v, where None is zero."""
+    """u + v; None counts as zero."""
     return v if u is None else u if v is None else u + v
 
 
 def widen(t: Tensor) -> Tensor:
-    """At least single precision, which is what all arithmetic is done in."""
+    """Convert to at least single precision, the precision of all arithmetic here."""
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.core.parts import LossPart as Part
+from curvescope.core.hessian_terms import LossPart as Part
 from curvescope.core.tensors import Tree
 from curvescope.kernels.head import LinearHead
 
@@ -84,14 +84,14 @@ class Loss(ABC):
         self, outputs: Tensor, targets: Tree, weights: Tensor | None, direction: Tensor
     ) -> Tensor:
         """Σ_t w_t r_t r_tᵀ applied to `direction`, r_t = ∂ℓ_t/∂z: the empirical Fisher in the outputs."""
-        raise UsageError(f"the loss {self.name!r} does not split into terms, which an empirical Fisher needs")
+        raise UsageError(f"the loss {self.name!r} has no separate terms, which an empirical Fisher needs")
 
     def root_gradient(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> Tensor:
         """Σ_t √w_t r_t. If terms do not share outputs, the outer product of terms is made of it."""
         return self.gradient(outputs, targets, None if weights is None else weights.to(outputs.dtype).sqrt())
 
     def layout(self, outputs: Tensor) -> TermLayout | None:
-        """Where the terms are in the outputs, if each has outputs of its own."""
+        """Positions of the terms in the outputs, if each term has outputs of its own."""
         return None
 
     def term_weights(self, targets: Tree, weights: Tensor | None) -> Tensor | None:
@@ -103,8 +103,8 @@ class Loss(ABC):
     def root(self, outputs: Tensor, targets: Tree, weights: Tensor | None, noise: Tensor) -> Tensor:
         """R ε for ε of shape (…, *outputs.shape), with R Rᵀ = ∂²(sum)/∂z²; term by term."""
         raise UsageError(
-            f"no square root of the loss {self.name!r} in the outputs is known",
-            hint="cs.exact_diagonal takes any loss, method='hutchinson' any operator",
+            f"the square root of the Hessian of the loss {self.name!r} in the outputs is unknown",
+            hint="cs.exact_diagonal supports any loss, method='hutchinson' any operator",
         )
 
     def sample_targets(self, outputs: Tensor, targets: Tree, source: torch.Generator) -> Tensor:
@@ -137,11 +137,37 @@ class Loss(ABC):
         raise NotImplementedError
 
 
+class SettingsLoss(Loss):
+    """A loss with the settings of a module of torch, which are read at every call."""
+
+    settings: Any
+
+    @property
+    def divided(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """False if the reduction is a sum."""
+        return self.settings.reduction != "sum"
+
+    @property
+    def convex(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """True unless a class or an entry has a negative weight."""
+        weights = (getattr(self.settings, name, None) for name in ("weight", "pos_weight"))
+        return not any(weight is not None and bool((weight < 0).any()) for weight in weights)
+
+    rooted = convex  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
+
+    def refuse_drawing(self) -> None:
+        """Raise if the settings make the loss something else than a negative log-likelihood."""
+        for option in ("weight", "pos_weight", "label_smoothing"):
+            value = getattr(self.settings, option, None)
+            if isinstance(value, Tensor) or value:
+                raise no_likelihood(f"a log-likelihood, which {self.name} with {option} is not")
+
+
 def no_likelihood(what: str) -> UsageError:
     """Error for drawing targets from a loss that is not a log-likelihood."""
     return UsageError(
         f"a Monte-Carlo Fisher needs {what}",
-        hint="K-FAC takes it with kind='ggn' or 'empirical', and cs.GGN and cs.EmpiricalFisher are matrices",
+        hint="use K-FAC with kind='ggn' or 'empirical', or cs.GGN and cs.EmpiricalFisher",
     )
 
 
@@ -152,11 +178,6 @@ def check_one_tensor(targets: Tree) -> None:
             f"expected targets as one tensor, got a {type(targets).__name__}",
             hint="a tuple or dictionary of targets is for a loss of your own: cs.CustomLoss",
         )
-
-
-def has_negative(weight: Tensor | None) -> bool:
-    """Return True if some weight is below zero."""
-    return weight is not None and bool((weight < 0).any())
 
 
 def expand_weights(weights: Tensor, targets: Tensor) -> Tensor:

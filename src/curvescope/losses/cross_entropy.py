@@ -29,13 +29,11 @@ from curvescope.kernels.cross_entropy import HeadCurvature, cross_entropy_head
 from curvescope.kernels.head import LinearHead
 from curvescope.losses import softmax
 from curvescope.losses.base import (
-    Loss,
     Part,
+    SettingsLoss,
     TermLayout,
     check_one_tensor,
     expand_weights,
-    has_negative,
-    no_likelihood,
 )
 
 LINEAR = (
@@ -45,8 +43,8 @@ LINEAR = (
 SUM_OF_PROBABILITIES = 1e-3  # how far from one
 
 
-class ClassLoss(Loss):
-    """−Σ_c Q_tc l_tc, with the settings of a module of torch, which are read at every call."""
+class ClassLoss(SettingsLoss):
+    """−Σ_c Q_tc l_tc, with the settings of torch's module."""
 
     settings: nn.CrossEntropyLoss | nn.NLLLoss
     soft_targets: bool = False  # class probabilities are targets, too
@@ -63,18 +61,6 @@ class ClassLoss(Loss):
     @abstractmethod
     def _probabilities(self, z: Tensor) -> Tensor:
         """p_t, of the outputs' type or wider."""
-
-    @property
-    def divided(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """False if the reduction is a sum."""
-        return self.settings.reduction != "sum"
-
-    @property
-    def convex(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """True unless a class has a negative weight."""
-        return not has_negative(self.settings.weight)
-
-    rooted = convex  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
 
     @property
     def label_smoothing(self) -> float:
@@ -107,24 +93,26 @@ class ClassLoss(Loss):
 
     def gradient(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         """w_t (s_t p_t − Q_t), or −w_t Q_t."""
-        z, targets = self._checked(outputs, targets)
-        r = self._slope(z, self._shares(z, targets))
+        z, targets, r = self._residual(outputs, targets)
         return self._back(r if weights is None else r * _of_positions(weights, r), z)
 
     def term_outer_product(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None, direction: Tensor
     ) -> Tensor:
         """Σ_t (w_t/n_t) r_t r_tᵀ u, with r_t / n_t the slope of a term of weight w_t n_t."""
-        z, targets = self._checked(outputs, targets)
-        r = self._slope(z, self._shares(z, targets))
+        z, targets, r = self._residual(outputs, targets)
         inner = (r * self._front(direction, z)).sum(-1, keepdim=True)
         return self._back(r * inner * self._per_term(z, targets, weights), z)
 
     def root_gradient(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         """√(w_t n_t) r_t, with r_t the slope of ℓ_t / n_t."""
-        z, targets = self._checked(outputs, targets)
-        r = self._slope(z, self._shares(z, targets))
+        z, targets, r = self._residual(outputs, targets)
         return self._back(r * self._per_term(z, targets, weights).sqrt(), z)
+
+    def _residual(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the checked outputs and targets, and ∂ℓ_t/∂z_t."""
+        z, targets = self._checked(outputs, targets)
+        return z, targets, self._slope(z, self._shares(z, targets))
 
     def layout(self, outputs: Tensor) -> TermLayout:
         """One term for each position."""
@@ -133,9 +121,7 @@ class ClassLoss(Loss):
 
     def sample_targets(self, outputs: Tensor, targets: Tensor, source: torch.Generator) -> Tensor:
         """One class per position; ignored ones stay ignored, probabilities become those of one class."""
-        for option in ("weight", "label_smoothing"):
-            if isinstance(x := getattr(self.settings, option, None), Tensor) or x:
-                raise no_likelihood(f"a log-likelihood, which {self.name} with {option} is not")
+        self.refuse_drawing()
         z, targets = self._checked(outputs.detach(), targets)
         p = self._probabilities(z)
         drawn = torch.multinomial(p.reshape(-1, p.shape[-1]).cpu(), 1, generator=source)
@@ -147,7 +133,7 @@ class ClassLoss(Loss):
     # --------------------------------------------------------------------------------- what targets stand for
 
     def _counted(self, targets: Tensor) -> Tensor:
-        """Where a target is a class; compared as int64, since −100 is 156 among bytes."""
+        """Return a mask of the targets that are classes; it compares int64, because −100 is 156 in bytes."""
         return targets.long() != self.settings.ignore_index
 
     def _classes(self, targets: Tensor) -> Tensor:
@@ -345,7 +331,9 @@ class CrossEntropy(ClassLoss):
     def head_curvature(
         self, head: LinearHead, targets: Tensor, weights: Tensor | None
     ) -> Callable[[Sequence[Tensor]], list[Tensor | None]]:
-        """Of z = h Wᵀ + b: ż from the tangents, w_t s_t (diag p_t − p_t p_tᵀ) ż_t, and back to h, W and b."""
+        """Return the curvature of z = h Wᵀ + b: tangents to ż, to w_t s_t (diag p_t − p_t p_tᵀ) ż_t, and back
+        to h, W and b.
+        """
         curvature = HeadCurvature(*_flat(head), *self._terms(head, targets, weights))
 
         def times(tangents: Sequence[Tensor]) -> list[Tensor | None]:
@@ -435,7 +423,8 @@ class NegativeLogLikelihood(ClassLoss):
         p = z.cpu().double().exp()
         if float((p.sum(-1) - 1).abs().max()) > SUM_OF_PROBABILITIES:
             raise UsageError(
-                f"expected log-probabilities as outputs for {self.name}, their exponentials do not sum to 1",
+                f"expected log-probabilities as outputs for {self.name}, but their exponentials do not sum "
+                f"to 1",
                 hint="end the model in log_softmax over axis 1, or use CrossEntropyLoss",
             )
         return p

@@ -137,6 +137,6 @@ class ModelLoss(Loss):
 def unsplit(what: str) -> UsageError:
     """Error for a method that needs outputs, when only their loss is known."""
     return UsageError(
-        f"{what} needs the model's outputs and their loss apart, which loss_fn(model, batch) does not show",
+        f"{what} needs the model's outputs separate from the loss, which loss_fn(model, batch) does not give",
         hint="give the loss of the outputs: cs.Problem(model, data, loss=…), e.g. a cs.CustomLoss",
     )

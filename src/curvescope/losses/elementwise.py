@@ -22,26 +22,23 @@ from torch import Tensor, nn
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.losses import softmax
 from curvescope.losses.base import (
-    Loss,
+    SettingsLoss,
     TermLayout,
     check_one_tensor,
     expand_weights,
-    has_negative,
-    no_likelihood,
 )
 
 ZERO = "so the GGN is zero, and the Hessian is the functional Hessian"
-FLAT = f"L1Loss has no second derivative in the outputs but zero, {ZERO}"
+FLAT = f"the second derivative of L1Loss in the outputs is zero, {ZERO}"
 LINEAR = (
     f"KLDivLoss is linear in the outputs, log-probabilities, {ZERO}; "
     "CrossEntropyLoss of logits has both parts"
 )
 
 
-class ElementwiseLoss(Loss):
-    """Σ_i w_i ℓ_i with the settings of a module of torch, which are read at every call."""
+class ElementwiseLoss(SettingsLoss):
+    """Σ_i w_i ℓ_i with the settings of torch's module."""
 
-    settings: Any
     diagonal = True
 
     @property
@@ -56,18 +53,6 @@ class ElementwiseLoss(Loss):
     @abstractmethod
     def _derivative(self, outputs: Tensor, targets: Tensor, *, order: int) -> Tensor:
         """ℓ_i' or ℓ_i'' of every entry."""
-
-    @property
-    def divided(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """False if the reduction is a sum."""
-        return self.settings.reduction != "sum"
-
-    @property
-    def convex(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """True unless an entry has a negative weight."""
-        return not any(has_negative(getattr(self.settings, name, None)) for name in ("weight", "pos_weight"))
-
-    rooted = convex  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
 
     def sum(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         self._check(outputs, targets)
@@ -127,7 +112,7 @@ class ElementwiseLoss(Loss):
             raise ShapeError(
                 f"expected one weight per sequence, ({outputs.shape[0]},), got {tuple(weights.shape)}",
                 hint=f"a term of {self.name} is one sequence; 'mse_mean', and torch's losses with "
-                "reduction='mean', take a weight per entry",
+                "reduction='mean', support one weight per entry",
             )
         wide = expand_weights(weights, outputs)
         return wide.to(outputs.dtype) if outputs.is_floating_point() else wide
@@ -170,7 +155,7 @@ class SquaredError(ElementwiseLoss):
 
     @property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As in `Problem(loss=…)`."""
+        """Name of the loss, as in `Problem(loss=…)`."""
         return "mse" if self.by_sequence else "mse_mean"
 
     @property
@@ -213,7 +198,7 @@ Draw = Callable[[Any, Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class Rule:
-    """What belongs to a class of torch: the loss of each entry, and how targets are drawn."""
+    """Properties of one of torch's loss classes: the loss of each entry, and how to draw targets."""
 
     entries: Callable[[Any, Tensor, Tensor], Tensor]
     draw: Draw | None = None
@@ -252,9 +237,7 @@ class TorchElementwise(ElementwiseLoss):
     def sample_targets(self, outputs: Tensor, targets: Tensor, source: torch.Generator) -> Tensor:
         if self.rule.draw is None:
             return super().sample_targets(outputs, targets, source)
-        for option in ("weight", "pos_weight"):
-            if getattr(self.settings, option, None) is not None:
-                raise no_likelihood(f"a log-likelihood, which {self.name} with {option} is not")
+        self.refuse_drawing()
         self._check(outputs, targets)
         return self.rule.draw(self.settings, outputs.detach(), source).to(outputs)
 

@@ -50,7 +50,7 @@ def from_torch(loss: Any) -> Loss | None:
         return None
     module: Any = loss
     if type(loss) not in LOSSES:
-        raise UsageError(f"expected a loss that is known, got a {type(loss).__name__} of your own", hint=OWN)
+        raise UsageError(f"expected a known loss, got a {type(loss).__name__} of your own", hint=OWN)
     if module.reduction not in ("mean", "sum", "batchmean"):
         raise UsageError(
             f"expected {type(loss).__name__} with reduction 'mean' or 'sum', got {module.reduction!r}: "
@@ -63,7 +63,7 @@ def _module_of(function: Any, options: dict[str, Any], given: Any) -> nn.Module:
     """The module that does what a function with these options does."""
     name = getattr(function, "__name__", type(function).__name__)
     if all(function is not known for known in FUNCTIONS) or (isinstance(given, partial) and given.args):
-        raise UsageError(f"expected a loss that is known, got the function {name}", hint=OWN)
+        raise UsageError(f"expected a known loss, got the function {name}", hint=OWN)
     try:
         return FUNCTIONS[function](**options)
     except TypeError as error:

@@ -64,7 +64,7 @@ def curved(z: Tensor, u: Tensor, axis: int) -> Tensor:
 def root(z: Tensor, noise: Tensor, axis: int) -> Tensor:
     """(diag √p − p √pᵀ) ε: since √pᵀ√p = 1, its covariance is diag p − p pᵀ; axes as in `curved`.
 
-    Of the largest class it is √p_m ε_m Σ_{c≠m} p_c − p_m Σ_{c≠m} √p_c ε_c.
+    For the largest class it is √p_m ε_m Σ_{c≠m} p_c − p_m Σ_{c≠m} √p_c ε_c.
     """
     p, top = z.softmax(axis), z.argmax(axis, keepdim=True)
     spread = p.sqrt() * noise

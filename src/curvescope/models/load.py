@@ -15,6 +15,7 @@ from torch import nn
 
 from curvescope.core.errors import MissingExtra, UsageError, warn
 from curvescope.models.adapters import lens
+from curvescope.models.curvature_sources import repeated_layers
 from curvescope.models.hf import source
 from curvescope.models.hf import source as hf
 from curvescope.models.hf.module import adapt, is_transformers, with_routing
@@ -22,18 +23,17 @@ from curvescope.models.model import Model
 from curvescope.models.nanogpt import adapt_nanogpt, is_nanogpt, read_nanogpt
 from curvescope.models.plain import check_initialized, mode_notes, plain_model
 from curvescope.models.roles import with_roles
-from curvescope.models.running.calling import Output
 from curvescope.models.running.eager import original
-from curvescope.models.running.function import FunctionModule, function_module, is_function
-from curvescope.models.running.weights.widening import HALVES, Widening, is_half, said
-from curvescope.models.sources import repeated_layers
+from curvescope.models.running.function_module import FunctionModule, function_module, is_function
+from curvescope.models.running.module_calls import Output
+from curvescope.models.running.weights.widening import HALVES, Widening, is_half, widening_note
 from curvescope.models.zoo import BUNDLED
 from curvescope.models.zoo import folder as zoo
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 
 LOG = logging.getLogger("curvescope")
-_told: set[str] = set()  # names of models of which it was said that they are widened
+_widening_logged: set[str] = set()  # names of models of which it was said that they are widened
 
 
 def load(
@@ -47,59 +47,63 @@ def load(
     params: Mapping[str, Any] | None = None,
     routing: Literal["differentiable", "frozen"] | None = None,
 ) -> Model:
-    """A model with named blocks.
+    """Load a model with named blocks.
 
     Args:
         source: A bundled name ("tiny-gpt"), a folder saved by `curvescope.models.save`, a TOML file or
             `TransformerConfig` (fresh weights from its seed); a Hugging Face folder or hub id, a GGUF file,
             nanoGPT's ckpt.pt; any `nn.Module`, which is not changed; or a function f(params, x).
-        dtype: Parameters in this type, e.g. "float64"; a module is copied if it has another. In "bfloat16" or
-            "float16" weights are kept so and widened to float32 layer by layer: half the memory, and the
-            products of the float32 model with these weights (`models.running.weights.widening`). A module in
-            half precision stays so; a folder or hub id is widened to float32 unless it is asked for.
-        device: Parameters on this device, likewise.
+        dtype: Dtype of the parameters, e.g. "float64"; a module with another dtype is copied. With "bfloat16"
+            or "float16", weights stay in half precision and are converted to float32 layer by layer: half the
+            memory, and the same products as the float32 model with these weights. By default, a module keeps
+            its dtype, and a folder or hub id is loaded in float32.
+        device: Device of the parameters; a module on another device is copied.
         revision: A training checkpoint of a bundled model (initial, early, middle, final), or a revision of a
             hub id.
-        roles: Which parameter plays which role, for a module of your own: {"L{layer}.W_Q":
-            "blocks.{layer}.q.weight", …, "n_heads": 4}; see `curvescope.models.roles`.
-        output: Which part of what a module returns its outputs are, by name, position or a function; without
-            it `logits`, or the only real tensor of a tuple.
+        roles: Roles of the parameters of your own module: {"L{layer}.W_Q": "blocks.{layer}.q.weight", …,
+            "n_heads": 4}; see `curvescope.models.roles`.
+        output: The part of the module's return value that is its output, by name, position or a function; by
+            default `logits`, or the only real tensor of a tuple.
         params: The parameters of a function, by name; they share memory with the tensors given.
-        routing: Of a mixture of experts, whose choice of experts is constant: whether their weights are
-            differentiated, as by default, or held constant too ("frozen").
+        routing: For a mixture of experts: if the weights of the chosen experts are differentiated (the
+            default) or held constant ("frozen"). The choice itself is constant.
     """
     if is_function(source) or params is not None:
         source = function_module(_function(source), params)
     if isinstance(source, nn.Module):
         source = original(source)
         check_initialized(source)
-    place = None if device is None else as_device(device)
-    kind = None if dtype is None else as_dtype(dtype)
+    target_device = None if device is None else as_device(device)
+    target_dtype = None if dtype is None else as_dtype(dtype)
     if revision is not None and not _has_revisions(source):
-        raise UsageError(f"expected a bundled model with revision={revision!r}, got {_words(source)}")
-    if kind is not None and isinstance(source, nn.Module) and len({p.dtype for p in source.parameters()}) > 1:
-        source = copy.deepcopy(source).to(kind)
-    model = _read(source, revision, kind)
+        raise UsageError(f"expected a bundled model with revision={revision!r}, got {_described(source)}")
+    if (
+        target_dtype is not None
+        and isinstance(source, nn.Module)
+        and len({p.dtype for p in source.parameters()}) > 1
+    ):
+        source = copy.deepcopy(source).to(target_dtype)
+    model = _read(source, revision, target_dtype)
     model = model if roles is None else with_roles(model, roles)
     model = model if output is None else replace(model, output=output)
     model = model if routing is None else with_routing(model, routing)
-    theirs = source.module if isinstance(source, Model) else source
-    own = model.module is not theirs
+    given = source.module if isinstance(source, Model) else source
+    own = model.module is not given
     stored = next(model.module.parameters()).dtype
-    if kind is None and is_half(model.module):
-        kind = stored
-    found = _moved(model, place or model.device, kind or as_dtype(stored), own=own)
-    return _widened(found) if kind in HALVES else found
+    if target_dtype is None and is_half(model.module):
+        target_dtype = stored
+    model = _converted(model, target_device or model.device, target_dtype or as_dtype(stored), own=own)
+    return _widened(model) if target_dtype in HALVES else model
 
 
 def _widened(model: Model) -> Model:
-    """The model with weights that stay in half precision, and are widened where they are used."""
+    """Return the model with weights that stay in half precision and are converted to float32 when used."""
     if model.widening is not None:
         return model
-    note = said(dict(model.named_parameters()))
-    if model.name not in _told:
+    note = widening_note(dict(model.named_parameters()))
+    if model.name not in _widening_logged:
         LOG.warning("%s: %s", model.name, note)
-        _told.add(model.name)
+        _widening_logged.add(model.name)
     layers = tuple(repeated_layers(model.module))
     return replace(model, widening=Widening(layers), notes=(*model.notes, note))
 
@@ -107,27 +111,31 @@ def _widened(model: Model) -> Model:
 def _function(source: Any) -> Any:
     if is_function(source):
         return source
-    raise UsageError(f"expected a function f(params, x) beside params, got {_words(source)}")
+    raise UsageError(f"expected a function f(params, x) together with params, got {_described(source)}")
 
 
-def _moved(model: Model, device: torch.device, dtype: torch.dtype, *, own: bool) -> Model:
-    """The model there and in that type; a copy, unless the module is our own or is so already."""
+def _converted(model: Model, device: torch.device, dtype: torch.dtype, *, own: bool) -> Model:
+    """Return the model on a device and in a dtype: a copy, unless the module is our own or already there."""
     kinds = {p.dtype for p in model.module.parameters()}
     if (kinds == {dtype} or (dtype in kinds and is_half(model.module))) and device == model.device:
         return model
-    model = replace(model, widening=None, notes=(*model.notes, *_changed(model, kinds, dtype, own=own)))
+    model = replace(
+        model, widening=None, notes=(*model.notes, *_conversion_notes(model, kinds, dtype, own=own))
+    )
     if lens.is_hooked(model.module):
         return replace(model, module=lens.move(model.module, device, dtype))
     module = model.module if own else copy.deepcopy(model.module)
     if dtype not in HALVES:
         return replace(model, module=module.to(device=device, dtype=dtype))
-    for p in module.parameters():  # buffers, tables of rotations say, keep their precision
+    for p in module.parameters():  # buffers, such as rotary tables, keep their dtype
         p.data = p.data.to(dtype)
     return replace(model, module=module.to(device=device))
 
 
-def _changed(model: Model, kinds: set[torch.dtype], dtype: torch.dtype, *, own: bool) -> Iterator[str]:
-    """What a reader should know of a model that is moved into another type, or to another device."""
+def _conversion_notes(
+    model: Model, kinds: set[torch.dtype], dtype: torch.dtype, *, own: bool
+) -> Iterator[str]:
+    """Return the notes on a model that is moved to another type or device."""
     if dtype in HALVES and any(kind.itemsize > dtype.itemsize for kind in kinds):
         wide = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point()}
         gap = sum(float((p - p.to(dtype).to(p)).double().square().sum()) for p in wide.values())
@@ -135,11 +143,11 @@ def _changed(model: Model, kinds: set[torch.dtype], dtype: torch.dtype, *, own: 
         name = str(dtype).removeprefix("torch.")
         part = math.sqrt(gap / max(size, 1e-300))
         yield (
-            f"weights are rounded to {name}, by {part:.1e} of their norm: this is another model, and its "
-            "curvature may differ by per cents"
+            f"weights are rounded to {name} (by {part:.1e} of their norm): this is another model, and its "
+            f"curvature may differ by some percent"
         )
     if not own:
-        yield "the module was copied, so that later changes of it are not followed"
+        yield "the module was copied, so later changes of the original have no effect"
 
 
 def _has_revisions(source: Any) -> bool:
@@ -156,7 +164,9 @@ def _read(source: Any, revision: str | None, dtype: torch.dtype | None) -> Model
     if isinstance(source, nn.Module):
         return _read_module(source)
     if not isinstance(source, str | Path):
-        raise UsageError(f"expected a name, a path, a configuration or an nn.Module, got {_words(source)}")
+        raise UsageError(
+            f"expected a name, a path, a configuration or an nn.Module, got {_described(source)}"
+        )
     if str(source) in BUNDLED:
         return zoo.bundled(str(source), revision)
     kind = dtype or torch.float32
@@ -178,7 +188,7 @@ def _read_module(module: nn.Module) -> Model:
 
 
 def _read_hub(source: str, revision: str | None, dtype: torch.dtype) -> Model:
-    """A hub id; a name without an owner that the hub does not know is more likely a slip of ours."""
+    """Load a hub id. If the hub does not know a name without an owner, report it as an unknown source."""
     if "/" in source:
         return hf.read_hub(source, revision=revision, dtype=dtype)
     try:
@@ -226,29 +236,29 @@ def _exists(path: str | Path) -> bool:
 
 
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """float32 or float64, or bfloat16 or float16 that are widened, by name or as torch's own."""
+    """Return a supported dtype, given by name or as a torch dtype."""
     kinds = (torch.float32, torch.float64, *HALVES)
     known = {str(kind).removeprefix("torch."): kind for kind in kinds}
-    found = known.get(dtype) if isinstance(dtype, str) else dtype
-    if found is None or found not in kinds:
+    result = known.get(dtype) if isinstance(dtype, str) else dtype
+    if result is None or result not in kinds:
         raise UsageError(
-            f"expected float32 or float64, or bfloat16 or float16 to keep weights in, got {dtype!r}",
+            f"expected float32, float64, or bfloat16 or float16 for storage, got {dtype!r}",
         )
-    return found
+    return result
 
 
 def as_device(device: torch.device | str) -> torch.device:
-    """A device that is here."""
+    """Return a device; raise if it is not available."""
     try:
-        found = torch.device(device)
+        result = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise UsageError(f"expected a device such as cpu or cuda, got {device!r}") from error
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if result.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("expected a CUDA device, but torch sees none", hint="use device='cpu'")
-    if found.type == "cuda" and found.index is None:
+    if result.type == "cuda" and result.index is None:
         return torch.device("cuda", torch.cuda.current_device())
-    return found
+    return result
 
 
-def _words(source: Any) -> str:
+def _described(source: Any) -> str:
     return repr(source) if isinstance(source, str | Path) else f"a {type(source).__name__}"

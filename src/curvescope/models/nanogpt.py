@@ -2,9 +2,9 @@
 
 Live modules of nanoGPT, and of minGPT, which has the same names: roles as in GPT-2, logits everywhere.
 
-Their forward(idx, targets) returns (logits, loss); nanoGPT without targets gives the logits of the last
-position alone. They are called with targets, the ids themselves, so that logits are those of all positions;
-the loss that comes with them is left.
+Their forward(idx, targets) returns (logits, loss); without targets, nanoGPT returns only the logits of the
+last position. They are called with the ids as targets, so that logits of all positions are returned; their
+loss is ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.models.adapters.build import Heads, build_blocks
+from curvescope.models.adapters.build import HeadCounts, build_blocks
 from curvescope.models.adapters.families import GPT2
 from curvescope.models.adapters.table import Family, affine, linear, norm, packed, packed_vector
 from curvescope.models.hf.module import places_of
@@ -46,11 +46,11 @@ FAMILY = Family(
     head={"U": linear("lm_head.weight")},
     places={name: place for name, place in GPT2.places.items() if name != "attn.pattern"},
 )
-NOTE = "called with targets, so that logits are those of every position, not of the last one alone"
+NOTE = "called with targets, so that logits of every position are returned, not only of the last one"
 
 
 def is_nanogpt(module: nn.Module) -> bool:
-    """Whether a module has nanoGPT's parts and its forward(idx, targets)."""
+    """Return True if a module has nanoGPT's parts and its forward(idx, targets)."""
     names = {name.replace("_orig_mod.", "") for name, _ in module.named_modules()}
     if not set(PARTS) <= names:
         return False
@@ -58,12 +58,12 @@ def is_nanogpt(module: nn.Module) -> bool:
 
 
 def adapt_nanogpt(module: nn.Module) -> Model:
-    """The model of a live module."""
+    """Return the model of a live module."""
     check_parameters(module)
-    own: Any = _inside(module)
-    body = own.transformer
+    inner: Any = _inside(module)
+    body = inner.transformer
     attention, table = body.h[0].attn, body.wte
-    heads = Heads(attention.n_head, attention.n_head, table.embedding_dim // attention.n_head)
+    heads = HeadCounts(attention.n_head, attention.n_head, table.embedding_dim // attention.n_head)
     blocks, singles = build_blocks(module, FAMILY, len(body.h), heads)
     facts = {
         "kind": "nanogpt",
@@ -80,21 +80,21 @@ def adapt_nanogpt(module: nn.Module) -> Model:
         "positions": "learned",
         "n_ctx": body.wpe.num_embeddings,
         "vocab_size": table.num_embeddings,
-        "tied": own.lm_head.weight is table.weight,
+        "tied": inner.lm_head.weight is table.weight,
     }
     notes = (NOTE, *mode_notes(module))
     places = places_of(module, FAMILY, len(body.h))
-    name = type(own).__name__
+    name = type(inner).__name__
     return Model(module, name, blocks, singles, facts, notes, places=places, call=call_with_targets)
 
 
 def call_with_targets(module: nn.Module, inputs: Any, options: Mapping[str, Any]) -> Any:
-    """(logits, loss), of which the first are read."""
+    """Return (logits, loss); the logits are the model's output."""
     return _inside(module)(inputs, inputs.contiguous(), **options)
 
 
 def _inside(module: nn.Module) -> nn.Module:
-    """The module itself where torch.compile, whose code has no second derivative, is around it."""
+    """Return the module that torch.compile wraps: compiled code has no second derivative."""
     return getattr(module, "_orig_mod", module)
 
 
@@ -102,14 +102,14 @@ _ARGS = {"n_layers": "n_layer", "n_heads": "n_head", "d_model": "n_embd", "n_ctx
 
 
 def read_nanogpt(path: Path) -> Model:
-    """The model of a checkpoint that holds `model` (parameters) and `model_args`, as nanoGPT writes it."""
+    """Load a nanoGPT checkpoint with `model` (parameters) and `model_args`."""
     checkpoint = read_checkpoint(path)
     if not isinstance(checkpoint, Mapping) or not {"model", "model_args"} <= set(checkpoint):
-        found = (
+        content = (
             sorted(map(str, checkpoint))[:4] if isinstance(checkpoint, Mapping) else type(checkpoint).__name__
         )
         raise UsageError(
-            f"expected a nanoGPT checkpoint with 'model' and 'model_args' in {path}, got {found}",
+            f"expected a nanoGPT checkpoint with 'model' and 'model_args' in {path}, got {content}",
             hint="build the module yourself and pass it: cs.load(module)",
         )
     weights = {name.removeprefix("_orig_mod."): w for name, w in checkpoint["model"].items()}
@@ -117,20 +117,21 @@ def read_nanogpt(path: Path) -> Model:
     try:
         cfg = _config(args, weights)
         module = Transformer(cfg)
-        found = {name: w.float() for name, w in _roles(weights, cfg)}
+        parameters = {name: w.float() for name, w in _roles(weights, cfg)}
     except KeyError as error:
-        raise CurvescopeError(f"expected a nanoGPT checkpoint, {path} has no {error.args[0]!r}") from None
-    module.load_state_dict(_fitting(found, module, path))
+        raise CurvescopeError(f"expected a nanoGPT checkpoint, but {path} has no {error.args[0]!r}") from None
+    module.load_state_dict(_fitting(parameters, module, path))
     return zoo.zoo_model(module, name=path.parent.name if path.stem == "ckpt" else path.stem)
 
 
 def read_checkpoint(path: Path) -> Any:
-    """What `torch.save` wrote, tensors and plain containers only: nothing in the file is executed."""
+    """Read a file of `torch.save` that only has tensors and plain containers; no code in it is run."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CurvescopeError(
-            f"expected a checkpoint of tensors only, {path} holds other Python objects, which are never run",
+            f"expected a checkpoint of tensors only, but {path} has other Python objects, which are never "
+            f"loaded",
             hint="save its state_dict, or convert it to safetensors",
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
@@ -154,30 +155,32 @@ def _config(args: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Transform
 
 
 def _roles(weights: Mapping[str, Tensor], cfg: TransformerConfig) -> list[tuple[str, Tensor]]:
-    """The zoo's parameters from nanoGPT's: linear layers are transposed, Q, K, V are rows of one matrix."""
-    found = [("E", weights["transformer.wte.weight"]), ("P", weights["transformer.wpe.weight"])]
+    """Convert nanoGPT's parameters: linear layers are transposed, and Q, K, V are rows of one matrix."""
+    parameters = [("E", weights["transformer.wte.weight"]), ("P", weights["transformer.wpe.weight"])]
     d = cfg.d_model
     for i in range(cfg.n_layers):
         at = f"transformer.h.{i}."
         packed = weights[f"{at}attn.c_attn.weight"]
-        found += [(f"L{i}.W_{x}", packed[j * d : (j + 1) * d].T) for j, x in enumerate("QKV")]
+        parameters += [(f"L{i}.W_{x}", packed[j * d : (j + 1) * d].T) for j, x in enumerate("QKV")]
         pairs = {"W_O": "attn.c_proj", "W_1": "mlp.c_fc", "W_2": "mlp.c_proj"}
-        found += [(f"L{i}.{role}", weights[f"{at}{name}.weight"].T) for role, name in pairs.items()]
-        found += [(f"L{i}.ln{n}.g", weights[f"{at}ln_{n}.weight"]) for n in (1, 2)]
+        parameters += [(f"L{i}.{role}", weights[f"{at}{name}.weight"].T) for role, name in pairs.items()]
+        parameters += [(f"L{i}.ln{n}.g", weights[f"{at}ln_{n}.weight"]) for n in (1, 2)]
         if cfg.bias_qkv:
             bias = weights[f"{at}attn.c_attn.bias"]
-            found += [(f"L{i}.b_{x}", bias[j * d : (j + 1) * d]) for j, x in enumerate("QKV")]
-            found += [(f"L{i}.b{role[1:]}", weights[f"{at}{name}.bias"]) for role, name in pairs.items()]
+            parameters += [(f"L{i}.b_{x}", bias[j * d : (j + 1) * d]) for j, x in enumerate("QKV")]
+            parameters += [(f"L{i}.b{role[1:]}", weights[f"{at}{name}.bias"]) for role, name in pairs.items()]
         if cfg.bias_norm:
-            found += [(f"L{i}.ln{n}.b", weights[f"{at}ln_{n}.bias"]) for n in (1, 2)]
-    found.append(("ln_f.g", weights["transformer.ln_f.weight"]))
-    found += [("ln_f.b", weights["transformer.ln_f.bias"])] if cfg.bias_norm else []
-    return found if cfg.tied else [*found, ("U", weights["lm_head.weight"].T)]
+            parameters += [(f"L{i}.ln{n}.b", weights[f"{at}ln_{n}.bias"]) for n in (1, 2)]
+    parameters.append(("ln_f.g", weights["transformer.ln_f.weight"]))
+    parameters += [("ln_f.b", weights["transformer.ln_f.bias"])] if cfg.bias_norm else []
+    return parameters if cfg.tied else [*parameters, ("U", weights["lm_head.weight"].T)]
 
 
-def _fitting(found: dict[str, Tensor], module: Transformer, path: Path) -> dict[str, Tensor]:
-    own = dict(module.named_parameters())
-    odd = sorted(set(own) ^ set(found)) or [k for k in own if own[k].shape != found[k].shape]
+def _fitting(weights: dict[str, Tensor], module: Transformer, path: Path) -> dict[str, Tensor]:
+    expected = dict(module.named_parameters())
+    odd = sorted(set(expected) ^ set(weights)) or [
+        k for k in expected if expected[k].shape != weights[k].shape
+    ]
     if odd:
         raise CurvescopeError(f"the weights in {path} do not fit its model_args: {odd[0]!r} differs")
-    return found
+    return weights

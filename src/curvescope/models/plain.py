@@ -1,4 +1,4 @@
-"""Any module: blocks by role where its layers are known by their structure, else its parameters."""
+"""Models of any module: blocks by role if its layers are recognized, else its parameters."""
 
 from __future__ import annotations
 
@@ -13,27 +13,32 @@ from torch.nn.parameter import is_lazy
 from curvescope.core.blocks import Block
 from curvescope.core.errors import UsageError
 from curvescope.models.adapters.build import cut_block, rest
-from curvescope.models.adapters.layers import Layer, find_layers, find_stem, own_stem
+from curvescope.models.adapters.layers import DetectedLayer, find_layers, find_stem, own_stem
 from curvescope.models.model import Model
 from curvescope.models.running.weights.widening import is_half
 
+MANY_LINEAR = 3  # linear layers that make a repeated layer likely to contain attention
 _BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def plain_model(module: nn.Module, name: str | None = None) -> Model:
-    """A model whose blocks have roles where layers are found; other parameters go by their own names.
+    """Return a model whose blocks have roles if layers are found; other parameters keep their names.
 
     A parameter of an `nn.Linear` is stored outputs × inputs, so its block is the transpose.
     """
     check_parameters(module)
     layers = find_layers(module)
     blocks, heads = structural_blocks(module, layers)
-    notes = (*mode_notes(module), *_layer_notes(layers))
+    notes = (*mode_notes(module), *(_layer_notes(layers) if layers else _no_layer_notes(module)))
     return Model(module, name or type(module).__name__, blocks, heads, _facts(layers, blocks), notes)
 
 
-def structural_blocks(module: nn.Module, layers: list[Layer]) -> tuple[dict[str, Block], dict[str, Block]]:
-    """Blocks of a module with these layers, and those of single heads; every parameter is covered once."""
+def structural_blocks(
+    module: nn.Module, layers: list[DetectedLayer]
+) -> tuple[dict[str, Block], dict[str, Block]]:
+    """Return the blocks of a module with these layers, and blocks of single heads; every parameter is covered
+    once.
+    """
     shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
     blocks: dict[str, Block] = {}
     singles: dict[str, Block] = {}
@@ -50,8 +55,8 @@ def structural_blocks(module: nn.Module, layers: list[Layer]) -> tuple[dict[str,
     return dict(sorted(blocks.items(), key=lambda item: order[item[1].parameter])), singles
 
 
-def _facts(layers: list[Layer], blocks: Mapping[str, Block]) -> dict[str, Any]:
-    """Sizes that all layers have in common."""
+def _facts(layers: list[DetectedLayer], blocks: Mapping[str, Block]) -> dict[str, Any]:
+    """Return the sizes that all layers share."""
     if not layers:
         return {}
     heads = {part.heads for layer in layers for part in layer.parts if part.heads and part.certain}
@@ -60,44 +65,56 @@ def _facts(layers: list[Layer], blocks: Mapping[str, Block]) -> dict[str, Any]:
     facts: dict[str, Any] = {"kind": "layers", "n_layers": len(layers)}
     facts |= {"d_model": widths.pop()} if len(widths) == 1 else {}
     if len(heads) == 1:
-        (own,) = heads
-        facts |= {"n_heads": own.query, "n_kv_heads": own.key, "d_head": own.size}
+        (counts,) = heads
+        facts |= {"n_heads": counts.query, "n_kv_heads": counts.key, "d_head": counts.size}
     facts |= {"d_ff": inner.pop()} if len(inner) == 1 else {}
     return facts if any(layer.by_names for layer in layers) else {**facts, "attention": "softmax"}
 
 
-def _layer_notes(layers: list[Layer]) -> list[str]:
-    """Where the layers are, one word for each row of them."""
+def _layer_notes(layers: list[DetectedLayer]) -> list[str]:
+    """Return notes on where the layers were found, one entry per list of layers."""
     rows: dict[str, list[tuple[int, str]]] = {}
     for i, layer in enumerate(layers):
         rows.setdefault(layer.path.rpartition(".")[0], []).append((i, layer.path or "the module"))
-    said = [
+    places = [
         f"L{row[0][0]} is {row[0][1]}" + (f", … L{row[-1][0]} is {row[-1][1]}" if len(row) > 1 else "")
         for row in rows.values()
     ]
-    found = [f"layers are found by their structure: {'; '.join(said)}"] if said else []
+    notes = [f"layers were recognized by their structure: {'; '.join(places)}"] if places else []
     if any(layer.by_names for layer in layers):
         parts = [part for layer in layers for part in layer.parts]
         roles = ", ".join(dict.fromkeys(part.front + part.role for part in parts if part.role[:2] == "W_"))
-        heads = "" if any(p.heads and p.certain for p in parts) else "; the layout of heads is not known"
-        found.append(
-            f"roles are found by the names of linear layers: {roles}{heads}; "
-            "cs.load(module, roles={…}) sets others"
+        heads = "" if any(p.heads and p.certain for p in parts) else "; the layout of heads is unknown"
+        notes.append(
+            f"roles were recognized by the names and shapes of linear layers: {roles}{heads}; "
+            "cs.load(module, roles={…}) overrides them"
         )
-    return found
+    return notes
+
+
+def _no_layer_notes(module: nn.Module) -> list[str]:
+    """Return notes on how to name the roles of a module whose repeated layers have no known attention."""
+    holders = [m for m in module.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+    sizes = [sum(isinstance(m, nn.Linear) for m in layer.modules()) for holder in holders for layer in holder]
+    if max(sizes, default=0) < MANY_LINEAR:
+        return []
+    return [
+        "no attention was found in the layers, so blocks have the names of parameters; cs.load(module, "
+        "roles={…}) assigns roles"
+    ]
 
 
 def check_parameters(module: nn.Module) -> None:
-    """Raise unless the module has parameters, real ones, of one type, that torch differentiates twice."""
+    """Raise unless the module has real parameters of one dtype that torch differentiates twice."""
     _check_layers(module)
     parameters = dict(module.named_parameters())
     if not parameters:
-        raise UsageError(f"expected a module with parameters, {type(module).__name__} has none")
+        raise UsageError(f"expected a module with parameters, but {type(module).__name__} has none")
     for key, p in parameters.items():
         _check_values(key, p)
         if p.is_inference():
             raise UsageError(
-                f"expected parameters that can be differentiated, {key!r} was made in inference mode",
+                f"expected parameters that can be differentiated, but {key!r} was made in inference mode",
                 hint="make or load the module outside torch.inference_mode()",
             )
     if len({p.dtype for p in parameters.values()}) > 1 and not is_half(module):
@@ -117,17 +134,19 @@ def _check_values(key: str, p: Tensor) -> None:
     if p.is_meta or isinstance(p, FakeTensor) or isinstance(p.data, FakeTensor):
         kind = "on the meta device" if p.is_meta else "a fake tensor"
         raise UsageError(
-            f"expected parameters with values, {key!r} is {kind}",
+            f"expected parameters with values, but {key!r} is {kind}",
             hint="module.to_empty(device='cpu') and load_state_dict, or make the module without "
             "init_empty_weights, torch.device('meta') or FakeTensorMode",
         )
     if p.layout != torch.strided:
         name = str(p.layout).removeprefix("torch.")
-        raise UsageError(f"expected dense parameters, {key!r} is {name}", hint="nn.Parameter(p.to_dense())")
+        raise UsageError(
+            f"expected dense parameters, but {key!r} is {name}", hint="nn.Parameter(p.to_dense())"
+        )
     if p.is_complex():
         raise UsageError(
             f"expected real parameters, {key!r} is {p.dtype}",
-            hint="keep torch.view_as_real(p) as the parameter, and use torch.view_as_complex of it",
+            hint="store torch.view_as_real(p) as the parameter, and use torch.view_as_complex on it",
         )
     if not p.is_floating_point():
         raise UsageError(
@@ -136,7 +155,7 @@ def _check_values(key: str, p: Tensor) -> None:
 
 
 def check_initialized(module: nn.Module) -> None:
-    """Raise if a lazy layer has not seen a batch yet: its parameters have no shape."""
+    """Raise if a lazy layer has not been called yet: its parameters have no shape."""
     for name, p in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(p):
             raise UsageError(
@@ -146,40 +165,42 @@ def check_initialized(module: nn.Module) -> None:
 
 
 def _check_layers(module: nn.Module) -> None:
-    """Raise where a layer has no second derivative, or none at other parameters."""
+    """Raise if a layer has no second derivative, or cannot be evaluated at other parameters."""
     for name, layer in module.named_modules():
         where = f"{name!r}" if name else "the module"
         if isinstance(layer, torch.jit.ScriptModule):
             raise UsageError(
-                f"expected a module of Python, {where} is compiled by torch.jit for its own parameters",
-                hint="pass the module that was scripted or traced",
+                f"expected a Python module, but {where} is compiled by torch.jit with fixed parameters",
+                hint="pass the module before it was scripted or traced",
             )
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
             raise UsageError(
-                f"expected dense gradients, {where} is an {type(layer).__name__} with sparse=True",
+                f"expected dense gradients, but {where} is an {type(layer).__name__} with sparse=True",
                 hint="layer.sparse = False gives the same outputs",
             )
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.scale_grad_by_freq:
             raise UsageError(
-                f"expected gradients of the loss, {where} scales its own (scale_grad_by_freq=True)",
+                f"expected unscaled gradients, but {where} scales them (scale_grad_by_freq=True)",
                 hint="layer.scale_grad_by_freq = False gives the same outputs",
             )
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             raise UsageError(
-                f"expected parameters that a forward pass leaves alone, {where} scales rows of its weight "
-                f"down (max_norm={layer.max_norm:g})",
+                f"expected parameters that a forward pass does not change, but {where} rescales rows of "
+                f"its weight (max_norm={layer.max_norm:g})",
                 hint="layer.max_norm = None, once its rows have that norm",
             )
         if _has_weight_norm(layer):
             raise UsageError(
-                f"expected a Hessian that is symmetric, {where} has weight_norm, whose second derivative in "
-                "PyTorch is not",
+                f"expected a symmetric Hessian, but {where} has weight_norm, whose second derivative in "
+                f"PyTorch is not symmetric",
                 hint="remove the norm, or write it out: g * v / v.norm(dim=1, keepdim=True)",
             )
 
 
 def _has_weight_norm(layer: nn.Module) -> bool:
-    """Whether a weight is torch's norm over one axis; over all of it the second derivative is right."""
+    """Return True if a weight is normalized over one axis. Over all axes, torch's second derivative is
+    right.
+    """
     hooks = layer._forward_pre_hooks.values()
     norms: list[Any] = [hook for hook in hooks if type(hook).__name__ == "WeightNorm"]
     norms += [layer] if type(layer).__name__ == "_WeightNorm" else []
@@ -187,23 +208,23 @@ def _has_weight_norm(layer: nn.Module) -> bool:
 
 
 def _drop_rate(module: nn.Module) -> float:
-    """Probability with which a module of torch's own drops something in train mode."""
+    """Return the dropout probability of one of torch's modules in train mode."""
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.p
     return module.dropout if isinstance(module, nn.MultiheadAttention | nn.RNNBase) else 0.0
 
 
 def mode_notes(module: nn.Module) -> list[str]:
-    """What eval mode changes about a module that is in train mode, and what it leaves to the batch."""
-    found = []
+    """Return notes on what eval mode changes about a module in train mode, and what depends on the batch."""
+    notes = []
     if any(m.training and _drop_rate(m) > 0 for m in module.modules()):
-        found.append("dropout is switched off: curvature is that of the module in eval mode")
+        notes.append("dropout is switched off: curvature is that of the module in eval mode")
     norms = [m for m in module.modules() if isinstance(m, _BATCH)]
     if any(m.training and m.running_mean is not None for m in norms):
-        found.append("batch norm uses its running statistics: curvature is that of the module in eval mode")
+        notes.append("batch norm uses its running statistics: curvature is that of the module in eval mode")
     if any(m.running_mean is None for m in norms):
-        found.append(
+        notes.append(
             "batch norm without running statistics uses those of each batch: the loss and its curvature "
-            "depend on how the data are cut into batches"
+            "depend on how the data are split into batches"
         )
-    return found
+    return notes

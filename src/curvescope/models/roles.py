@@ -1,4 +1,4 @@
-"""Roles for a module of one's own: which of its parameters is W_Q, W_O, … of which layer.
+"""Roles of the parameters of a user's module: W_Q, W_O, … of each layer.
 
     roles = {
         "E": "tok.weight",
@@ -7,11 +7,11 @@
         "n_heads": 4,
     }
 
-A role is the name of a block, and any name is one; `{layer}` stands for a number, the same in both, and
-layers are counted from 0 in the order of their numbers. Roles of heads, W_Q, b_Q, W_K, b_K, W_V, b_V and W_O,
-are also cut into `L0.h3.W_Q` where `n_heads` is given. What is not named keeps the block that it has.
-Settings beside the roles: `n_heads`, `n_kv_heads` (as many unless given) and `packed`, "stacked" (all heads
-of Q, then of K, then of V) or "per head" (head 0's Q, K, V, then head 1's, …).
+A role is the name of a block; any name is allowed. `{layer}` stands for the same number in both; layers are
+numbered from 0 in the order of these numbers. If `n_heads` is given, the roles W_Q, b_Q, W_K, b_K, W_V, b_V
+and W_O are also split into heads, `L0.h3.W_Q`. Other parameters keep their blocks. Further settings:
+`n_heads`, `n_kv_heads` (as many unless given) and `packed`, "stacked" (all heads of Q, then of K, then of V)
+or "per head" (head 0's Q, K, V, then head 1's, …).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch import nn
 
 from curvescope.core.blocks import Block
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.core.numbers import plural
-from curvescope.models.adapters.build import WITH_HEADS, Heads, cut_block, rest
-from curvescope.models.adapters.table import Cut
+from curvescope.core.number_format import plural
+from curvescope.models.adapters.build import WITH_HEADS, HeadCounts, cut_block, rest
+from curvescope.models.adapters.table import ParameterSlice
 from curvescope.models.model import Model
 
 SETTINGS = ("n_heads", "n_kv_heads", "packed")
@@ -37,32 +37,35 @@ PACKED = re.compile(r"(?P<kind>[Wb])_(?P<letters>[QKV]{2,3}|gu|ug)")
 
 @dataclass(frozen=True)
 class Layout:
-    """How heads lie in packed matrices."""
+    """Layout of heads in packed matrices."""
 
     query: int | None
     key: int | None
     per_head: bool
 
-    def heads(self, role: str, cut: Cut, shape: tuple[int, ...]) -> Heads | None:
-        """Heads of a role, their size from the parameter's shape; None where it has none, or nobody said."""
+    def heads(self, role: str, cut: ParameterSlice, shape: tuple[int, ...]) -> HeadCounts | None:
+        """Return the heads of a role, with the size from the parameter's shape; None if it has none or they
+        are unknown.
+        """
         if role not in WITH_HEADS or (self.query is None and not cut.stacked):
             return None
         query, key = self.query or 1, self.key or 1
-        counts = Heads(query, key, 1)
+        counts = HeadCounts(query, key, 1)
         stored = sum(counts.of(x) for x in cut.order) if cut.stacked else counts.of(role) * cut.parts
         letter = "k" if "k" in cut.axes else "i" if role == "W_O" else "o"
         size = next((n for group, n in zip(cut.axes.split(), shape, strict=False) if letter in group), 0)
         if "k" in cut.axes.split():
-            return Heads(query, key, size)
+            return HeadCounts(query, key, size)
         if size % stored:
             side = "inputs" if letter == "i" else "outputs"
             raise UsageError(
-                f"expected equal parts of {cut.parameter!r} for {self._words(stored)}, it has {size} {side}"
+                f"expected {cut.parameter!r} to split into equal parts for {self._words(stored)}, but it "
+                f"has {size} {side}"
             )
-        return Heads(query, key, size // stored)
+        return HeadCounts(query, key, size // stored)
 
     def _words(self, stored: int) -> str:
-        """How many parts a matrix has, and who said so."""
+        """Describe how many parts a matrix has, and where that number comes from."""
         if self.query is None:
             return f"{stored} of Q, K and V"
         given = f"n_heads={self.query}" + (f", n_kv_heads={self.key}" if self.key != self.query else "")
@@ -72,7 +75,7 @@ class Layout:
 
 
 def with_roles(model: Model, roles: Mapping[str, Any]) -> Model:
-    """The model with these roles; see the module's own words for what they are."""
+    """Return the model with these roles; the docstring of this module describes them."""
     if not isinstance(roles, Mapping):
         raise UsageError(f"expected roles as a dictionary, got a {type(roles).__name__}")
     layout = _layout(roles)
@@ -96,16 +99,16 @@ def with_roles(model: Model, roles: Mapping[str, Any]) -> Model:
 
 
 def _check_sizes(singles: Mapping[str, Block]) -> None:
-    """Raise where a query has another size than its key, or values another than what W_O reads of a head."""
+    """Raise if queries and keys, or values and the inputs of W_O, have different head sizes."""
     pairs = (("W_Q", 1, "W_K", 1), ("W_V", 1, "W_O", 0))
     for front in {name.partition("h0.")[0] for name in singles}:
-        for one, axis, other, other_axis in pairs:
-            mine, theirs = (singles.get(f"{front}h0.{role}") for role in (one, other))
-            if mine and theirs and mine.shape[axis] != theirs.shape[other_axis]:
+        for role, axis, other_role, other_axis in pairs:
+            first, second = (singles.get(f"{front}h0.{name}") for name in (role, other_role))
+            if first and second and first.shape[axis] != second.shape[other_axis]:
                 raise UsageError(
-                    f"expected heads of one size in {front}{one} and {front}{other}, "
-                    f"got {mine.shape[axis]} and {theirs.shape[other_axis]}",
-                    hint="are the roles, n_heads and n_kv_heads those of the module?",
+                    f"expected heads of one size in {front}{role} and {front}{other_role}, "
+                    f"got {first.shape[axis]} and {second.shape[other_axis]}",
+                    hint="check that the roles, n_heads and n_kv_heads are those of the module",
                 )
 
 
@@ -127,7 +130,7 @@ def _layout(roles: Mapping[str, Any]) -> Layout:
 
 @dataclass(frozen=True)
 class Claim:
-    """A parameter that a role names: the role as it is written, the number of the layer, how it is stored."""
+    """A parameter assigned to a role: the role as written, the number of the layer, and the stored axes."""
 
     key: str
     number: int | None
@@ -136,7 +139,7 @@ class Claim:
 
 
 def _claimed(roles: Mapping[str, Any], model: Model) -> Iterator[tuple[str, str, str, str]]:
-    """(`L0.` or nothing, role, parameter, axes) for every parameter that is named; layers count from 0."""
+    """Iterate over (`L0.` or nothing, role, parameter, axes) of the parameters named; layers count from 0."""
     claims = [c for key, given in roles.items() if key not in SETTINGS for c in _found(key, given, model)]
     place = {n: i for i, n in enumerate(sorted({c.number for c in claims if c.number is not None}))}
     owners: dict[str, str] = {}
@@ -144,8 +147,9 @@ def _claimed(roles: Mapping[str, Any], model: Model) -> Iterator[tuple[str, str,
         first = owners.setdefault(claim.parameter, claim.key)
         if first != claim.key:
             raise UsageError(
-                f"expected one role for every parameter, {claim.parameter!r} has {first!r} and {claim.key!r}",
-                hint="matrices that hold several are named by their letters, such as W_QKV",
+                f"expected one role for every parameter, but {claim.parameter!r} has {first!r} and "
+                f"{claim.key!r}",
+                hint="packed matrices are named by their letters, such as W_QKV",
             )
         role = claim.key if claim.number is None else claim.key.replace(LAYER, str(place[claim.number]))
         front, dot, last = role.partition(".") if re.match(r"L\d+\.", role) else ("", "", role)
@@ -153,7 +157,7 @@ def _claimed(roles: Mapping[str, Any], model: Model) -> Iterator[tuple[str, str,
 
 
 def _found(key: str, given: Any, model: Model) -> list[Claim]:
-    """The parameters that a pattern names."""
+    """Return the parameters that a pattern names."""
     pattern, axes = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     if not isinstance(pattern, str) or not isinstance(axes, str | None):
         raise UsageError(
@@ -182,12 +186,12 @@ def _found(key: str, given: Any, model: Model) -> list[Claim]:
 
 
 def _axes(parameter: str, module: nn.Module) -> str:
-    """How a parameter is stored: a linear layer outputs × inputs, other matrices inputs × outputs."""
+    """Return the axes of a stored parameter: outputs × inputs for linear layers, else inputs × outputs."""
     p, owner = module.get_parameter(parameter), module.get_submodule(parameter.rpartition(".")[0])
     kernel = isinstance(owner, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     if p.dim() > 2 and not kernel:
         raise UsageError(
-            f"expected {parameter!r} with its axes, it has {p.dim()} of them",
+            f"expected the axes of {parameter!r}, which has {p.dim()} dimensions",
             hint=f"such as ({parameter!r}, 'h i k'): heads, inputs, head size",
         )
     if p.dim() < 2:
@@ -195,28 +199,28 @@ def _axes(parameter: str, module: nn.Module) -> str:
     return "o i" if kernel or isinstance(owner, nn.Linear) else "i o"
 
 
-def _cuts(role: str, parameter: str, axes: str, layout: Layout) -> Iterator[tuple[str, Cut]]:
-    """The roles that one parameter plays: its own, or those of the letters."""
+def _cuts(role: str, parameter: str, axes: str, layout: Layout) -> Iterator[tuple[str, ParameterSlice]]:
+    """Iterate over the roles of a parameter: its own, or one per letter of a packed one."""
     match = PACKED.fullmatch(role)
     if match is None or len(set(match["letters"])) < len(match["letters"]):
-        yield role, Cut(parameter, axes)
+        yield role, ParameterSlice(parameter, axes)
         return
     letters = match["letters"]
     for part, letter in enumerate(letters):
-        own = f"{match['kind']}_{letter}"
+        part_role = f"{match['kind']}_{letter}"
         if letter in "gu":
-            yield own, Cut(parameter, axes.replace("o", "po"), part, len(letters))
+            yield part_role, ParameterSlice(parameter, axes.replace("o", "po"), part, len(letters))
         elif layout.per_head:
-            yield own, Cut(parameter, axes.replace("o", "hpk"), part, len(letters))
+            yield part_role, ParameterSlice(parameter, axes.replace("o", "hpk"), part, len(letters))
         else:
-            yield own, Cut(parameter, axes, part, stacked=True, order=letters)
+            yield part_role, ParameterSlice(parameter, axes, part, stacked=True, order=letters)
 
 
 def _put_together(model: Model, blocks: dict[str, Block], singles: dict[str, Block], layout: Layout) -> Model:
-    """These blocks, and of the model's own those that they leave alone."""
+    """Return the model with these blocks, and its own blocks for all other parameters."""
     taken = {block.parameter for block in blocks.values()}
-    kept = {n: b for n, b in model.blocks.items() if b.parameter not in taken and n not in blocks}
-    merged = {**blocks, **kept}
+    untouched = {n: b for n, b in model.blocks.items() if b.parameter not in taken and n not in blocks}
+    merged = {**blocks, **untouched}
     merged |= rest(model.module, {block.parameter for block in merged.values()})
     heads = {n: b for n, b in model.heads.items() if b.parameter not in taken and n not in singles}
     layers = {name.partition(".")[0] for name in merged if re.match(r"L\d+\.", name)}

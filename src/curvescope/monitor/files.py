@@ -21,16 +21,16 @@ import tomli_w
 from curvescope import __version__
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.monitor.columns import BLOCK_COLUMNS, COLUMNS, TEXT
-from curvescope.runs.disk.durable import check_writable, write_figures, write_tables
+from curvescope.runs.disk.atomic_files import check_writable, write_figures, write_tables
 from curvescope.runs.folder import CONFIG, STATE, environment
-from curvescope.runs.growing import BLOCKS, HISTORY, SETTINGS
+from curvescope.runs.live_history import BLOCKS, HISTORY, SETTINGS, STEPS
 from curvescope.runs.pieces import RESULT, Pieces
-from curvescope.runs.shown import Shown
+from curvescope.runs.study_result import Shown
 
 ACCOUNT = "account.json"
-ACCOUNT_KEYS = {"elapsed", "spent", "costs", "missed", "calls", "seen"}
+ACCOUNT_KEYS = {"elapsed", "spent", "costs", "used", "product_seconds", "calls", "seen"}
 STUDY = "monitor"
-HEADERS = {HISTORY: [*COLUMNS, TEXT], BLOCKS: list(BLOCK_COLUMNS)}
+HEADERS = {HISTORY: [*COLUMNS, TEXT], BLOCKS: list(BLOCK_COLUMNS), STEPS: ["step", "loss"]}
 WORDS = {TEXT, "block"}
 Row = dict[str, Any]
 
@@ -69,7 +69,7 @@ class Files:
             raise CurvescopeError(f"another process works on {self.folder}", hint="choose another out")
 
     def read(self, name: str) -> list[Row]:
-        """The complete rows of one of the two files."""
+        """The complete rows of one of the files."""
         path = self.folder / name
         return read_rows(path) if path.exists() else []
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
+from torch import Tensor
 
 from curvescope.monitor.columns import BLOCK_COLUMNS, COLUMNS, TEXT
 from curvescope.monitor.files import Files, Row
-from curvescope.runs.growing import BLOCKS, HISTORY
+from curvescope.runs.live_history import BLOCKS, HISTORY, STEPS
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MOST_LOSSES = 1000  # of training steps, that wait on their device
+
+
+def _loss_rows(losses: Sequence[tuple[int, float]]) -> list[Row]:
+    return [{"step": step, "loss": loss} for step, loss in losses]
 
 
 @final
@@ -28,14 +35,35 @@ class History:
         no_block = dict.fromkeys(BLOCK_COLUMNS, math.nan)
         blocks = [] if files is None else [{**no_block, **row} for row in files.read(BLOCKS)]
         self._unsaved: tuple[Row, list[Row]] | None = None  # the last measurement
+        self.losses: list[tuple[int, float]] = []
+        if files is not None:
+            self.losses = [(row["step"], row["loss"]) for row in files.read(STEPS)]
+        self._saved_losses = len(self.losses)
+        self._new_losses: list[tuple[int, Tensor | float]] = []  # not read from the device yet
         self._whole = True  # the files hold all earlier rows
-        self.block_rows: list[Row] = [row for row in blocks if row["step"] <= self.last_step]
+        self.block_rows: list[Row] = [row for row in blocks if row["step"] <= self.last_row_step]
         self._rewrite()  # without the piece of a row that a killed process may have left
 
     def _rewrite(self) -> None:
         if self.files is not None and (self.files.folder / BLOCKS).exists():
             self.files.rewrite(HISTORY, self.rows)
             self.files.rewrite(BLOCKS, self.block_rows)
+            self.files.rewrite(STEPS, _loss_rows(self.losses))
+
+    def add_loss(self, step: int, loss: Tensor | float) -> None:
+        """Keep the loss of a training step; its number is read when the next measurement is made."""
+        self._new_losses.append((step, loss.detach().clone() if isinstance(loss, Tensor) else loss))
+        if len(self._new_losses) >= MOST_LOSSES:
+            self._read_losses()
+
+    def last_loss(self, step: int) -> float:
+        """The loss of a training step; nan if it was not told."""
+        self._read_losses()
+        return self.losses[-1][1] if self.losses and self.losses[-1][0] == step else math.nan
+
+    def _read_losses(self) -> None:
+        new, self._new_losses = self._new_losses, []
+        self.losses += [(step, float(loss)) for step, loss in new]
 
     def add(self, row: Mapping[str, Any], blocks: Mapping[str, Mapping[str, float]]) -> Row:
         """A measurement, its blocks by name; the row with nan for what was not measured."""
@@ -48,28 +76,33 @@ class History:
         return whole
 
     def save(self) -> None:
-        """Write the last measurement; after a write that failed, all of them again."""
-        if self.files is None or self._unsaved is None:
+        """Write the last measurement and losses; after a write that failed, all of them again."""
+        self._read_losses()
+        if self.files is None or (self._unsaved is None and self._saved_losses == len(self.losses)):
             return
-        row, blocks = self._unsaved
+        row, blocks = self._unsaved or ({}, [])
         was_whole, self._whole = self._whole, False
         self.files.go_on()
         if was_whole:
-            self.files.append(BLOCKS, blocks)  # first, so that every step in the history has its blocks
-            self.files.append(HISTORY, [row])
+            if self._saved_losses < len(self.losses):
+                self.files.append(STEPS, _loss_rows(self.losses[self._saved_losses :]))
+            if row:
+                self.files.append(BLOCKS, blocks)  # first, so that every step in the history has its blocks
+                self.files.append(HISTORY, [row])
         else:
+            self.files.rewrite(STEPS, _loss_rows(self.losses))
             self.files.rewrite(BLOCKS, self.block_rows)
             self.files.rewrite(HISTORY, self.rows)
-        self._whole = True
+        self._whole, self._unsaved, self._saved_losses = True, None, len(self.losses)
 
     def leave_folder(self) -> Path | None:
         """Forget all rows and the folder, which stays as it is; the folder."""
         folder = None if self.files is None else self.files.folder
-        self.files, self.rows, self.block_rows = None, [], []
+        self.files, self.rows, self.block_rows, self.losses = None, [], [], []
         return folder
 
     @property
-    def last_step(self) -> int:
+    def last_row_step(self) -> int:
         """Of the last measurement; −1 before the first."""
         return self.rows[-1]["step"] if self.rows else -1
 
@@ -79,16 +112,24 @@ class History:
         Returns:
             False, with nothing dropped, if that would delete all rows of a finished run.
         """
-        if self.last_step < step:
+        self.losses = [(at, loss) for at, loss in self.losses if at < step]
+        if self.last_row_step < step and self._saved_losses == len(self.losses):
             return True
-        if self.files is not None and self.files.finished and step <= self.rows[0]["step"]:
+        if self.files is not None and self.files.finished and self.rows and step <= self.rows[0]["step"]:
             return False
         self.rows = [row for row in self.rows if row["step"] < step]
         self.block_rows = [row for row in self.block_rows if row["step"] < step]
         if self.files is not None:
             self.files.go_on()
+        self._saved_losses = len(self.losses)
         self._rewrite()
         return True
+
+    def step_arrays(self) -> dict[str, np.ndarray]:
+        """Steps and losses (N,) of the training steps that told theirs."""
+        self._read_losses()
+        found = np.array(self.losses, float).reshape(-1, 2)
+        return {"step": found[:, 0], "loss": found[:, 1]}
 
     def frame(self) -> pd.DataFrame:
         """One row a measurement."""

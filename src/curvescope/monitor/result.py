@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.monitor import telling
-from curvescope.runs.shown import Line, Shown
+from curvescope.monitor.diagnosis import RunFinding, diagnose_run
+from curvescope.monitor.run_history import RunHistory
+from curvescope.runs.study_result import Line, Shown
 from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
@@ -30,7 +32,18 @@ class Monitored(Shown):
     history: dict[str, np.ndarray]  # (S,) each, see `columns.COLUMNS`
     blocks: dict[str, np.ndarray]  # (R,) each, see `columns.BLOCK_COLUMNS`
     left_out: list[str]  # of each measurement: parts that the budget did not allow
+    steps: dict[str, np.ndarray] = field(default_factory=dict)  # (N,) each, see `columns.STEP_COLUMNS`
     end: dict[str, float] = field(default_factory=dict)  # see `monitor.ending`; empty where nobody wrote it
+
+    @property
+    def findings(self) -> list[RunFinding]:
+        """What the history says of the run, worst first."""
+        return diagnose_run(self.run_history)
+
+    @property
+    def run_history(self) -> RunHistory:
+        """The columns, as the diagnosis takes them."""
+        return RunHistory(self.history, self.blocks, self.steps)
 
     def summary(self) -> list[Line]:
         """The numbers to look at first."""
@@ -49,7 +62,8 @@ class Monitored(Shown):
         import pandas as pd
 
         history = pd.DataFrame({**self.history, "left_out": self.left_out})
-        return {"history": history, "blocks": pd.DataFrame(self.blocks)}
+        steps = {"steps": pd.DataFrame(self.steps)} if len(self.steps.get("step", ())) else {}
+        return {"history": history, "blocks": pd.DataFrame(self.blocks), **steps}
 
     def block_map(self, column: str) -> tuple[list[str], np.ndarray, np.ndarray]:
         """Names of blocks, steps (S,), and a column of theirs (B, S), each cell as it was last measured."""

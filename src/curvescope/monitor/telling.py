@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from curvescope.core.numbers import plural, rounded, with_error
+from curvescope.core.number_format import plural, rounded, with_error
 from curvescope.monitor.budget import Budget
-from curvescope.monitor.look import PARTS
-from curvescope.runs.shown import Line
+from curvescope.monitor.diagnosis import verdict
+from curvescope.monitor.measurement import PARTS
+from curvescope.monitor.run_history import RunHistory, stable_rate
+from curvescope.runs.study_result import Line
 
 if TYPE_CHECKING:
     from curvescope.monitor.result import Monitored
@@ -42,8 +44,23 @@ def summary(result: Monitored) -> list[Line]:
     found += [line for line in (_largest(h), _ceiling(h), _lowest(h), _trace(h), _gap(h)) if line]
     share = f"{h['products'].sum():,.0f} products, {h['cost_seconds'].sum():.3g} s"
     part = result.end["share"] if result.end else float(h["share"][-1])
+    found += _found(result)
     found.append(("share of the time", f"{100 * part:.1f} %", f"of {100 * result.budget:g} %: {share}"))
     return found
+
+
+def _found(result: Monitored) -> list[Line]:
+    """The verdict of the diagnosis, and the largest rate that would have been stable."""
+    findings, history = result.findings, result.run_history
+    words = (
+        "; ".join(finding.name for finding in findings) or "see docs/guides/unstable.md for what it looks at"
+    )
+    lines = [("diagnosis", verdict(findings), words)]
+    if (rate := stable_rate(history)) is not None:
+        error = max(rate.high - rate.value, rate.value - rate.low)
+        where = f"by the sharpness at step {rate.step}, the largest of {rate.num_measurements} measurements"
+        lines.append(("largest stable rate", with_error(rate.value, error), where))
+    return lines
 
 
 def skipping(end: Mapping[str, float], made: int, budget: float) -> str:
@@ -62,7 +79,7 @@ def opening(result: Monitored) -> str:
     h = result.history
     known = np.flatnonzero(np.isfinite(h["lambda_max"]))
     if not len(known):
-        return "No λ_max was measured."
+        return " ".join(["No λ_max was measured.", *_told(result)])
     first, last, top = int(known[0]), int(known[-1]), int(np.nanargmax(h["lambda_max"]))
     ends = [
         f"{with_error(h['lambda_max'][i], h['lambda_max_error'][i])} at step {h['step'][i]:.0f}"
@@ -73,17 +90,27 @@ def opening(result: Monitored) -> str:
         said += f", highest at step {h['step'][top]:.0f} ({h['lambda_max'][top]:.4g})"
     ratio, what = _ratio(h)
     if not np.isfinite(ratio).any():
-        return f"{said}."
+        return " ".join([f"{said}.", *_told(result)])
     above = int((ratio > 1).sum())
     crossed = f"at {above} of {plural(int(np.isfinite(ratio).sum()), 'measurement')}" if above else "nowhere"
-    return f"{said}. {what} is above 1, where steps on the quadratic diverge, {crossed}."
+    told = f"{said}. {what} is above 1, where steps on the quadratic diverge, {crossed}."
+    return " ".join([told, *_told(result)])
+
+
+def _told(result: Monitored) -> list[str]:
+    """The worst finding in a sentence."""
+    worst = next(iter(result.findings), None)
+    return [] if worst is None else [f"Diagnosis: {worst.sentence()}."]
 
 
 def _ratio(h: dict[str, np.ndarray]) -> tuple[np.ndarray, str]:
-    """How near the optimizer is to its threshold, by what it sees where that is known, and its name."""
-    ratio = h["lr_sharpness"] / h["sharpness_threshold"]
+    """How near the optimizer is to its threshold, by what it sees where that is known, and its name.
+
+    It is nan in the first steps of an adaptive optimizer, whose preconditioner is not formed yet.
+    """
+    ratio, counts = h["lr_sharpness"] / h["sharpness_threshold"], RunHistory(h).is_formed()
     if np.isfinite(ratio).any():
-        return ratio, "η · sharpness / threshold"
+        return np.where(counts, ratio, np.nan), "η · sharpness / threshold"
     return h["lr_lambda_max"] / h["threshold"], "η λ_max / threshold"
 
 
@@ -105,6 +132,11 @@ def _largest(h: dict[str, np.ndarray]) -> Line | None:
 def _ceiling(h: dict[str, np.ndarray]) -> Line | None:
     """The step at which the optimizer was nearest to its threshold, or furthest beyond it."""
     ratio, what = _ratio(h)
+    seen = h["lr_sharpness"] / h["sharpness_threshold"]
+    if not np.isfinite(ratio).any() and np.isfinite(seen).any():
+        i = int(np.flatnonzero(np.isfinite(seen))[-1])
+        words = f"at step {h['step'][i]:.0f}; not counted, the optimizer's preconditioner is not formed yet"
+        return what, f"{seen[i]:.3g}", words
     if not np.isfinite(ratio).any():
         return None
     top, above = int(np.nanargmax(ratio)), int((ratio > 1).sum())
@@ -148,7 +180,7 @@ def ceiling(h: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def is_near(h: Mapping[str, np.ndarray]) -> bool:
-    """Whether a ceiling comes near enough to be drawn with λ_max."""
+    """Return True if a ceiling comes near enough to be drawn with λ_max."""
     known = np.isfinite(ceiling(h)) & np.isfinite(h["lambda_max"])
     return bool(known.any() and (ceiling(h)[known] < FAR * np.nanmax(h["lambda_max"])).any())
 
@@ -157,7 +189,8 @@ def _stability(result: Monitored, where: str) -> str:
     """What is drawn, and why no ceiling is where there is none."""
     h = result.history
     said = (
-        f"λ_max of the Hessian {where}, with a band of its error, min(r, r²/gap) of the Lanczos residual r; "
+        f"λ_max of the Hessian {where}, with a band of its error, up to a bound that holds "
+        "with probability 99 %; "
     )
     if not len(h["step"]) or is_near(h):
         said += "dashed: the ceiling, the threshold of the optimizer's momentum over its learning rate η."
@@ -198,6 +231,7 @@ def captions(result: Monitored) -> dict[str, str]:
         "blocks_trace": "Trace of every block, from the probes of the whole; blue is below zero, red above.",
         "history": "One row a measurement; empty where the budget left a part out.",
         "blocks": "One row a block and measurement.",
+        "steps": "The loss of every training batch that the loop passed on.",
     }
 
 
@@ -236,13 +270,47 @@ def _counts(counts: Sequence[tuple[str, int]]) -> str:
     return f"{said[0]} to {said[-1]}, at {len(said)} measurements,"
 
 
-def end_of(step: int, rows: Sequence[Mapping[str, Any]], budget: Budget, waiting: int) -> dict[str, float]:
+def schedule(
+    budget: Budget, every: int, products: Mapping[str, float], parts: Sequence[str], step: int
+) -> str:
+    """How often the budget allows what, behind the first measurement; empty if it allows every due row.
+
+    Args:
+        every: steps from one due measurement to the next.
+        products: that each part usually takes.
+        parts: that are due.
+        step: of the training loop.
+    """
+    first, rest = parts[0], parts[1:]
+    between = budget.steps_between(parts[:1], products)
+    if not math.isfinite(between):
+        return ""
+    next_step = step + max(1, math.ceil(budget.wait(first, products) / budget.step_seconds))
+    cycle = budget.steps_between(rest, products)
+    said = (
+        f"the first measurement took the time of {budget.spent / budget.step_seconds:.3g} training steps; "
+        f"at budget={budget.limit:g} λ_max and the sharpness come again at about step {next_step:,}, then "
+        f"about every {max(every, round(between)):,} steps instead of every {every:,}"
+    )
+    if rest:
+        said += f", and {', '.join(rest)} about once in {max(every, round(cycle)):,} steps"
+    return f"{said}. A larger budget or fewer probe sequences measure more often, budget=1.0 every time"
+
+
+def end_of(
+    step: int,
+    rows: Sequence[Mapping[str, Any]],
+    budget: Budget,
+    waiting: int,
+    products: Mapping[str, float],
+) -> dict[str, float]:
     """The numbers above.
 
     Args:
         step: the last.
         rows: of the history, with what each of them skipped.
         waiting: skipped since the last row, the one that is due now among them.
+        products: that each part usually takes.
     """
     before = sum(row["skipped"] for row in rows if not math.isnan(row["skipped"]))
     found = {
@@ -251,11 +319,7 @@ def end_of(step: int, rows: Sequence[Mapping[str, Any]], budget: Budget, waiting
         "share": budget.share,
         "skipped": int(before) + waiting,
     }
-    if waiting and rows and step > rows[0]["step"]:
-        first = rows[0]
-        measuring = budget.spent - first["share"] * first["seconds"]
-        pace = (budget.elapsed - first["seconds"] - measuring) / (step - first["step"])  # seconds of a step
-        wait = budget.ready_at(PARTS[0]) - budget.elapsed
-        if pace > 0:
-            found["next_step"] = step + max(1, math.ceil(wait / pace))
+    if waiting and rows and budget.steps:
+        wait = budget.wait(PARTS[0], products)
+        found["next_step"] = step + max(1, math.ceil(wait / budget.step_seconds))
     return found

@@ -1,48 +1,118 @@
-"""The module inside what others wrap around it: the one that can be differentiated twice."""
+"""The module inside what others wrap around it, and which process measures it."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
+from curvescope.algorithms.accurate_sums import summing_dtype
 from curvescope.core.errors import UsageError
+from curvescope.core.ranks.shard_layout import Spread
+from curvescope.distributed.sharding import shard
 from curvescope.models.load import load
 from curvescope.models.model import Model
-from curvescope.models.running.calling import Output
-from curvescope.models.running.exchange import Change
+from curvescope.models.running.module_calls import Output
+from curvescope.models.running.patching import Change
+from curvescope.monitor.budget import Clock
 
 WHOLE = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
-SPREAD = {"FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
+SPREAD = {  # kinds whose parameters cannot be differentiated twice, and what to take instead
+    "FullyShardedDataParallel": "PyTorch's fully_shard (FSDP2) is measured",
+    "DeepSpeedEngine": "DistributedDataParallel and fully_shard are measured",
+}
 
 
-def load_inner(
-    model: Any, output: Output | None, params: Mapping[str, Any] | None
-) -> tuple[Model, list[str]]:
-    """The model inside, and what `load` would warn of, which in training goes without saying."""
+class Inner(NamedTuple):
+    """The model inside, what `load` would warn of, and whether another process measures it."""
+
+    model: Model
+    notes: list[str]
+    passive: bool
+
+
+def load_inner(model: Any, output: Output | None, params: Mapping[str, Any] | None) -> Inner:
+    """The model inside what others wrap around it; one that is sharded is measured by all of its ranks."""
+    module = inner_module(model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = load(inner_module(model), output=output, params=params)
+        found = load(module, output=output, params=params)
+        if is_sharded(module):
+            found = shard(found)
     notes = list(dict.fromkeys(str(one.message) for one in caught))
-    return replace(found, settings=_uncompiled(found.settings)), notes
+    passive = found.spread is None and not _measures(model)
+    if passive:
+        notes.append("the process of rank 0 measures this model, and the others wait for it")
+    return Inner(replace(found, settings=_uncompiled(found.settings)), notes, passive)
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether `fully_shard` has cut the parameters of a module."""
+    return isinstance(model, nn.Module) and any(type(p).__name__ == "DTensor" for p in model.parameters())
 
 
 def inner_module(model: Any) -> Any:
     """What `torch.compile`, DataParallel and DistributedDataParallel wrap: it has the same parameters."""
     while isinstance(model, nn.Module):
-        kinds = {kind.__name__ for kind in type(model).__mro__}
-        if kinds & SPREAD:
+        kinds = _kinds(model)
+        for kind in kinds & SPREAD.keys():
             raise UsageError(
-                f"expected a module with whole parameters, got a {type(model).__name__}, which spreads them"
+                f"expected a module whose parameters can be differentiated twice, got a {kind}",
+                hint=SPREAD[kind],
             )
         inside = [attribute for name, attribute in WHOLE.items() if name in kinds]
         if not inside:
             break
         model = getattr(model, inside[0])
+    if isinstance(model, nn.Module):
+        check_parameters(model)
     return model
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Raise if a library other than PyTorch's `fully_shard` has cut the parameters of a module."""
+    for name, parameter in model.named_parameters():
+        kind = "DeepSpeed ZeRO" if hasattr(parameter, "ds_id") else None
+        kind = "FullyShardedDataParallel" if type(parameter).__name__ == "FlatParameter" else kind
+        if kind is not None:
+            raise UsageError(
+                f"expected parameters that PyTorch can differentiate twice, got {name} as {kind} cuts it",
+                hint="DistributedDataParallel and PyTorch's fully_shard are measured",
+            )
+
+
+def _kinds(model: Any) -> set[str]:
+    return {kind.__name__ for kind in type(model).__mro__}
+
+
+def _measures(model: Any) -> bool:
+    """Whether this process measures: under DistributedDataParallel, the one of rank 0."""
+    while isinstance(model, nn.Module):
+        kinds = _kinds(model)
+        if "DistributedDataParallel" in kinds:
+            group: Any = model.process_group
+            return torch.distributed.get_rank(group) == 0
+        inside = [attribute for name, attribute in WHOLE.items() if name in kinds]
+        if not inside:
+            return True
+        model = getattr(model, inside[0])
+    return True
+
+
+def shared_clock(clock: Clock, spread: Spread | None, device: torch.device) -> Clock:
+    """The clock of the first rank, for all ranks of a sharded model: they decide the same from it."""
+    if spread is None:
+        return clock
+
+    def shared() -> float:
+        own = clock() if spread.rank == 0 else 0.0
+        return float(spread.added(torch.tensor([own], dtype=summing_dtype(device), device=device)))
+
+    return shared
 
 
 def _uncompiled(settings: Callable[[nn.Module], list[Change]]) -> Callable[[nn.Module], list[Change]]:

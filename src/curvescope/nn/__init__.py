@@ -1,4 +1,4 @@
-"""Functions of torch.nn.functional, and whole models, with every second derivative; imports torch alone."""
+"""Functions of torch.nn.functional, and complete models, with every second derivative; imports only torch."""
 
 from curvescope.nn import functional
 from curvescope.nn.dropin import (

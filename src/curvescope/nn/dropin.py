@@ -1,10 +1,10 @@
-"""Whole models with every derivative of order two: our functions stand in for PyTorch's while a model runs.
+"""Complete models with every second derivative: our functions replace PyTorch's while a model runs.
 
 A mode of PyTorch (`TorchFunctionMode`) sees each call of a function of torch in its thread, whatever class it
-comes from. Calls of attention, norms, activations and cross-entropy go to `curvescope.nn.functional`, and the
-batch and instance norms, whose forward mode is wrong inside another derivative, are written out. Transformers
-(Hugging Face) with an attention other than "sdpa" get ours by its name in their configuration. What has no
-counterpart is PyTorch's own, and is listed with the reason.
+comes from. Calls of attention, norms, activations and cross-entropy go to `curvescope.nn.functional`, and
+batch and instance norms, whose forward mode is wrong inside another derivative, are computed by plain
+operations. Transformers (Hugging Face) with an attention other than "sdpa" get ours through their
+configuration. Functions without a counterpart stay PyTorch's own, and are listed with the reason.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 _PASSIVE = (nn.Linear, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.ModuleDict)
 _FUNCTION = (types.FunctionType, types.BuiltinFunctionType)
-_FRAMES = 12  # between a call of torch and the module that made it
+_FRAMES = 12  # most stack frames between a call of torch and the calling module
 
 
 @dataclass
 class Replacements:
-    """What `twice_differentiable` and `make_twice_differentiable` have done with a model; prints as a list.
+    """Replacements in a model by the two functions of this module; prints as a list.
 
     Attributes:
-        replaced: Names of submodules, with the functions they call that are ours now.
-        kept: Names of submodules or functions that are PyTorch's own, with the reason.
-        calls: How often each function has been replaced so far, calls outside of the model included.
+        replaced: Names of submodules, with the functions that are replaced in them.
+        kept: Names of submodules or functions that stay PyTorch's own, with the reason.
+        calls: Number of replaced calls of each function so far, including calls outside the model.
     """
 
     model: str
@@ -63,26 +63,26 @@ class Replacements:
 
 
 def _grouped(entries: dict[str, str]) -> list[tuple[str, str]]:
-    """Names with their words; those that differ in a number only in one line, with their count."""
+    """Return names with their text; names that differ only in a number share one line, with their count."""
     groups = Counter((re.sub(r"\d+", "*", name), words) for name, words in entries.items())
     single = {(re.sub(r"\d+", "*", name), words): name for name, words in entries.items()}
     return [(f"{key[0]} ({n})" if n > 1 else single[key], key[1]) for key, n in groups.items()]
 
 
 class twice_differentiable(ContextDecorator):
-    """Inside, a model has every derivative of order two: reverse and forward mode, in any order.
+    """Give a model every second derivative inside the context: reverse and forward mode, in any order.
 
     Calls of the model and of everything else in this thread are replaced, so a loss inside is too. Other
-    threads are not touched, except that a Hugging Face model with an attention other than "sdpa" computes it
-    with our functions in all threads meanwhile. A layer that is computed again by activation checkpointing
-    needs the replacement during the backward pass: call `backward` inside, or, on CUDA, where backward passes
-    have their own threads, use `make_twice_differentiable`.
+    threads are not affected, except that a Hugging Face model with an attention other than "sdpa" uses our
+    attention in all threads meanwhile. A layer that is recomputed by activation checkpointing needs the
+    replacement during the backward pass: call `backward` inside, or, on CUDA, whose backward passes have
+    their own threads, use `make_twice_differentiable`.
 
     Args:
-        model: The module whose parts are listed, and whose configuration is changed inside.
+        model: Module whose parts are listed and whose configuration is changed inside.
 
     Yields:
-        A `Replacements`. Everything is as it was afterwards, after errors too.
+        A `Replacements`. The context restores everything at its end, also after errors.
     """
 
     def __init__(self, model: nn.Module):
@@ -93,7 +93,7 @@ class twice_differentiable(ContextDecorator):
         report, attention = _examined(self.model)
         with ExitStack() as stack:
             if attention is not None:
-                stack.enter_context(attention.exchanged())
+                stack.enter_context(attention.patched())
             stack.enter_context(Functions(report, self.model))
             self._entered.__dict__.setdefault("stacks", []).append(stack.pop_all())
         return report
@@ -103,12 +103,12 @@ class twice_differentiable(ContextDecorator):
 
 
 def make_twice_differentiable(model: nn.Module) -> nn.Module:
-    """The same module, which from now on has every derivative of order two in all threads.
+    """Give a module every second derivative from now on, in all threads.
 
     Its class, parameters, hooks and `state_dict` stay; `forward` of each submodule becomes an attribute of
     the instance, which is pickled and copied with it. A function that no submodule calls, such as a loss
-    outside of the model, stays PyTorch's. What `torch.utils.checkpoint` computes again has to be a submodule.
-    `curvescope.nn.replacements(model)` says what was done.
+    outside of the model, stays PyTorch's. `torch.utils.checkpoint` may only recompute submodules.
+    `curvescope.nn.replacements(model)` lists the replacements.
 
     Args:
         model: A module, changed in place.
@@ -128,17 +128,19 @@ def make_twice_differentiable(model: nn.Module) -> nn.Module:
 
 
 def replacements(model: nn.Module) -> Replacements | None:
-    """What `make_twice_differentiable` has done with a model; None if it was not called with it."""
+    """Return what `make_twice_differentiable` replaced in a model; None if it was not called."""
     forward = vars(model).get("forward")
     return forward.report if isinstance(forward, Forward) else None
 
 
 class Forward:
-    """`forward` of a module with our functions inside. It is pickled and copied with its module."""
+    """Replacement of a module's `forward` that uses our functions. It is pickled and copied with its
+    module.
+    """
 
     def __init__(self, module: nn.Module, report: Replacements):
         self.module, self.report = module, report
-        self.before = vars(module).get("forward")  # of somebody else, who had put it there
+        self.before = vars(module).get("forward")  # an instance attribute set by other code
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_on():
@@ -159,11 +161,11 @@ class Forward:
         if any("transformers" in words for words in self.report.replaced.values()):
             from curvescope.nn.hf import register
 
-            register()  # where it is unpickled, transformers may not know our attention yet
+            register()  # the unpickling process may not have registered our attention yet
 
 
 def is_on() -> bool:
-    """Whether calls in this thread are replaced already."""
+    """Return True if calls in this thread are replaced already."""
     return any(isinstance(mode, Functions) for mode in _get_current_function_mode_stack())
 
 
@@ -177,14 +179,14 @@ def _checked(model: Any) -> nn.Module:
 
 
 class Functions(TorchFunctionMode):
-    """Our functions in the place of PyTorch's, in this thread."""
+    """Replace PyTorch's functions by ours in this thread."""
 
     def __init__(self, report: Replacements, model: nn.Module):
         super().__init__()
         self.report, self.model = report, model
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _ENGINE:  # layers that are computed again in a backward pass are replaced too
+        if func in _ENGINE:  # replace calls in layers recomputed in a backward pass too
             with self:
                 return _ENGINE[func](*args, **(kwargs or {}))
         rule = RULES.get(func)
@@ -206,7 +208,7 @@ class Functions(TorchFunctionMode):
 
 
 def _caller(model: nn.Module) -> str | None:
-    """Name of the submodule whose method calls torch now."""
+    """Return the name of the submodule whose method is calling torch."""
     names = {id(part): name or type(part).__name__ for name, part in model.named_modules()}
     frame = sys._getframe(2)
     for _ in range(_FRAMES):
@@ -268,7 +270,7 @@ def _written_out(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """(x − mean)/√(var + ε) in plain operations, with running statistics as PyTorch keeps them."""
+    """(x − mean)/√(var + ε) in plain operations, with PyTorch's running statistics."""
     mean = x.mean(axes, keepdim=True)
     centered = x - mean
     var = centered.square().mean(axes, keepdim=True)
@@ -285,10 +287,12 @@ def _written_out(
 
 
 def _seen(function: Any, **names: Any) -> Callable[..., Any]:
-    """A function of torch that does not tell modes of its call a second time, with other values for names."""
+    """Return a copy of a torch function that does not dispatch to modes again, with other values for some
+    globals.
+    """
     space = vars(sys.modules[function.__module__]) | names
     space |= dict.fromkeys(("has_torch_function", "has_torch_function_unary"), lambda *_: False)
-    del space["__name__"]  # TorchDynamo would take the names of the module of that name
+    del space["__name__"]  # TorchDynamo would use the globals of the module of that name
     ours = types.FunctionType(function.__code__, space, function.__name__, function.__defaults__)
     ours.__kwdefaults__ = function.__kwdefaults__
     return ours
@@ -297,7 +301,7 @@ def _seen(function: Any, **names: Any) -> Callable[..., Any]:
 _ENGINE = {f: _seen(f) for f in (torch.autograd.grad, torch.autograd.backward, Tensor.backward)}
 RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: functional.scaled_dot_product_attention,
-    F.multi_head_attention_forward: _seen(  # weights that are asked for are made in plain operations
+    F.multi_head_attention_forward: _seen(  # requested attention weights are computed by plain operations
         F.multi_head_attention_forward, scaled_dot_product_attention=functional.scaled_dot_product_attention
     ),
     F.layer_norm: functional.layer_norm,
@@ -309,7 +313,7 @@ RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.batch_norm: _batch_norm,
     F.instance_norm: _instance_norm,
 }
-"""PyTorch's functions and ours, of one signature; a sentence in place of a tensor says why it is not ours."""
+"""PyTorch's functions and ours, with equal signatures; a returned string is the reason to keep PyTorch's."""
 _NO_SECOND = "PyTorch has no second derivative of it"
 KEPT: dict[Callable[..., Any], str] = {
     F.hardsigmoid: _NO_SECOND,
@@ -319,7 +323,7 @@ KEPT: dict[Callable[..., Any], str] = {
     F.multi_margin_loss: _NO_SECOND,
     torch.cdist: f"{_NO_SECOND}; the norm of differences has one",
 }
-"""Functions that are called as they are, and what they lack."""
+"""Functions that are not replaced, and the derivatives that they lack."""
 _FOREIGN = {
     "flex_attention": "PyTorch's flex_attention has no second derivative and cannot be seen from outside",
     "flash_attn_func": "flash-attn has no second derivative and cannot be seen from outside",
@@ -332,7 +336,7 @@ _FOREIGN = {
 
 
 def _examined(model: nn.Module) -> tuple[Replacements, Attention | None]:
-    """What will be replaced in a model, and the attention of what is of transformers in it."""
+    """Return the planned replacements in a model, and the attention of its Transformers modules."""
     report = Replacements(type(model).__name__)
     for name, part in model.named_modules():
         attributes = [value for value in vars(part).values() if isinstance(value, _FUNCTION)]
@@ -355,7 +359,7 @@ def _examined(model: nn.Module) -> tuple[Replacements, Attention | None]:
 
 @cache
 def _called(kind: type) -> tuple[Any, ...]:
-    """Functions of ours, kept ones and foreign ones that the methods of a class name."""
+    """Return the replaceable, kept and foreign functions that the methods of a class call."""
     found: dict[Any, None] = {}
     for base in kind.__mro__:
         if base is nn.Module:
@@ -384,7 +388,7 @@ def _named(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _of_transformers(model: nn.Module) -> Attention | None:
-    """The attention of transformers' modules; None where that package was not loaded."""
+    """Return the attention of Transformers modules; None if that package is not loaded."""
     if "transformers" not in sys.modules:
         return None
     from curvescope.nn.hf import examined

@@ -22,7 +22,7 @@ from curvescope.kernels.attention.sdpa import RelativeBias
 from curvescope.kernels.attention.sdpa import sdpa as _sdpa
 from curvescope.kernels.backends import casting, forward_mode, transformed
 from curvescope.kernels.cross_entropy import cross_entropy_head
-from curvescope.kernels.norms.written_out import default_eps, plain_layer_norm, plain_rms_norm
+from curvescope.kernels.norms.plain_norms import default_eps, plain_layer_norm, plain_rms_norm
 
 __all__ = [
     "RelativeBias",
@@ -68,14 +68,14 @@ def scaled_dot_product_attention(
         attn_mask: True where a query sees a key, or numbers to add to the scores; broadcast to
             (..., H, Lq, Lk). Numbers that require a gradient get one, in their own shape.
         dropout_p: Share of the weights that are set to 0; all derivatives drop the same ones.
-        is_causal: Query i sees keys j ≤ i, also where Lq ≠ Lk.
+        is_causal: Query i sees keys j ≤ i, also if Lq ≠ Lk.
         scale: 1/√d unless given.
         enable_gqa: `key` and `value` may have fewer heads, which divide H.
         score_bias: Numbers to add to the scores, beside any mask, with a gradient in their own shape. A
             `RelativeBias` needs memory linear in the length.
         window: Query i sees only keys with |i − j| < window, of those that the other arguments leave.
         key_lengths: (...,) whole numbers; keys at and after this position are not seen.
-        third_order: Where the sequence is long enough for the kernels, "warn" computes derivatives of order
+        third_order: If the sequence is long enough for the kernels, "warn" computes derivatives of order
             three and more by plain operations, in memory quadratic in the length, and warns once; "error"
             raises.
 
@@ -110,7 +110,7 @@ def layer_norm(
 ) -> Tensor:
     """PyTorch's function of this name.
 
-    PyTorch's own is silently wrong where a backward goes through the result of forward mode, which is what
+    PyTorch's own is silently wrong if a backward pass goes through the result of forward mode, which is what
     `torch.func.hessian` and `jacrev(jacfwd(…))` do, and in third derivatives.
     """
     shape, num = tuple(normalized_shape), len(normalized_shape)
@@ -245,5 +245,5 @@ def linear_cross_entropy(
 
 
 def _plainly() -> bool:
-    """Whether plain operations are recorded: the kernels answer two reverse derivatives of eager code."""
+    """Return True if plain operations are recorded; kernels have two reverse derivatives of eager code."""
     return casting() or forward_mode() or transformed() or torch.compiler.is_compiling()

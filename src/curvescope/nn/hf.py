@@ -1,9 +1,9 @@
-"""Attention of transformers (Hugging Face) other than its "sdpa": ours, by a name in the configuration.
+"""Replace attention of Transformers (Hugging Face) other than "sdpa" by ours, through the configuration.
 
-Models with "sdpa" call PyTorch's function, which `dropin` sees. Those with "eager", or a kernel of another
-package, get "curvescope.nn", which is transformers' own "sdpa" with our function in it, in every thread, if
-the outputs on a small input are the same. A soft cap of the scores and sinks have no such form: there eager
-attention stays, which has every derivative in memory quadratic in the length.
+Models with "sdpa" call PyTorch's function, which `dropin` replaces. Models with "eager", or a kernel of
+another package, get "curvescope.nn" in every thread, if the outputs on a small input are equal. It is
+Transformers' own "sdpa" with our function inside. Soft caps of scores and attention sinks cannot be expressed
+this way: such models keep eager attention, which has every derivative, in memory quadratic in the length.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.models.hf.module import ATTENTION, attention_is, is_transformers, small_outputs
-from curvescope.models.running.exchange import Change, exchanged
-from curvescope.models.running.trial import rounding
+from curvescope.models.running.equivalence_check import rounding
+from curvescope.models.running.patching import Change, patched
 from curvescope.nn.dropin import Functions, Replacements, is_on
 
 NAME = "curvescope.nn"
@@ -26,20 +26,20 @@ NAME = "curvescope.nn"
 
 @dataclass(frozen=True)
 class Attention:
-    """What becomes of the attention of transformers' modules inside a model, by names of submodules."""
+    """Attention of Transformers modules in a model: replaced and kept, by names of submodules."""
 
     changes: list[Change] = field(default_factory=list)
     replaced: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
-    def exchanged(self) -> Iterator[None]:
-        """Our attention in the configurations, inside."""
-        with exchanged(self.changes):
+    def patched(self) -> Iterator[None]:
+        """Use our attention in the configurations inside the context."""
+        with patched(self.changes):
             yield
 
     def exchange(self) -> None:
-        """Our attention in the configurations, for good. They are saved without it."""
+        """Use our attention in the configurations permanently. Saved configurations do not contain it."""
         for holder, name, value in self.changes:
             holder[name] = value
 
@@ -65,13 +65,15 @@ def examined(model: nn.Module) -> Attention:
 
 
 def _attends(part: nn.Module) -> bool:
-    """Whether a module is an attention layer, and not what wraps one."""
+    """Return True if a module is an attention layer, not a wrapper of one."""
     names = [type(inner).__name__ for inner in part.modules()]
     return names[0].endswith("Attention") and not any(name.endswith("Attention") for name in names[1:])
 
 
 def _outermost(model: nn.Module) -> list[tuple[str, Any]]:
-    """The outermost modules that bring a transformers configuration, and what stands before their names."""
+    """Return the outermost modules with a Transformers configuration, and the prefix of their submodules'
+    names.
+    """
     found: list[tuple[str, Any]] = []
     for name, part in model.named_modules():
         if is_transformers(part) and not any(name.startswith(prefix) for prefix, _ in found):
@@ -80,9 +82,9 @@ def _outermost(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _why_not(module: Any) -> str | None:
-    """Why our attention cannot take the place of a module's own; None if it can."""
+    """Reason why our attention cannot replace that of a module; None if it can."""
     if getattr(module.config, "output_attentions", False):
-        return "its weights are asked for"
+        return "its attention weights are requested"
     register()
     seen = Replacements("")
     try:
@@ -90,11 +92,11 @@ def _why_not(module: Any) -> str | None:
         with Functions(seen, module):
             after = small_outputs(module, attention_is(module, NAME))
     except (CurvescopeError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        return f"with ours it failed: {(str(error).splitlines() or [type(error).__name__])[0]}"
+        return f"it fails with ours: {(str(error).splitlines() or [type(error).__name__])[0]}"
     if before is None or after is None:
-        return "no small input is known on which both could be compared"
+        return "there is no known small input to compare both"
     if not seen.calls["scaled_dot_product_attention"]:
-        return "this family does not let its attention be chosen"
+        return "this model family has no choice of attention"
     error = float((before - after).abs().max()) / max(float(before.abs().max()), 1e-30)
     return None if error <= rounding(before) else f"outputs with ours differ by {error:.0e}"
 

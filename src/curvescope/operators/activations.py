@@ -4,14 +4,14 @@ The Hessian and the GGN of a problem's loss in the activations x at a point, the
 
     H = ∂²L/∂x²,    GGN = (1/N) Jᵀ (∂²ℓ/∂z²) J,  J = ∂z/∂x
 
-x are the activations of all tokens of the data, or of some, and L the problem's own loss: divided once by
-the number N of all its terms. Sequences do not meet, so H is block-diagonal over them; the tokens of a
-sequence do, through attention.
+x are the activations of all tokens of the data, or of some, and L the problem's own loss: divided once by the
+number N of all its terms. Sequences do not interact, so H is block-diagonal over them; the tokens of a
+sequence interact through attention.
 
 Single tokens: the w × w diagonal blocks of an activation operator, all of them in one operator.
 
-Tokens at one position of different sequences do not meet, so one direction through the model serves all
-sequences of a batch: a product with all blocks takes as many directions as there are positions.
+Tokens of different sequences do not interact, so one direction through the model serves all sequences of a
+batch: a product with all blocks takes as many directions as there are positions.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import UsageError
+from curvescope.core.hessian_terms import MatrixName
 from curvescope.core.operator import LinearOperator
-from curvescope.core.parts import MatrixName
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine, EngineName
 from curvescope.losses.custom import unsplit
@@ -44,7 +44,7 @@ Tokens = int | Token | Sequence[int | Token] | None
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class BatchPart:
     """The chosen activations of one batch, those of `tokens`, among the activations x of its sequences."""
 
     index: int  # of the batch
@@ -65,7 +65,7 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of x is chosen."""
+        """Return True if all of x is chosen."""
         return self.size == torch.Size(self.shape).numel()
 
     def at_once(self, dtype: torch.dtype) -> int:
@@ -82,17 +82,17 @@ class Part:
         return whole.map(problem.placed)
 
     def at(self) -> tuple[Any, ...]:
-        """Where the chosen tokens are in (k, *shape): an index that gives (k, M, w)."""
+        """Index of the chosen tokens in (k, *shape); it gives (k, M, w)."""
         where = torch.tensor(self.tokens).T
         return slice(None), where[0], where[1]
 
     def scatter(self, V: Tensor) -> Tensor:
-        """Columns (n, k) of the part as activations (k, *shape), zero where nothing was chosen."""
+        """Return columns (n, k) of the part as activations (k, *shape), zero at other tokens."""
         if self.is_whole:
             return V.T.reshape(-1, *self.shape)
-        found = V.new_zeros(V.shape[1], *self.shape)
-        found[self.at()] = V.T.reshape(V.shape[1], len(self.tokens), self.width)
-        return found
+        activations = V.new_zeros(V.shape[1], *self.shape)
+        activations[self.at()] = V.T.reshape(V.shape[1], len(self.tokens), self.width)
+        return activations
 
     def gather(self, x: Tensor) -> Tensor:
         """Activations (k, *shape) as columns (n, k), a copy."""
@@ -100,20 +100,22 @@ class Part:
         return chosen.reshape(len(x), -1).T.clone()
 
 
-def find_parts(problem: Problem, at: str, tokens: Tokens) -> list[Part]:
+def find_parts(problem: Problem, at: str, tokens: Tokens) -> list[BatchPart]:
     """The chosen activations, batch by batch; those of no token are left out."""
-    wanted = _as_tokens(problem, tokens)
+    chosen = _as_tokens(problem, tokens)
     shapes: dict[Any, tuple[int, ...]] = {}
-    found, first = [], 0
+    parts, first = [], 0
     for index, batch in enumerate(problem.batches):
-        here = range(first, first + batch.num_sequences)
-        own = None if wanted is None else {n - first: p for n, p in wanted.items() if n in here}
-        if own is None or own:
-            found.append(_part(problem, at, index, first, own, shapes))
+        numbers = range(first, first + batch.num_sequences)
+        local = None if chosen is None else {n - first: p for n, p in chosen.items() if n in numbers}
+        if local is None or local:
+            parts.append(_part(problem, at, index, first, local, shapes))
         first += batch.num_sequences
-    if len({part.shape[2:] if len(part.shape) > 2 else part.shape[1:] for part in found}) > 1:
-        raise UsageError(f"expected activations of one width at {at!r}, they differ from batch to batch")
-    return found
+    if len({part.shape[2:] if len(part.shape) > 2 else part.shape[1:] for part in parts}) > 1:
+        raise UsageError(
+            f"expected activations of one width at {at!r}, but the width differs between batches"
+        )
+    return parts
 
 
 def _part(
@@ -123,7 +125,7 @@ def _part(
     first: int,
     own: dict[int, list[int] | None] | None,
     shapes: dict[Any, tuple[int, ...]],
-) -> Part:
+) -> BatchPart:
     batch = problem.batches[index]
     rows = tuple(range(batch.num_sequences)) if own is None else tuple(sorted(own))
     kind = tuple(tuple(t.shape[1:]) for t in batch.tensors())
@@ -139,7 +141,7 @@ def _part(
                 f"expected activations (B, T, d) at {at!r} to choose tokens of, got {len(shape)} axes",
                 hint="tokens=n takes all of sequence n",
             )
-        return Part(index, rows, shape, (), ())
+        return BatchPart(index, rows, shape, (), ())
     chosen = []
     for r, n in enumerate(rows):
         positions = None if own is None else own[n]
@@ -147,7 +149,7 @@ def _part(
     bad = [t for _, t in chosen if not 0 <= t < shape[1]]
     if bad:
         raise UsageError(f"expected positions from 0 to {shape[1] - 1}, got {bad[0]}")
-    return Part(index, rows, shape, tuple(chosen), tuple((first + rows[r], t) for r, t in chosen))
+    return BatchPart(index, rows, shape, tuple(chosen), tuple((first + rows[r], t) for r, t in chosen))
 
 
 def _as_tokens(problem: Problem, tokens: Any) -> dict[int, list[int] | None] | None:
@@ -164,12 +166,12 @@ def _as_tokens(problem: Problem, tokens: Any) -> dict[int, list[int] | None] | N
             f"expected different tokens as pairs (sequence, position), got {tokens!r}",
             hint="tokens=(0, 5), tokens=[(0, 5), (1, 2)], or tokens=0 for all of sequence 0",
         )
-    found: dict[int, list[int] | None] = dict.fromkeys(whole)
-    found |= {n: [t for m, t in pairs if m == n] for n, _ in pairs}
-    bad = [n for n in found if not 0 <= n < total]
+    positions: dict[int, list[int] | None] = dict.fromkeys(whole)
+    positions |= {n: [t for m, t in pairs if m == n] for n, _ in pairs}
+    bad = [n for n in positions if not 0 <= n < total]
     if bad:
         raise UsageError(f"expected sequences from 0 to {total - 1}, got {bad[0]}")
-    return found
+    return positions
 
 
 def _is_token(pair: Any) -> bool:
@@ -184,12 +186,13 @@ class ActivationOperator(LinearOperator):
 
     Args:
         problem: A `cs.Problem`.
-        at: The point: `embed`, `L3.mid`, `L3.h1.out`, `final`, or any submodule, see `models/capture/points`.
+        at: The point: `embed`, `L3.mid`, `L3.h1.out`, `final`, or any submodule;
+            `models/capture/activation_points` lists them.
         tokens: (n, t) is token t of sequence n, and a number n the whole sequence; a list of these is
             their joint matrix. By default everything.
         engine: How products are executed; see docs/conventions.md.
-        checkpoint: Whether layers are computed again instead of being kept; not the one around the point.
-        chunk: Columns at a time, where the memory's own answer is not wanted.
+        checkpoint: Recompute layers instead of storing them, except the one around the point.
+        chunk: Number of columns at a time; by default chosen from the free memory.
         damping: λ of C + λ I.
     """
 
@@ -240,7 +243,7 @@ class ActivationOperator(LinearOperator):
     def values(self) -> Tensor:
         """The activations x themselves, as a vector."""
 
-        def read(part: Part) -> Tensor:
+        def read(part: BatchPart) -> Tensor:
             return self.problem.activations(part.batch(self.problem), self.at)[self.at]
 
         return self._over_parts(read)
@@ -251,41 +254,41 @@ class ActivationOperator(LinearOperator):
         check_finite(found, self.problem)
         return found
 
-    def _slope(self, part: Part) -> Tensor:
+    def _slope(self, part: BatchPart) -> Tensor:
         return self.engine.activation_gradient(part.batch(self.problem), self.at)
 
-    def _over_parts(self, work: Callable[[Part], Tensor]) -> Tensor:
+    def _over_parts(self, work: Callable[[BatchPart], Tensor]) -> Tensor:
         with differentiating():
             return torch.cat([part.gather(work(part)[None])[:, 0] for part in self.parts])
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Products inside belong together: an error at the end if the model or the data have changed."""
+        """Declare the model and the data constant inside; raise at the end if they have changed."""
         with self.engine.frozen():
             yield
 
     def _matmat(self, V: Tensor) -> Tensor:
         def parts() -> list[Tensor]:
             cut = V.split([part.size for part in self.parts])
-            return [self._part_product(part, own) for part, own in zip(self.parts, cut, strict=True)]
+            return [self._part_product(part, columns) for part, columns in zip(self.parts, cut, strict=True)]
 
         return self.divided(lambda: torch.cat(parts()), V)
 
     def divided(self, work: Callable[[], Tensor], V: Tensor) -> Tensor:
-        """What `work` makes of V by `batch_product`s, at the problem as it is, divided by N, and λ V."""
+        """Divide the result of `work` on V by N, and add λ V."""
         total = self.engine.consistent(lambda: work().div_(self.problem.num_terms))
         check_finite(total, self.problem, V)
         return total.add_(V, alpha=self.damping) if self.damping else total
 
-    def _part_product(self, part: Part, V: Tensor) -> Tensor:
+    def _part_product(self, part: BatchPart, V: Tensor) -> Tensor:
         step = self.chunk or part.at_once(self.dtype)
-        found = [V[:, :0].clone()]
+        products = [V[:, :0].clone()]
         for start in range(0, V.shape[1], step):
             tangents = part.scatter(V[:, start : start + step])
-            found.append(part.gather(self.batch_product(part, tangents)))
-        return torch.cat(found, dim=1)
+            products.append(part.gather(self.batch_product(part, tangents)))
+        return torch.cat(products, dim=1)
 
-    def batch_product(self, part: Part, tangents: Tensor) -> Tensor:
+    def batch_product(self, part: BatchPart, tangents: Tensor) -> Tensor:
         """The sum over the terms of a part's sequences, applied to tangents (k, *x.shape); not divided."""
         batch = part.batch(self.problem)
         return self.engine.in_activations(part.index, batch, self.name, self.at, tangents)
@@ -298,7 +301,7 @@ class ActivationHessian(ActivationOperator):
 
 
 class ActivationGGN(ActivationOperator):
-    """The GGN, positive semi-definite where the loss is convex in the outputs."""
+    """The GGN, positive semi-definite if the loss is convex in the outputs."""
 
     name = "ggn"
 
@@ -313,7 +316,9 @@ class TokenBlocks(LinearOperator):
 
     def __init__(self, whole: ActivationOperator):
         if not all(part.tokens for part in whole.parts):
-            raise UsageError(f"expected activations (B, T, d) with positions, {whole.at!r} has none")
+            raise UsageError(
+                f"expected activations (B, T, d) with positions, but {whole.at!r} has no positions"
+            )
         self.whole, self.psd = whole, whole.psd
         self.shape, self.dtype, self.device = whole.shape, whole.dtype, whole.device
 
@@ -333,11 +338,11 @@ class TokenBlocks(LinearOperator):
 
         def product() -> Tensor:
             cut = V.split([part.size for part in parts])
-            return torch.cat([self._part(part, own) for part, own in zip(parts, cut, strict=True)])
+            return torch.cat([self._part(part, columns) for part, columns in zip(parts, cut, strict=True)])
 
         return self.whole.divided(product, V)
 
-    def _part(self, part: Part, V: Tensor) -> Tensor:
+    def _part(self, part: BatchPart, V: Tensor) -> Tensor:
         """One column after the other, some positions at a time."""
         out = torch.empty_like(V)
         positions = sorted({t for _, t in part.tokens})

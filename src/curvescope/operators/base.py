@@ -1,4 +1,4 @@
-"""What all curvature operators share: a problem, row and column spaces, a stream over batches.
+"""Base class of all curvature operators: a problem, row and column spaces, a sum over batches.
 
 Weight decay and damping: a diagonal that is added to a curvature operator.
 
@@ -25,27 +25,27 @@ from torch import Tensor
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.operator import LinearOperator
-from curvescope.core.operator.meeting import met
+from curvescope.core.operator.first_product_hooks import met
 from curvescope.core.ranks import Division, dividing
 from curvescope.engines import Engine, EngineName, ProductForm
 from curvescope.losses.custom import unsplit
-from curvescope.models.choice import Params
 from curvescope.models.model import Model
-from curvescope.operators.samples.coupled import cut_sequences, refuse_cuts
+from curvescope.models.parameter_selection import Params
+from curvescope.operators.samples.batch_coupling import cut_sequences, refuse_cuts
 from curvescope.problem import Problem, check_finite
 
 
 class CurvatureOperator(LinearOperator):
     """C = (1/N) Σ_batches C_batch + diag(w) + λ I over the parameters of a problem, or a block of it.
 
-    Rows and columns are spaces of named blocks; a product streams over the batches and holds one batch
-    and a bounded number of columns in memory. The model is left as it was.
+    Rows and columns are spaces of named blocks; a product streams over the batches and holds one batch and a
+    bounded number of columns in memory. The model is not changed.
 
     Args:
         engine: how products are executed; see docs/conventions.md.
-        chunk: columns at a time, where the memory's own answer is not wanted.
-        checkpoint: compute layers again instead of keeping what they hold: less memory, two to three times
-            the time (docs/performance.md).
+        chunk: Number of columns at a time; by default chosen from the free memory.
+        checkpoint: Recompute layers instead of storing them: less memory, two to three times the time
+            (docs/performance.md).
         damping: λ of C + λ I, at least 0.
         weight_decay: w of C + diag(w): a number for all blocks, or numbers by globs of blocks, where
             "matrices" are all with two axes or more: `{"matrices": 0.1}`.
@@ -100,23 +100,29 @@ class CurvatureOperator(LinearOperator):
         `H.block("L0.W_Q", "L0.W_K")` is rectangular, `H.block("L0.*")` square and symmetric. They are looked
         up as `problem.space` does, also where this operator has a selection of blocks.
         """
-        found = copy.copy(self)
+        other = copy.copy(self)
         chosen = self.problem.space(rows)
-        found._set_spaces(chosen, None if columns is None else self.problem.space(columns))
-        return found
+        other._set_spaces(chosen, None if columns is None else self.problem.space(columns))
+        return other
+
+    def on(self, problem: Problem) -> Self:
+        """The same operator on other data of the same model, with an engine of its own."""
+        other = copy.copy(self)
+        other.problem, other.engine = problem, self.engine.of(problem)
+        return other
 
     def in_blocks(self) -> Self:
         """The same operator with rows and columns one block after the other."""
         if not (self.space.whole or self.columns.whole):
             return self
-        found = copy.copy(self)
-        found._set_spaces(self.space.in_blocks(), self.columns.in_blocks())
-        return found
+        other = copy.copy(self)
+        other._set_spaces(self.space.in_blocks(), self.columns.in_blocks())
+        return other
 
     @property
     @abstractmethod
     def form(self) -> ProductForm:
-        """What is summed over the batches."""
+        """Form that is summed over the batches."""
 
     def _matmat(self, V: Tensor) -> Tensor:
         return self._stream(V, self.space, self.columns)
@@ -125,7 +131,7 @@ class CurvatureOperator(LinearOperator):
         return self._stream(U, self.columns, self.space)
 
     def _stream(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
-        """(1/N) Σ_batches, of which ranks that divide their products compute a part each."""
+        """Compute (1/N) Σ_batches; ranks that divide their products compute a part each."""
         met(self)
         division = self._division()
         total, N = (
@@ -136,7 +142,9 @@ class CurvatureOperator(LinearOperator):
         return self.completed(total, N, V, rows, columns)
 
     def _division(self) -> Division | None:
-        """How ranks divide products; not where parameters are spread over them, which have their own way."""
+        """Return the division of products over ranks; None for sharded parameters, which are handled
+        separately.
+        """
         return dividing() if self.problem.model.spread is None else None
 
     def undivided(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> tuple[Tensor, float]:
@@ -155,7 +163,7 @@ class CurvatureOperator(LinearOperator):
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Products inside belong together: an error at the end if the model or the data have changed."""
+        """Declare the model and the data constant inside; raise at the end if they have changed."""
         division = self._division()
         with self.engine.frozen() if division is None else division.frozen(self):
             yield
@@ -165,13 +173,13 @@ MATRICES = "matrices"
 WeightDecay = float | Mapping[str, float]
 
 
-class Shift:
+class DiagonalShift:
     """diag(w) + λ I over all parameters of a model; zero outside of the entries that rows and columns share.
 
     Args:
         damping: λ, at least 0.
         weight_decay: w for all blocks, or by globs of blocks; "matrices" are those with two axes or more.
-            Blocks that nothing matches have none; where several match, the last one counts.
+            Blocks without a match have none; if several match, the last one counts.
     """
 
     def __init__(self, model: Model, damping: float, weight_decay: WeightDecay):
@@ -182,8 +190,8 @@ class Shift:
 
     def diagonal(self, space: ParamSpace) -> Tensor:
         """λ + w of every entry of a space, (n,)."""
-        ones = torch.ones(space.size, 1, dtype=space.dtype, device=space.device)
-        return self.added(torch.zeros_like(ones), ones, space, space)[:, 0]
+        column = torch.ones(space.size, 1, dtype=space.dtype, device=space.device)
+        return self.added(torch.zeros_like(column), column, space, space)[:, 0]
 
     def added(self, product: Tensor, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
         """The product (m, k) and that of the shift with V (n, k)."""
@@ -195,17 +203,17 @@ class Shift:
         return product + rows.gather_columns(tree, V.shape[1])
 
 
-def shift(model: Model, damping: float, weight_decay: WeightDecay) -> Shift | None:
-    """What is added, or None where that is nothing."""
+def shift(model: Model, damping: float, weight_decay: WeightDecay) -> DiagonalShift | None:
+    """Return the shift that is added, or None if it is zero."""
     none = damping == 0 and not isinstance(weight_decay, Mapping) and weight_decay == 0
-    return None if none else Shift(model, damping, weight_decay)
+    return None if none else DiagonalShift(model, damping, weight_decay)
 
 
 def _by_block(model: Model, damping: float, weight_decay: WeightDecay) -> dict[str, float]:
     """λ + w_b of every block."""
     if not isinstance(weight_decay, Mapping):
         return dict.fromkeys(model.blocks, damping + not_negative("weight_decay", weight_decay))
-    found = dict.fromkeys(model.blocks, 0.0)
+    weights = dict.fromkeys(model.blocks, 0.0)
     for pattern, value in weight_decay.items():
         number = not_negative(f"weight_decay of {pattern!r}", value)
         if pattern == MATRICES:
@@ -217,20 +225,20 @@ def _by_block(model: Model, damping: float, weight_decay: WeightDecay) -> dict[s
                 f"no block matches {pattern!r} of weight_decay",
                 hint=near_misses(str(pattern), [MATRICES, *model.blocks]),
             )
-        found |= dict.fromkeys(matched, number)
-    return {name: damping + value for name, value in found.items()}
+        weights |= dict.fromkeys(matched, number)
+    return {name: damping + value for name, value in weights.items()}
 
 
 def _weight(model: Model, parameter: str, by_block: Mapping[str, float]) -> float | Tensor:
-    """What multiplies a parameter: a number, or a tensor of its shape where its blocks differ."""
-    own = {name: block for name, block in model.blocks.items() if block.parameter == parameter}
-    values = {by_block[name] for name in own}
+    """Return the factor of a parameter: a number, or a tensor of its shape if its blocks differ."""
+    blocks = {name: block for name, block in model.blocks.items() if block.parameter == parameter}
+    values = {by_block[name] for name in blocks}
     if len(values) < 2:
         return values.pop() if values else 0.0
-    found = torch.zeros(model.get_parameter(parameter).shape, dtype=model.dtype, device=model.device)
-    for name, block in own.items():
-        block.view(found).fill_(by_block[name])
-    return found
+    factor = torch.zeros(model.get_parameter(parameter).shape, dtype=model.dtype, device=model.device)
+    for name, block in blocks.items():
+        block.view(factor).fill_(by_block[name])
+    return factor
 
 
 def not_negative(name: str, value: float) -> float:

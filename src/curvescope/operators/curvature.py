@@ -30,12 +30,12 @@ from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError
-from curvescope.core.parts import MATRIX_SYMBOLS
+from curvescope.core.hessian_terms import MATRIX_SYMBOLS
 from curvescope.core.seeds import Probe, generator, probes
 from curvescope.data.batches import Batch
 from curvescope.engines import EngineName, GaussNewton, Sandwich, SecondDerivative
 from curvescope.losses import Loss
-from curvescope.models.choice import Params
+from curvescope.models.parameter_selection import Params
 from curvescope.operators.base import CurvatureOperator, WeightDecay
 from curvescope.operators.samples.per_sample import PerSample
 from curvescope.operators.samples.stacked import Graph
@@ -65,7 +65,7 @@ class FunctionalHessian(CurvatureOperator):
 class GGN(CurvatureOperator):
     """The generalized Gauss-Newton matrix H_o = Jᵀ (∂²ℓ/∂z²) J.
 
-    Positive semi-definite where the loss is convex in the outputs, as those of this package are.
+    It is positive semi-definite if the loss is convex in the outputs.
     """
 
     @property
@@ -75,7 +75,7 @@ class GGN(CurvatureOperator):
 
     @property
     def always_psd(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the loss is convex."""
+        """Return True if the loss is convex."""
         return self.problem.loss.convex
 
     def random_squares(self, count: int, *, probe: Probe, seed: int, at_once: int) -> Iterator[Tensor]:
@@ -103,8 +103,8 @@ class EmpiricalFisher(CurvatureOperator):
 class MonteCarloFisher(CurvatureOperator):
     """The Fisher with targets drawn from the model: the mean of `num_samples` draws per term.
 
-    Its expectation is the GGN for cross-entropy and squared error. The targets are drawn once, sequence
-    by sequence from (seed, sequence, sample), so it is one fixed matrix however the data is cut.
+    Its expectation is the GGN for cross-entropy and squared error. The targets are drawn once, sequence by
+    sequence from (seed, sequence, sample), so it is one fixed matrix for any batching of the data.
     """
 
     always_psd = True
@@ -142,8 +142,8 @@ class MonteCarloFisher(CurvatureOperator):
 
     def _middle(self, index: int, batch: Batch, z: Tensor, u: Tensor) -> Tensor:
         loss, samples = self.problem.loss, self.drawn[index].to(z.device)
-        found = [loss.term_outer_product(z, targets, batch.weights, u) for targets in samples]
-        return torch.stack(found).mean(0)
+        products = [loss.term_outer_product(z, targets, batch.weights, u) for targets in samples]
+        return torch.stack(products).mean(0)
 
 
 def _draw_targets(problem: Problem, num_samples: int, seed: int) -> list[Tensor]:
@@ -180,7 +180,7 @@ def sampled_targets(loss: Loss, z: Tensor, batch: Batch, first: int, sample: int
 OPERATORS: Mapping[str, type[CurvatureOperator]] = MappingProxyType(
     {"hessian": Hessian, "ggn": GGN, "functional": FunctionalHessian}
 )
-"""The Hessian and its parts by their names in `core/parts.py`."""
+"""The Hessian and its parts by their names in `core/hessian_terms.py`."""
 BY_SYMBOL: Mapping[str, type[CurvatureOperator]] = MappingProxyType(
     {MATRIX_SYMBOLS[name]: operator for name, operator in OPERATORS.items()}
 )
@@ -195,7 +195,7 @@ def random_squares(
 ) -> Iterator[Tensor]:
     """(1/N) Σ_x (J_xᵀ g_x)² of draws 0, …, count − 1 as columns (n, k), `at_once` of them at a time.
 
-    What is drawn for a sequence depends on the seed, its place in the data and the draw alone.
+    The draw for a sequence only depends on the seed, its index in the data and the number of the draw.
     """
     samples = PerSample(problem, space, "sequence", _chunk(space, at_once))
     shares, sequences = torch.as_tensor(samples.shares), samples.sequences
@@ -207,11 +207,11 @@ def random_squares(
         z = graph.outputs.detach()
         numbers = [first + int(x) for x in sequences[rows]]
         where = {"kind": probe, "seed": seed, "dtype": z.dtype, "device": z.device}
-        own = [
+        signs = [
             torch.cat([probes(z[0].numel(), 1, first=s * total + x, **where).T for x in numbers])
             for s in draws
         ]
-        noise, batch = torch.stack(own).reshape(-1, *z.shape), graph.batch
+        noise, batch = torch.stack(signs).reshape(-1, *z.shape), graph.batch
         R = problem.loss.root(z, batch.targets, batch.weights, noise)
         return graph.pulled(R, group).square_()
 
@@ -219,8 +219,8 @@ def random_squares(
         for start in range(0, count, at_once):
             draws = range(start, min(start + at_once, count))
             sums = torch.zeros(space.size, len(draws), dtype=space.dtype, device=space.device)
-            for rows, found in samples.stream("roots", lambda g, r, group, d=draws: squares(g, r, d, group)):
-                sums += torch.einsum("b,bnk->nk", shares[rows].to(found), found)
+            for rows, values in samples.stream("roots", lambda g, r, group, d=draws: squares(g, r, d, group)):
+                sums += torch.einsum("b,bnk->nk", shares[rows].to(values), values)
             yield sums
 
 

@@ -10,15 +10,15 @@ as in an MLP, passes end at the layers' outputs: with inputs a and output gradie
 (Jᵀ r)² is (Σ_rows a gᵀ)², and for one row a² (g²)ᵀ, summed over columns before it is made.
 
 Cross-entropy of T counted targets among V classes has T V columns, so for a block with fewer entries products
-with unit vectors are the cheaper way, and for the Hessian they are the only one. What it takes is said before
-it begins.
+with unit vectors are the cheaper way, and for the Hessian they are the only one. The cost is predicted before
+the computation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import track
-from curvescope.core.result import Result
+from curvescope.core.result import Result, Tabular
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine
 from curvescope.engines.memory import columns_at_once
@@ -34,20 +34,17 @@ from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.curvature import GGN, EmpiricalFisher, MonteCarloFisher
 from curvescope.operators.kronecker.cotangents import Curvature
 from curvescope.operators.kronecker.moments import eigenvalues_in
-from curvescope.operators.kronecker.stream import look
+from curvescope.operators.kronecker.stream import search_layers
 from curvescope.operators.roots import Columns, fisher_columns, ggn_columns, several
-from curvescope.operators.samples.coupled import refuse_coupled
+from curvescope.operators.samples.batch_coupling import refuse_coupled
 from curvescope.operators.samples.per_sample import PerSample
 from curvescope.operators.samples.stacked import Graph
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-Way = Literal["outputs", "entries"]
-PASSES = 200_000  # more are refused unless they are asked for
+DiagonalMethod = Literal["outputs", "entries"]
+PASSES = 200_000  # default limit of reverse passes
 PER_PRODUCT = 2  # reverse passes of a product with one vector
 CPU_BYTES = 64 * 2**20  # of what goes at once
-MOST_COLUMNS = 32  # unit vectors at a time
+MAX_COLUMNS = 32  # unit vectors at a time
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class DiagonalCost(Result):
 
 
 @dataclass(frozen=True)
-class ExactDiagonal(Result):
+class ExactDiagonal(Tabular):
     """Diagonal entries, exact up to rounding, in the order of the operator's vectors."""
 
     values: Tensor  # (n,) in the operator's dtype and on its device
@@ -78,13 +75,11 @@ class ExactDiagonal(Result):
             raise UsageError(f"no block is called {name!r}", hint=f"one of {', '.join(self.names)}")
         ends = np.cumsum(self.sizes)
         i = self.names.index(name)
-        own = slice(ends[i] - self.sizes[i], ends[i])
-        return self.values[own if self.order is None else torch.as_tensor(self.order[own])]
+        entries = slice(ends[i] - self.sizes[i], ends[i])
+        return self.values[entries if self.order is None else torch.as_tensor(self.order[entries])]
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per block: its trace, and the mean, median and largest entry."""
-        import pandas as pd
-
         parts = [self.block(name).double().cpu().numpy() for name in self.names]
         kinds: dict[str, Callable[[np.ndarray], float]] = {
             "trace": np.sum,
@@ -93,11 +88,11 @@ class ExactDiagonal(Result):
             "max": np.max,
         }
         columns = {kind: [float(of(part)) for part in parts] for kind, of in kinds.items()}
-        return pd.DataFrame({"block": self.names, "entries": self.sizes, **columns})
+        return {"block": self.names, "entries": self.sizes, **columns}
 
 
-def diagonal_cost(op: CurvatureOperator, way: Way | None = None) -> DiagonalCost:
-    """What `exact_diagonal` would take: the cheaper way, or the one that is asked for."""
+def diagonal_cost(op: CurvatureOperator, way: DiagonalMethod | None = None) -> DiagonalCost:
+    """Predict the cost of `exact_diagonal`: the cheaper way, or the one that is asked for."""
     _check(op, way)
     entries = DiagonalCost(PER_PRODUCT * op.shape[0], "entries")
     if way == "entries" or not _has_columns(op):
@@ -107,7 +102,7 @@ def diagonal_cost(op: CurvatureOperator, way: Way | None = None) -> DiagonalCost
 
 
 def exact_diagonal(
-    op: CurvatureOperator, *, way: Way | None = None, max_passes: int = PASSES
+    op: CurvatureOperator, *, way: DiagonalMethod | None = None, max_passes: int = PASSES
 ) -> ExactDiagonal:
     """The diagonal of a curvature operator, or of a block of it, exactly and without probes.
 
@@ -116,7 +111,8 @@ def exact_diagonal(
     Args:
         op: `cs.GGN(problem, …)`, a Fisher, or any other, with the same rows and columns.
         way: `outputs`, for the GGN and the Fishers, or `entries`; the cheaper without one.
-        max_passes: reverse passes above which it is refused before it begins; see `diagonal_cost`.
+        max_passes: Limit of reverse passes; a higher predicted cost raises before the computation
+            (`diagonal_cost`).
     """
     cost = diagonal_cost(op, way)
     if cost.passes > max_passes:
@@ -124,8 +120,8 @@ def exact_diagonal(
             f"the exact diagonal of {op!r} takes {cost}, more than max_passes = {max_passes:,}",
             hint="max_passes=…, a smaller block, less data, or cs.diagonal(op, method='roots') for a GGN",
         )
-    found = _by_outputs(op) if cost.way == "outputs" else _by_entries(op)
-    return diagonal_result(found, op, cost)
+    values = _by_outputs(op) if cost.way == "outputs" else _by_entries(op)
+    return diagonal_result(values, op, cost)
 
 
 def diagonal_result(values: np.ndarray | Tensor, op: CurvatureOperator, cost: DiagonalCost) -> ExactDiagonal:
@@ -133,17 +129,17 @@ def diagonal_result(values: np.ndarray | Tensor, op: CurvatureOperator, cost: Di
     space = op.space
     names, sizes = [block.name for block in space], np.array([block.size for block in space])
     order = torch.cat([space.positions(block) for block in space]).numpy() if space.whole else None
-    found = torch.as_tensor(values).to(op.device, op.dtype)
-    return ExactDiagonal(found, names, sizes, type(op).__name__, cost, order)
+    tensor = torch.as_tensor(values).to(op.device, op.dtype)
+    return ExactDiagonal(tensor, names, sizes, type(op).__name__, cost, order)
 
 
-def _check(op: CurvatureOperator, way: Way | None) -> None:
+def _check(op: CurvatureOperator, way: DiagonalMethod | None) -> None:
     if not isinstance(op, CurvatureOperator) or not op.symmetric:
         raise UsageError(f"expected a curvature operator with the same rows and columns, got {op!r}")
-    if way is not None and way not in get_args(Way):
+    if way is not None and way not in get_args(DiagonalMethod):
         raise UsageError(f"expected way to be one of 'outputs', 'entries', got {way!r}")
     if way == "outputs" and not _has_columns(op):
-        raise UsageError(f"{type(op).__name__} is no matrix between Jacobians", hint="way='entries'")
+        raise UsageError(f"{type(op).__name__} does not have the form Jᵀ M J", hint="way='entries'")
 
 
 def _has_columns(op: CurvatureOperator) -> bool:
@@ -151,7 +147,7 @@ def _has_columns(op: CurvatureOperator) -> bool:
 
 
 def _columns(op: CurvatureOperator, z: Tensor, batch: Batch, drawn: list[Tensor] | None) -> Columns:
-    """Of the operator's matrix in the outputs z of some sequences."""
+    """Return the columns of a root of the operator's matrix in the outputs z of some sequences."""
     loss = op.problem.loss
     if isinstance(op, GGN):
         return ggn_columns(loss, z, batch)
@@ -162,7 +158,7 @@ def _columns(op: CurvatureOperator, z: Tensor, batch: Batch, drawn: list[Tensor]
 
 
 def _drawn(op: CurvatureOperator) -> list[Tensor] | None:
-    """Of every sequence of the data: its drawn targets (S, 1, …)."""
+    """Draw the targets of every sequence of the data: (S, 1, …)."""
     if not isinstance(op, MonteCarloFisher):
         return None
     return [targets[:, i : i + 1] for targets in op.drawn for i in range(targets.shape[1])]
@@ -176,9 +172,9 @@ def _count(op: CurvatureOperator) -> int:
         for batch in problem.placed_batches("outputs"):
             z = problem.outputs(batch)
             for i in range(batch.num_sequences):
-                own = None if drawn is None else list(drawn[numbered])
-                found = _columns(op, z[i : i + 1], batch[i : i + 1], own)
-                total += found.number * (1 if found.times is None else 2)
+                targets = None if drawn is None else list(drawn[numbered])
+                columns = _columns(op, z[i : i + 1], batch[i : i + 1], targets)
+                total += columns.number * (1 if columns.times is None else 2)
                 numbered += 1
     return total
 
@@ -190,45 +186,45 @@ def _by_outputs(op: CurvatureOperator) -> np.ndarray:
 
 
 def _by_layers(op: GGN) -> np.ndarray | None:
-    """From inputs and output gradients of linear layers; None where a block is something else."""
+    """Compute the diagonal from inputs and output gradients of linear layers; None for any other block."""
     problem, exact = op.problem, Curvature("ggn", "separate")
     refuse_coupled(problem)
     engine = Engine(problem, "autograd")
-    found = engine.consistent(lambda: look(problem, op.space.blocks, exact, joint=False))
-    if len(found.layers) < len(op.space):
+    search = engine.consistent(lambda: search_layers(problem, op.space.blocks, exact, joint=False))
+    if len(search.layers) < len(op.space):
         return None
 
     def squares() -> list[Tensor]:
-        return eigenvalues_in(problem, found.layers, exact, [None] * len(found.layers), joint=False)
+        return eigenvalues_in(problem, search.layers, exact, [None] * len(search.layers), joint=False)
 
     diagonal = torch.empty(op.space.size, 1, dtype=torch.float64)
-    for layer, values in zip(found.layers, engine.consistent(squares), strict=True):
+    for layer, values in zip(search.layers, engine.consistent(squares), strict=True):
         place = op.space.view(diagonal, layer.blocks[0])
         place.copy_(values.reshape(place.shape))
     return diagonal[:, 0].numpy()
 
 
 def _by_samples(op: CurvatureOperator) -> np.ndarray:
-    """From whole gradients of every sequence."""
+    """Compute the diagonal from whole gradients of every sequence."""
     samples = PerSample(op.problem, op.space, "sequence", op.chunk, cpu_bytes=CPU_BYTES)
     drawn = _drawn(op)
     sequences = samples.sequences
 
     def work(graph: Graph, rows: slice, group: int) -> Tensor:
-        own = None
+        targets = None
         if drawn is not None:
-            own = list(torch.cat([drawn[x] for x in sequences[rows]], dim=1))
-        return graph.squares(_columns(op, graph.outputs, graph.batch, own), group)
+            targets = list(torch.cat([drawn[x] for x in sequences[rows]], dim=1))
+        return graph.squares(_columns(op, graph.outputs, graph.batch, targets), group)
 
     total, shares = np.zeros(op.shape[0]), samples.shares
-    for rows, found in samples.stream("exact diagonal", work):
-        total += shares[rows] @ found.double().cpu().numpy()
+    for rows, values in samples.stream("exact diagonal", work):
+        total += shares[rows] @ values.double().cpu().numpy()
     return total
 
 
 def _by_entries(op: CurvatureOperator) -> np.ndarray:
-    """From products with unit vectors."""
-    n, width = op.shape[0], min(MOST_COLUMNS, op.chunk or columns_at_once(op.problem))
+    """Compute the diagonal from products with unit vectors."""
+    n, width = op.shape[0], min(MAX_COLUMNS, op.chunk or columns_at_once(op.problem))
     values = np.empty(n)
     with op.frozen():
         for start in track(range(0, n, width), "exact diagonal"):

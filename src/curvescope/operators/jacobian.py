@@ -14,7 +14,7 @@ from torch import Tensor
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.engines import Engine, EngineName
-from curvescope.models.choice import Params
+from curvescope.models.parameter_selection import Params
 from curvescope.problem import Problem
 
 
@@ -33,10 +33,10 @@ class Jacobian(LinearOperator):
 
     def block(self, columns: Params) -> Self:
         """The columns of the blocks that match."""
-        found = copy.copy(self)
-        found.space = found.columns = self.problem.space(columns)
-        found.shape = (self.shape[0], found.space.size)
-        return found
+        other = copy.copy(self)
+        other.space = other.columns = self.problem.space(columns)
+        other.shape = (self.shape[0], other.space.size)
+        return other
 
     def _matmat(self, V: Tensor) -> Tensor:
         return self.engine.consistent(lambda: self._push(V))

@@ -33,7 +33,7 @@ class Columns(NamedTuple):
 
 
 def ggn_columns(loss: Loss, z: Tensor, batch: Batch) -> Columns:
-    """Of ∂²(sum)/∂z²."""
+    """Columns of a root of ∂²(sum)/∂z²."""
     z = z.detach()
     if isinstance(loss, CrossEntropy) and loss.rooted:
         return _softmax_columns(z, loss.layout(z), *loss.root_columns(z, batch.targets, batch.weights))
@@ -47,7 +47,7 @@ def ggn_columns(loss: Loss, z: Tensor, batch: Batch) -> Columns:
 
 
 def fisher_columns(loss: Loss, z: Tensor, batch: Batch) -> Columns:
-    """Of Σ_t w_t r_t r_tᵀ, r_t = ∂ℓ_t/∂z at the batch's targets."""
+    """Columns of a root of Σ_t w_t r_t r_tᵀ, with r_t = ∂ℓ_t/∂z at the batch's targets."""
     z = z.detach()
     layout = loss.layout(z)
     if layout is not None:
@@ -57,15 +57,15 @@ def fisher_columns(loss: Loss, z: Tensor, batch: Batch) -> Columns:
 
 def several(columns: list[Columns]) -> Columns:
     """The mean of several matrices: their roots one set after the other, or unit columns times the mean."""
-    matrices = [one.times for one in columns if one.times is not None]
+    matrices = [matrix.times for matrix in columns if matrix.times is not None]
     if matrices:
         first = columns[0]
         return Columns(first.number, first.make, lambda u: torch.stack([M(u) for M in matrices]).mean(dim=0))
     share = len(columns) ** -0.5
-    places = [(one, i) for one in columns for i in range(one.number)]
+    places = [(matrix, i) for matrix in columns for i in range(matrix.number)]
 
-    def make(some: slice) -> Tensor:
-        return share * torch.cat([one.make(slice(i, i + 1)) for one, i in places[some]])
+    def make(chosen: slice) -> Tensor:
+        return share * torch.cat([matrix.make(slice(i, i + 1)) for matrix, i in places[chosen]])
 
     return Columns(len(places), make)
 

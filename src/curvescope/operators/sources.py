@@ -1,4 +1,4 @@
-"""Who contributes which curvature: the functional Hessian as a sum over the parts of a network.
+"""Sources of curvature: the functional Hessian as a sum over the parts of a network.
 
 With parts y = f(x, θ) (norms, attentions, feed-forward networks), λ = ∂ℓ/∂y and D = d(x, θ)/dθ_all,
 
@@ -17,8 +17,8 @@ from torch import Tensor
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.engines import SourceTerm
 from curvescope.engines.memory import columns_at_once
-from curvescope.models.choice import Params
-from curvescope.models.sources import REST, find_sources
+from curvescope.models.curvature_sources import REST, find_sources
+from curvescope.models.parameter_selection import Params
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
 
@@ -60,9 +60,9 @@ class FunctionalSources(Mapping[str, FunctionalSource]):
     def __getitem__(self, name: str) -> FunctionalSource:
         if name not in self._names:
             raise KeyError(name)
-        found = self._first.block(self._blocks or "*")
-        found.source = name
-        return found
+        source = self._first.block(self._blocks or "*")
+        source.source = name
+        return source
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -71,7 +71,7 @@ class FunctionalSources(Mapping[str, FunctionalSource]):
         return len(self._names)
 
     def products(self, V: Tensor) -> dict[str, Tensor]:
-        """Every source applied to the columns V (n, k) at once: (n, k) each; their sum is H_f V.
+        """Apply every source to the columns V (n, k) at once: (n, k) each; their sum is H_f V.
 
         All of them together cost one reverse pass and one for each source, less than one after the other.
         """
@@ -82,11 +82,11 @@ class FunctionalSources(Mapping[str, FunctionalSource]):
         op, n = self._first, self.problem.num_terms
         total = {name: torch.zeros_like(V) for name in self._names}
         step = max(1, columns_at_once(self.problem) // len(self))
-        for some in (slice(start, start + step) for start in range(0, V.shape[1], step)):
-            tangents = op.columns.scatter_columns(V[:, some])
+        for columns in (slice(start, start + step) for start in range(0, V.shape[1], step)):
+            tangents = op.columns.scatter_columns(V[:, columns])
             for index, batch in enumerate(self.problem.placed_batches("sources")):
-                found = op.engine.sources(index, batch, op.space.parameter_names, tangents, self._names)
-                for name, tree in found.items():
-                    part = total[name][:, some]
+                results = op.engine.sources(index, batch, op.space.parameter_names, tangents, self._names)
+                for name, tree in results.items():
+                    part = total[name][:, columns]
                     part += op.space.gather_columns(tree, part.shape[1]) / n
         return total

@@ -1,16 +1,16 @@
-"""What the optimizers of this room share: torch.optim's interface, and how a step gets its curvature.
+"""Base class of this package's optimizers: torch.optim's interface, and the curvature of a step.
 
 `opt.step(closure)` calls the closure, which returns the loss *with its graph*: no `zero_grad`, no `backward`.
 The gradient and all products are derivatives of that loss, so one batch defines a step. `.grad` is neither
-read nor written. Settings lie in `param_groups`, everything else in `state`, so that `state_dict`,
-`copy.deepcopy` and pickles carry all of an optimizer.
+read nor written. Settings are in `param_groups`, everything else in `state`, so that `state_dict`,
+`copy.deepcopy` and pickle save the complete optimizer.
 
 Random estimates of a diagonal of curvature, from the loss of one step.
 
-    hutchinson   z ⊙ (H z), z of random signs: its mean is diag H (Bekas et al., 2007)
-    ggn          z ⊙ (G z), with the GGN, of which no entry of the mean is negative
-    bartlett     N ĝ ⊙ ĝ, ĝ the gradient of the mean loss of N terms at targets drawn from the model: its mean
-                 is diag G for a log-likelihood whose terms weigh 0 or 1 (Liu et al., 2024, algorithm 2)
+    hutchinson   z ⊙ (H z), z of random signs: its mean is diag H (Bekas et al., 2007) ggn          z ⊙ (G z),
+    with the GGN; its mean has no negative entry bartlett     N ĝ ⊙ ĝ, ĝ the gradient of the mean loss of N
+    terms at targets drawn from the model: its mean is diag G for a log-likelihood whose terms weigh 0 or 1
+    (Liu et al., 2024, algorithm 2)
 
 On a matrix that is diagonal the first two are exact with one vector z.
 """
@@ -31,7 +31,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator, probes
 from curvescope.core.tensors import custom_functions
-from curvescope.kernels.substitute import PlainAttention
+from curvescope.kernels.function_mode import PlainAttention
 from curvescope.optim.objective import Closure, Made, Objective, refuse_wrong_functions, unflatten
 
 WORK = "work"
@@ -41,19 +41,22 @@ PRECISIONS = (torch.float32, torch.float64)
 
 
 class CurvatureOptimizer(torch.optim.Optimizer, ABC):
-    """An optimizer that asks the closure's loss for curvature.
+    """Base class of optimizers that use the curvature of the closure's loss.
 
-    `work` counts what all steps have cost so far. A loss is one forward pass, a gradient one backward pass. A
-    product is backward passes through the graph of the gradient, or through those of Jᵀu, the loss and Jᵀ.
-    A parameter that the loss of a step does not depend on is left as it is, as in torch.optim.
+    `work` counts the cost of all steps so far. A loss is one forward pass, a gradient one backward pass. A
+    product is a backward pass through the graph of the gradient, or passes through those of Jᵀu, the loss and
+    Jᵀ. If the loss of a step does not depend on a parameter, the parameter does not change, as in
+    torch.optim.
     """
 
-    kept: ClassVar[frozenset[str]]  # names of what is in the state of a parameter
-    added: ClassVar[frozenset[str]] = frozenset()  # settings that older states do not have
-    _compared: Collection[tuple[str, ...]] = frozenset()  # names of custom functions with right products
+    kept: ClassVar[frozenset[str]]  # names of the entries in the state of a parameter
+    added: ClassVar[frozenset[str]] = frozenset()  # settings that older states lack
+    _compared: Collection[tuple[str, ...]] = (
+        frozenset()
+    )  # names of custom functions whose products were checked
 
     def __init__(self, params: Params, settings: dict[str, Any]):
-        """A dictionary of parameters by name, as a `cs.Model` has it, is as good as the list."""
+        """Accept parameters as a list, as groups, or as a dictionary by name as in a `cs.Model`."""
         by_name = isinstance(params, Mapping) and all(isinstance(p, Tensor) for p in params.values())
         super().__init__(list(params.items()) if by_name else params, settings)  # pyright: ignore
 
@@ -71,34 +74,34 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
         self.put(WORK, **{**self.work, what: self.work[what] + by})
 
     def whole(self, name: str) -> dict[str, Any]:
-        """What is kept of all parameters together; empty before it is put there."""
+        """Return the state of all parameters together; empty before it is set."""
         return self.state[name]  # pyright: ignore[reportArgumentType]
 
     def put(self, name: str, **values: Any) -> None:
-        """Keep what is of all parameters together, as a dictionary of its own: a loaded one may be shared."""
+        """Store shared state in a new dictionary, because a loaded one may be in use elsewhere."""
         self.state[name] = {**self.whole(name), **values}  # pyright: ignore[reportArgumentType]
 
     @property
     def steps(self) -> int:
-        """How many steps were taken."""
+        """Number of steps taken."""
         return self.work["steps"]
 
     def trained(self) -> list[Tensor]:
-        """The parameters that are not frozen, over all groups."""
+        """Return the parameters that are not frozen, over all groups."""
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
     def groups_of(self, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
-        """The group of each."""
+        """Return the group of each parameter."""
         groups = {id(p): group for group in self.param_groups for p in group["params"]}
         return [groups[id(p)] for p in parameters]
 
     def step(self, closure: Closure | None = None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Move the parameters once.
+        """Take one step.
 
         Args:
-            closure: Returns the loss with its graph, (loss, outputs), something that has a `loss`, or a
-                `cs.Problem`; it is called again where an optimizer compares losses, with the random numbers
-                that torch drew the first time, and has to mean the same batch then.
+            closure: Returns the loss with its graph, (loss, outputs), an object with a `loss`, or a
+                `cs.Problem`. An optimizer that compares losses calls it again with the random numbers that
+                torch drew the first time; it must use the same batch then.
 
         Returns:
             The loss before the step.
@@ -112,7 +115,7 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
         if not parameters:
             raise UsageError("all parameters of the optimizer are frozen")
         again = Replay(closure, parameters[0].device)
-        with torch.enable_grad(), PlainAttention():  # the one that has a second derivative
+        with torch.enable_grad(), PlainAttention():  # plain attention has a second derivative
             self.count("losses")
             objective = Objective(again(), parameters, self.count)
             self._check_functions(objective, again)
@@ -122,7 +125,9 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
         return objective.loss.detach()
 
     def _check_functions(self, objective: Objective, closure: Closure) -> None:
-        """Have custom functions in a loss compared with finite differences before their first product."""
+        """Arrange that custom functions in a loss are checked by finite differences before their first
+        product.
+        """
         names = tuple(custom_functions(objective.loss))
 
         def check() -> None:
@@ -133,10 +138,12 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def _move(self, objective: Objective, closure: Closure) -> None:
-        """Write to the parameters, given the loss of this step; called without gradients."""
+        """Update the parameters, given the loss of this step; called under no_grad."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch.optim: real parameters, of one precision and device for all groups."""
+        """Add a parameter group like torch.optim; parameters must be real, and share one precision and
+        device.
+        """
         super().add_param_group(param_group)
         everything = [p for group in self.param_groups for p in group["params"]]
         kinds = {(p.dtype, p.device) for p in everything}
@@ -145,11 +152,11 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
             said = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
             raise ShapeError(
                 f"expected parameters of one dtype, float32 or float64, on one device, got {said}",
-                hint="curvature is lost in fewer digits: model.float(), with autocast in the closure",
+                hint="lower precision loses the curvature: use model.float(), with autocast in the closure",
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch.optim, of an optimizer of this class."""
+        """Load the state of an optimizer of this class, like torch.optim."""
         settings = [self.defaults.keys() - group.keys() - self.added for group in state_dict["param_groups"]]
         states = [s.keys() - self.kept for key, s in state_dict["state"].items() if isinstance(key, int)]
         missing, foreign = sorted(set().union(*settings)), sorted(set().union(*states))
@@ -159,7 +166,7 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
         super().load_state_dict(state_dict)
 
     def one(self, name: str) -> Any:
-        """A setting that concerns all parameters together, as the first group has it."""
+        """Return a setting shared by all parameters, from the first group."""
         return self.param_groups[0][name]
 
 
@@ -176,17 +183,16 @@ def check_settings(
 
 
 def check_betas(betas: tuple[float, float]) -> None:
-    """Raise unless both lie in [0, 1)."""
+    """Raise unless both betas are in [0, 1)."""
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise UsageError(f"expected two betas in [0, 1), got {betas!r}")
 
 
 @final
 class Replay:
-    """A closure. Its second call draws what torch's generators drew in the first, and they go on from there.
-
-    Batch norm learns its running statistics in the first call alone. Random numbers of Python and NumPy, of
-    generators of one's own, and batches that a closure fetches are as they come.
+    """Closure whose second call repeats the draws of torch's generators in the first call. Batch norm
+    updates its running statistics only in the first call. Random numbers of Python, NumPy and custom
+    generators, and batches that the closure fetches, are not repeated.
     """
 
     def __init__(self, closure: Closure, device: torch.device):
@@ -212,7 +218,7 @@ class Replay:
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:
-    """Torch's own, of the CPU and of a GPU."""
+    """Return torch's default generators of the CPU and of a GPU."""
     found = [torch.default_generator]
     if device.type == "cuda":
         at = torch.cuda.current_device() if device.index is None else device.index
@@ -222,7 +228,7 @@ def _generators(device: torch.device) -> list[torch.Generator]:
 
 @contextmanager
 def kept_statistics() -> Iterator[None]:
-    """Running statistics of every normalization that is called inside are, after it, as they were."""
+    """Restore the running statistics of every normalization layer called inside the context."""
     before: dict[int, tuple[Tensor, Tensor]] = {}
 
     def remember(module: nn.Module, _: Any) -> None:
@@ -244,7 +250,7 @@ Estimate = Literal["hutchinson", "ggn", "bartlett"]
 def diagonal_of(
     objective: Objective, estimate: Estimate, *, num_probes: int, seed: int, step: int
 ) -> list[Tensor]:
-    """A mean over draws that depend on (seed, step) alone; the gradient's graph has to be there."""
+    """Return the mean over draws that depend only on (seed, step); the graph of the gradient must exist."""
     draw = _bartlett if estimate == "bartlett" else partial(_signs, estimate)
     found = [draw(objective, seed, i) for i in range(step * num_probes, (step + 1) * num_probes)]
     return [torch.stack(parts).mean(0) for parts in zip(*found, strict=True)]
@@ -264,7 +270,7 @@ def _bartlett(objective: Objective, seed: int, draw: int) -> list[Tensor]:
     problem = objective.problem
     if problem is None:
         raise UsageError(
-            "estimate='bartlett' draws targets from the model, for which it needs the loss and its terms",
+            "estimate='bartlett' draws targets from the model, so it needs the loss and its terms",
             hint="return a cs.Problem from the closure, or use estimate='ggn'",
         )
     with torch.enable_grad():

@@ -3,16 +3,16 @@
 With λ_b the largest curvature of the block H_bb, η_b = lr / λ_b. If H is block-diagonal every block converges
 as if it were alone. In general, and for a positive semi-definite H, D^(−½) H D^(−½) with D = diag(λ_b) has
 eigenvalues of at most the number of blocks B (‖Σ_b x_b‖² ≤ B Σ ‖x_b‖²), so that descent on a quadratic is
-stable for lr < 2/B, and for lr < 2 where blocks do not interact.
+stable for lr < 2/B, and for lr < 2 if blocks do not interact.
 
 All blocks can be measured together. For unit vectors v_b and random signs s_b, with s ⊙ v the vector of all
 s_b v_b,
 
     s_b (H (s ⊙ v))_b = H_bb v_b + Σ_{c≠b} s_b s_c H_bc v_c,
 
-whose mean over signs is H_bb v_b. One product serves every block, for a noise from those beside the diagonal.
-What bends most today may lie outside of all that powers of H_bb make of v_b, so the last product of a
-measurement is of other vectors f_b, and a block where |f_bᵀ H_bb f_b| > |v_bᵀ H_bb v_b| goes on from there.
+whose mean over signs is H_bb v_b. One product serves every block, with noise from the off-diagonal blocks.
+The direction of largest curvature may be orthogonal to all H_bbᵏ v_b. So the last product of a measurement
+uses other vectors f_b, and a block with |f_bᵀ H_bb f_b| > |v_bᵀ H_bb v_b| continues from f_b.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from curvescope.algorithms.vectors import check_finite
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.seeds import probes
 from curvescope.optim.base import CurvatureOptimizer, Params, check_settings
-from curvescope.optim.following import LEAST, check_counts, fresh_vector, pursue
+from curvescope.optim.curvature_tracking import LEAST, check_counts, fresh_vector, pursue
 from curvescope.optim.objective import Closure, Objective, StepCurvature
 
 TOP, CURVATURE, MOMENTUM = "top", "curvature", "momentum"
 Measure = Literal["apart", "together"]
-KEPT = 0.5  # of λ_b v_b, as a product joins it
+KEPT = 0.5  # decay of λ_b v_b when a product is added
 
 
 @final
@@ -38,26 +38,26 @@ class BlockSGD(CurvatureOptimizer):
     """θ_b ← θ_b − (lr / |λ_b|) m_b, m_b = momentum · m_b + g_b; a block is one parameter tensor.
 
     λ_b is the eigenvalue of the block's Hessian of largest magnitude. `measure="apart"` follows each as in
-    `SharpnessGD`. "together" keeps λ_b v_b as a running mean of products with random signs (above), each
-    turned to v_b: power iterations of all blocks at once. They are exact in the end where blocks do not
-    interact; where they do, noise makes |λ_b| too large rather than too small. |λ_b| counts as at least
-    `floor` times the largest of all blocks, so that rates lie within 1/floor of each other.
+    `SharpnessGD`. "together" keeps λ_b v_b as a running mean of products with random signs (above), each with
+    the sign that aligns it with v_b: power iterations of all blocks at once. They converge to the exact value
+    if blocks do not interact; otherwise noise makes |λ_b| too large rather than too small. |λ_b| is at least
+    `floor` times the largest of all blocks, so that rates differ by at most a factor 1/floor.
 
-    Cost of a step: 1 loss, 1 gradient, and at every `every`-th step `num_products` products: for each block,
-    with the derivatives of that block alone ("apart"; `first_products` more where its |λ_b| falls to less
-    than 0.7 of the last), or of the whole Hessian, however many blocks there are ("together"). One vector is
-    kept, one more with momentum.
+    Cost of a step: 1 loss, 1 gradient, and at every `every`-th step `num_products` products: per block, with
+    the derivatives of that block only ("apart"; `first_products` more if its |λ_b| falls below 0.7 of the
+    last), or of the full Hessian for all blocks together ("together"). It stores one vector, and one more
+    with momentum.
 
     Args:
         params: Parameters or groups; groups may have an lr and a momentum each.
         lr: c of η_b = c/λ_b.
-        momentum: Of gradients, as in torch.optim.SGD.
-        every: Steps from one measurement to the next.
-        num_products: For one λ_b, at least 2.
-        first_products: For the first, which knows no direction.
-        floor: The least λ_b over the largest.
+        momentum: Momentum of gradients, as in torch.optim.SGD.
+        every: Steps between measurements.
+        num_products: Products per λ_b, at least 2.
+        first_products: Products for the first λ_b, which has no known direction.
+        floor: Smallest λ_b relative to the largest.
         measure: Blocks "apart" or "together".
-        seed: Of the random vectors and signs.
+        seed: Seed of the random vectors and signs.
     """
 
     kept = frozenset({TOP, CURVATURE, MOMENTUM})
@@ -87,13 +87,13 @@ class BlockSGD(CurvatureOptimizer):
         super().__init__(params, settings)  # pyright: ignore[reportArgumentType]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a state that was saved without `measure`, too."""
+        """Restore the state, also one that was saved without `measure`."""
         super().__setstate__(state)
         for group in self.param_groups:
             group.setdefault("measure", "apart")
 
     def curvatures(self) -> list[float]:
-        """|λ_b| of every block that is trained, as it was last measured; none before the first step."""
+        """Return the last measured |λ_b| of every trained block; empty before the first step."""
         states = [self.state[p] for p in self.trained() if p in self.state]
         return [state[CURVATURE] for state in states if CURVATURE in state]
 
@@ -130,7 +130,7 @@ class BlockSGD(CurvatureOptimizer):
         state[TOP] = top.view_as(p).clone()
 
     def _measure_together(self, objective: Objective, gradient: list[Tensor]) -> None:
-        """All blocks at once: products along v_b, the last one along f_b."""
+        """Measure all blocks together: products along v_b, the last one along f_b."""
         parameters, first = objective.parameters, self.steps * len(gradient)
         found = [self._fresh(g, first + i).view_as(g) for i, g in enumerate(gradient)]
         fresh = [f / f.norm() for f in found]
@@ -144,7 +144,7 @@ class BlockSGD(CurvatureOptimizer):
             self._beside(objective, fresh, along)
 
     def _power(self, objective: Objective) -> list[float]:
-        """|v_bᵀ H_bb v_b| with noise; λ_b v_b is joined by what the product says of it."""
+        """|v_bᵀ H_bb v_b| with noise, and update the running mean λ_b v_b."""
         tops = [self.state[p][TOP] for p in objective.parameters]
         images, along = self._images(objective, tops), []
         for p, v, image in zip(objective.parameters, tops, images, strict=True):
@@ -157,7 +157,7 @@ class BlockSGD(CurvatureOptimizer):
         return along
 
     def _beside(self, objective: Objective, fresh: list[Tensor], along: list[float]) -> None:
-        """Blocks that bend more along f_b than along v_b go on from H_bb f_b."""
+        """Continue from H_bb f_b in blocks with more curvature along f_b than along v_b."""
         images = self._images(objective, fresh)
         for p, f, image, bent in zip(objective.parameters, fresh, images, along, strict=True):
             if abs(float((image * f).sum())) > bent:
@@ -166,14 +166,14 @@ class BlockSGD(CurvatureOptimizer):
             raise _flat()
 
     def _images(self, objective: Objective, vectors: list[Tensor]) -> list[Tensor]:
-        draw = -1 - self.work["products"]  # apart from those of random vectors
+        draw = -1 - self.work["products"]  # different from the draws of random vectors
         signs = probes(len(vectors), 1, seed=self.one("seed"), first=draw)[:, 0]
         images = signed_product(objective, vectors, signs.to(vectors[0]))
         check_finite(float(sum(image.sum() for image in images)))
         return images
 
     def _keep(self, p: Tensor, image: Tensor) -> None:
-        """λ_b v_b as what is known of a block."""
+        """Store λ_b v_b for a block."""
         size = float(image.norm())
         self.state[p][CURVATURE] = size
         if size:
@@ -185,7 +185,7 @@ class BlockSGD(CurvatureOptimizer):
 
 def _flat() -> CurvescopeError:
     return CurvescopeError(
-        "no block has curvature here, which a rate could be taken from", hint="use torch.optim.SGD"
+        "all block curvatures are zero, so no learning rate can be derived", hint="use torch.optim.SGD"
     )
 
 

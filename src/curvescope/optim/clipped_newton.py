@@ -1,4 +1,4 @@
-"""Newton steps of a diagonal, clipped entry by entry: after Sophia (Liu et al., 2024)."""
+"""Diagonal Newton steps, clipped per entry: after Sophia (Liu et al., 2024)."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ class ClippedNewton(CurvatureOptimizer):
     """θ ← θ − lr · clip(m / max(scale · h, eps), ±1), m a running mean of g and h one of a diagonal of
     curvature.
 
-    No entry moves by more than lr; where h is not positive, it moves by lr against the sign of m.
+    No entry moves by more than lr; an entry with h ≤ 0 moves by lr against the sign of m.
 
     It is algorithm 3 of the paper, with h of `estimate`: "hutchinson" is Sophia-H and "bartlett" Sophia-G,
     for which the closure returns a `cs.Problem`; "ggn" estimates what "bartlett" does, from products and for
-    every convex loss. It differs in two things: the first h is the first estimate, while the paper begins its
-    mean at zero, and the batch of the estimate is that of the step. Means of g begin at zero, as in the
+    every convex loss. It differs from the paper in two ways: the running mean h starts at the first estimate
+    instead of zero, and the estimate uses the batch of the step. The mean of g starts at zero, as in the
     paper.
 
     Cost of a step: 1 loss, 1 gradient, and at every `every`-th step `num_probes` products ("bartlett": as
-    many gradients); two vectors that are kept. Groups may have settings each, except for `estimate`, `every`,
+    many gradients); it stores two vectors. Groups may have their own settings, except `estimate`, `every`,
     `num_probes` and `seed`.
 
     Args:
         params: Parameters or groups.
-        lr: The most that an entry moves in a step.
-        betas: Of the means of g and of the diagonal.
+        lr: Largest change of an entry in a step.
+        betas: Decay of the means of g and of the diagonal.
         scale: γ; the smaller, the more entries are clipped. 0.01 for Sophia-H, 0.05 for Sophia-G in the
             paper.
-        eps: The least curvature.
-        weight_decay: Times lr, off θ, as in AdamW.
-        estimate: Of the diagonal: "hutchinson", "ggn" or "bartlett".
-        every: Steps from one estimate to the next.
-        num_probes: Draws for one estimate.
-        seed: Of the draws.
+        eps: Smallest curvature.
+        weight_decay: Decoupled weight decay, as in AdamW.
+        estimate: Estimate of the diagonal: "hutchinson", "ggn" or "bartlett".
+        every: Steps between estimates.
+        num_probes: Draws per estimate.
+        seed: Seed of the draws.
     """
 
     kept = frozenset({MEAN, DIAGONAL})

@@ -1,4 +1,4 @@
-"""Adam with the Hessian's diagonal in the place of the gradient: after AdaHessian (Yao et al., 2021)."""
+"""Adam with the Hessian's diagonal instead of the squared gradient: after AdaHessian (Yao et al., 2021)."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class HutchinsonAdam(CurvatureOptimizer):
     Hats are divided by 1 − βᵗ, as in Adam. With several probes D is their mean. The mean of D² over random
     signs z is the squared norm of a row of H, Σ_j H_ij², and not H_ii² unless H is diagonal.
 
-    From the published algorithm it differs in what D is averaged over: AdaHessian takes means of |D| within
-    convolution kernels and, for matrices, over blocks of neighbors; here every entry has its own. Weight
-    decay is apart from the gradient, as in AdamW.
+    It differs from the published algorithm in the averages of D: AdaHessian takes means of |D| within
+    convolution kernels and, for matrices, over blocks of neighbors; here every entry has its own value.
+    Weight decay is decoupled, as in AdamW.
 
-    Cost of a step: 1 loss, 1 gradient, and at every `every`-th step `num_probes` products; two vectors that
-    are kept. Groups may have settings each, except for `every`, `num_probes` and `seed`.
+    Cost of a step: 1 loss, 1 gradient, and at every `every`-th step `num_probes` products; it stores two
+    vectors. Groups may have their own settings, except `every`, `num_probes` and `seed`.
 
     Args:
         params: Parameters or groups.
-        lr: 0.15 in the paper, which suits random weights and ruins trained ones: the loss of the bundled
+        lr: 0.15 in the paper, which suits random weights but harms trained ones: the loss of the bundled
             tiny-gpt goes from 3.7 to 24 in one step of 0.15, and to 3.4 in ten of 0.005.
-        betas: Of the means of g and of D².
+        betas: Decay of the means of g and of D².
         eps: Added to the root.
-        weight_decay: Times lr, off θ.
+        weight_decay: Decoupled weight decay.
         power: 1 in the paper; 0 is gradient descent with momentum.
-        every: Steps from one D to the next.
-        num_probes: Vectors z for one D.
-        seed: Of the signs.
+        every: Steps between estimates of D.
+        num_probes: Vectors z per D.
+        seed: Seed of the signs.
     """
 
     kept = frozenset({MEAN, SQUARE, MEASURED, "step"})

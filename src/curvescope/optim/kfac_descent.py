@@ -11,10 +11,10 @@ from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError
-from curvescope.models.choice import Choice
+from curvescope.models.parameter_selection import ParameterChoice
 from curvescope.operators.kronecker.approximations import KFAC
 from curvescope.operators.kronecker.cotangents import Kind
-from curvescope.operators.kronecker.layers import Layer
+from curvescope.operators.kronecker.layers import KroneckerLayer
 from curvescope.operators.kronecker.moments import Pair
 from curvescope.operators.kronecker.spectral import Spectrum, layerwise
 from curvescope.optim.base import CurvatureOptimizer, Params, check_settings
@@ -29,32 +29,31 @@ class KFACDescent(CurvatureOptimizer):
     """θ ← θ − lr · m, m = momentum · m + (K + damping · I)⁻¹ g, K the K-FAC of the batch's linear layers.
 
     The closure returns a `cs.Problem` of the batch: factors need the layers, the loss and its terms. A
-    problem is in eval mode: the loss and its gradient too are those without dropout, and batch norm uses its
-    running statistics and does not learn them. K is of the parameters that are trained here: of a layer whose
-    bias is not, it is that of the weights alone. Parameters without factors (norms, learned positions) take
-    the step rest · g in the place of the inverse's.
+    problem is in eval mode: its loss and gradient have no dropout, and batch norm uses its running statistics
+    without updating them. K covers the parameters that the optimizer trains; if a layer's bias is not
+    trained, only its weights. Parameters without factors (norms, learned positions) take the step rest · g
+    instead.
 
-    From the published algorithm it differs in that factors are those of the last batch they were made of,
-    with no running mean; damping is added to K itself and is fixed; the step is not rescaled by the exact
-    Fisher, but bounded as in Ba et al. (2017).
+    It differs from the published algorithm: factors come from one batch, without a running mean; a fixed
+    damping is added to K itself; the step is not rescaled by the exact Fisher, but bounded as in Ba et al.
+    (2017).
 
-    Cost of a step: 1 loss, 1 gradient. At every `every`-th step, and where other parameters are trained than
-    in the last one, 2 more losses and 1 gradient (kind="mc";
-    "ggn" takes as many backward passes as there are outputs), and an eigendecomposition of both factors of
-    each layer, O(m³ + n³). Kept: m² + n² + mn numbers for a layer of m inputs and n outputs, and one vector
-    more with momentum.
+    Cost of a step: 1 loss, 1 gradient. At every `every`-th step, and if the trained parameters have changed,
+    2 more losses and 1 gradient (kind="mc"; "ggn" takes as many backward passes as there are outputs), and an
+    eigendecomposition of both factors of each layer, O(m³ + n³). It stores m² + n² + mn numbers for a layer
+    of m inputs and n outputs, and one more vector with momentum.
 
     Args:
-        params: Parameters of the model, or groups, which may have an lr, momentum and rest each.
+        params: Parameters of the model, or groups, which may have their own lr, momentum and rest.
         lr: Learning rate; 1 is a full (damped) Newton step of the approximation.
         damping: δ, in units of curvature.
-        momentum: Of preconditioned gradients.
-        max_change: The most of lr² dᵀg, d the preconditioned gradient: longer steps are shortened; None:
-            never.
-        rest: Step of parameters without factors, over lr.
-        every: Steps from one set of factors to the next.
-        kind: Of `cs.KFAC`: "mc", "ggn", "empirical" or "forward-only".
-        seed: Of the targets that "mc" draws.
+        momentum: Momentum of preconditioned gradients.
+        max_change: Upper bound of lr² dᵀg for the preconditioned gradient d; longer steps are shortened.
+            None: no bound.
+        rest: Step of parameters without factors, relative to lr.
+        every: Steps between sets of factors.
+        kind: Kind of `cs.KFAC`: "mc", "ggn", "empirical" or "forward-only".
+        seed: Seed of the targets that "mc" draws.
     """
 
     kept = frozenset({MOMENTUM})
@@ -90,7 +89,7 @@ class KFACDescent(CurvatureOptimizer):
         gradient = objective.gradient(curved=False)
         names = {id(p): name for name, p in problem.model.named_parameters()}
         if unknown := [i for i, p in enumerate(objective.parameters) if id(p) not in names]:
-            raise UsageError(f"parameter {unknown[0]} of the optimizer is none of {problem.model.name}")
+            raise UsageError(f"parameter {unknown[0]} of the optimizer is not in {problem.model.name}")
         tree = {names[id(p)]: g for p, g in zip(objective.parameters, gradient, strict=True)}
         with torch.enable_grad():
             moved = self._preconditioned(problem, tree)
@@ -104,11 +103,11 @@ class KFACDescent(CurvatureOptimizer):
             p.sub_(d * float(group["lr"]))
 
     def _preconditioned(self, problem: Problem, tree: dict[str, Tensor]) -> dict[str, Tensor]:
-        """(K + δ I)⁻¹ g by parameter; entries of a parameter that have no factors take the rest's step."""
+        """Return (K + δ I)⁻¹ g by parameter; entries without factors get rest · g."""
         self._refresh(problem, sorted(tree))
         kept, model = self.whole(FACTORS)["layers"], problem.model
         layers = tuple(
-            Layer(
+            KroneckerLayer(
                 *(None if name is None else model.inputs_first(model.blocks[name]) for name in one["blocks"])
             )
             for one in kept
@@ -125,11 +124,11 @@ class KFACDescent(CurvatureOptimizer):
         return found
 
     def _refresh(self, problem: Problem, names: list[str]) -> None:
-        """Make factors anew where it is time, or where they are of other parameters."""
+        """Recompute the factors if they are due, or if the trained parameters have changed."""
         if self.steps % self.one("every") and self.whole(FACTORS).get("parameters") == names:
             return
         own = copy.copy(problem)
-        own.choice = Choice(problem.model, [problem.model.get_parameter(name) for name in names])
+        own.choice = ParameterChoice(problem.model, [problem.model.get_parameter(name) for name in names])
         self.count("losses")
         K = KFAC(own, kind=self.one("kind"), seed=self.one("seed") + self.steps)
         layers = [_plain(layer, s) for layer, s in zip(K.layers, K.spectra(), strict=True)]
@@ -141,7 +140,9 @@ class KFACDescent(CurvatureOptimizer):
 def _share(
     steps: list[Tensor], gradient: list[Tensor], groups: list[dict[str, Any]], most: float | None
 ) -> float:
-    """The part of the step that keeps lr² dᵀg, twice what K says of the divergence, within the bound."""
+    """Return the factor on the step that keeps lr² dᵀg, twice K's estimate of the divergence, within the
+    bound.
+    """
     if most is None:
         return 1.0
     pairs = zip(groups, steps, gradient, strict=True)
@@ -149,8 +150,8 @@ def _share(
     return min(1.0, math.sqrt(most / size)) if size > 0 else 1.0
 
 
-def _plain(layer: Layer, spectrum: Spectrum) -> dict[str, Any]:
-    """What is kept of a layer: tensors, and the names of its weights and bias."""
+def _plain(layer: KroneckerLayer, spectrum: Spectrum) -> dict[str, Any]:
+    """Return the state of a layer: tensors, and the names of its weights and bias."""
     names = [None if block is None else block.name for block in (layer.weight, layer.bias)]
     vectors = spectrum.vectors
     return {

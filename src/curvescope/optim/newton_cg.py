@@ -11,10 +11,10 @@ from typing import Any, final, get_args
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.sums import norms
+from curvescope.algorithms.accurate_sums import norms
 from curvescope.algorithms.systems.trust_region import TrustStep, trust_step
 from curvescope.core.errors import UsageError
-from curvescope.kernels.substitute import PlainAttention
+from curvescope.kernels.function_mode import PlainAttention
 from curvescope.optim.base import CurvatureOptimizer, Params, check_settings
 from curvescope.optim.objective import (
     Closure,
@@ -26,9 +26,9 @@ from curvescope.optim.objective import (
     unflatten,
 )
 
-LOW, HIGH, SHRINK, GROW = 0.25, 0.75, 0.25, 2.0  # Nocedal & Wright's, of algorithm 4.1
-ACCEPT = 1e-4  # the least share of the promised fall at which a step is taken
-ROUNDINGS = 10.0  # of the loss: a promise below this many says nothing
+LOW, HIGH, SHRINK, GROW = 0.25, 0.75, 0.25, 2.0  # constants of Nocedal & Wright's algorithm 4.1
+ACCEPT = 1e-4  # smallest share of the predicted decrease for which a step is accepted
+ROUNDINGS = 10.0  # a predicted decrease below so many roundings of the loss is meaningless
 REGION = "region"
 
 
@@ -37,24 +37,24 @@ class NewtonCG(CurvatureOptimizer):
     """θ ← θ + lr · d, d = argmin of gᵀd + ½ dᵀBd over ‖d‖ ≤ Δ, B the Hessian or the GGN.
 
     The closure is called a second time, without a graph, at the new point: with the random numbers of the
-    first call, so that both have one dropout mask, and batch norm counts one of them. With ρ the fall of the
-    loss over the promised one, the step is taken back where ρ ≤ 1e-4; Δ becomes ‖d‖/4 where ρ < 1/4, and 2Δ
-    where ρ > 3/4 and d reached the boundary. Negative curvature is followed to the boundary. `opt.accepted`
-    and `opt.ratio` say what became of the last step. Several that are taken back one after the other mean
-    that `radius` was far too large, or that the closure is not the same loss when it is called again.
+    first call, so that both have the same dropout mask; batch norm counts only one of them. With ρ the
+    decrease of the loss over the predicted one, the step is rejected if ρ ≤ 1e-4. Δ becomes ‖d‖/4 if ρ < 1/4,
+    and 2Δ if ρ > 3/4 and d reached the boundary. Negative curvature is followed to the boundary.
+    `opt.accepted` and `opt.ratio` describe the last step. Several rejected steps in a row mean that `radius`
+    is far too large, or that the closure returns a different loss when it is called again.
 
     Cost of a step: 2 losses, 1 gradient, k ≤ max_products products; 8 vectors. All parameters share one
     region, so there is one parameter group, as in torch.optim.LBFGS.
 
     Args:
         params: Parameters, or one group of them.
-        lr: Part of the step that is taken, 1 by default; schedulers may lower it.
-        radius: Δ at first, the most that all parameters together move in the first step; a fine-tuned model
-            moves by less than 1, a random one by more.
-        max_radius: The most that Δ grows to.
+        lr: Share of the step to take, 1 by default; schedulers may lower it.
+        radius: Initial Δ, a bound on the norm of the first step; a fine-tuned model moves by less than 1, a
+            random one by more.
+        max_radius: Upper bound of Δ.
         curvature: "hessian", exact, or "ggn", whose closure returns (loss, outputs) or a problem.
-        max_products: The most conjugate-gradient iterations of a step; None is n.
-        tolerance: Of ‖g + Bd‖/‖g‖; None is min(½, √‖g‖), with which convergence is faster than linear.
+        max_products: Most conjugate-gradient iterations per step; None is n.
+        tolerance: Tolerance of ‖g + Bd‖/‖g‖; None is min(½, √‖g‖), which gives superlinear convergence.
     """
 
     def __init__(
@@ -82,24 +82,24 @@ class NewtonCG(CurvatureOptimizer):
     kept = frozenset[str]()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """One group: a region and a step are of all parameters together."""
+        """Add the only group: all parameters share one trust region and one step."""
         if self.param_groups:
             raise UsageError("NewtonCG has one trust region for all parameters, so one parameter group")
         super().add_param_group(param_group)
 
     @property
     def radius(self) -> float:
-        """Δ as it is now."""
+        """Current Δ."""
         return float(self.whole(REGION).get("radius", self.one("radius")))
 
     @property
     def ratio(self) -> float | None:
-        """ρ of the last step, −inf where the loss was not finite; None before the first."""
+        """ρ of the last step, −inf if the loss was not finite; None before the first."""
         return self.whole(REGION).get("ratio")
 
     @property
     def accepted(self) -> bool | None:
-        """Whether the last step was taken; None before the first."""
+        """Return True if the last step was taken; None before the first."""
         return None if self.ratio is None else self.ratio > ACCEPT
 
     def _move(self, objective: Objective, closure: Closure) -> None:
@@ -131,7 +131,7 @@ class NewtonCG(CurvatureOptimizer):
             return float(parts_of(closure()).loss)
 
     def _ratio(self, before: float, after: float, change: float) -> float:
-        """The fall of the loss over the promised one; 1 where rounding hides both."""
+        """Return the decrease of the loss over the predicted one; 1 if rounding hides both."""
         if not math.isfinite(after):
             return -math.inf
         blur = ROUNDINGS * torch.finfo(self.param_groups[0]["params"][0].dtype).eps * max(abs(before), 1e-30)

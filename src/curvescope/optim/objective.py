@@ -1,4 +1,4 @@
-"""What one step minimizes: a loss with its graph, its gradient, and products with its curvature.
+"""Objective of one step: a loss with its graph, its gradient, and products with its curvature.
 
 With L(θ) the loss that a closure returned, z the outputs it was made of and J = ∂z/∂θ:
 
@@ -16,20 +16,21 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.core.finite_differences import difference_error
 from curvescope.core.operator import LinearOperator
 from curvescope.core.seeds import generator
 from curvescope.core.tensors import constant_rows, leaves_of
-from curvescope.engines.derivatives import difference_error
 from curvescope.engines.vjp import refuse_once_differentiable
-from curvescope.kernels.substitute import PlainAttention
+from curvescope.kernels.function_mode import PlainAttention
 from curvescope.problem import Problem
 
 Curvature = Literal["hessian", "ggn"]
 Made = Tensor | tuple[Tensor, Tensor] | Mapping[str, Any] | Problem | Any
 Closure = Callable[[], Made]
-"""What `step` is given: it returns the loss with its graph; (loss, outputs); what has it as `.loss` or under
-"loss", as outputs of Hugging Face's models do; or a `cs.Problem`."""
-SAID = {  # in PyTorch's message: what it means here, and what to do
+"""Closure for `step`: it returns the loss with its graph, (loss, outputs), an object with `.loss` or the key
+"loss" like outputs of Hugging Face models, or a `cs.Problem`.
+"""
+SAID = {  # text in PyTorch's message: its meaning here, and a hint
     "through the graph a second time": (
         "the graph of the loss is gone", "leave loss.backward() out of the closure",
     ),
@@ -40,7 +41,7 @@ SAID = {  # in PyTorch's message: what it means here, and what to do
 
 
 class Parts(NamedTuple):
-    """A loss, the outputs it is made of where they are known, and the problem where there is one."""
+    """A loss, its outputs if known, and its problem if there is one."""
 
     loss: Tensor
     outputs: list[Tensor]
@@ -48,7 +49,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(made: Made) -> Parts:
-    """The loss of what a closure returned, one real number."""
+    """Return the parts of a closure's result; the loss must be one real number."""
     if isinstance(made, Problem):
         return _of_problem(made)
     loss, outputs = made if type(made) is tuple and len(made) == 2 else (made, None)
@@ -56,8 +57,8 @@ def parts_of(made: Made) -> Parts:
         loss = loss.get("loss") if isinstance(loss, Mapping) else getattr(loss, "loss", loss)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise UsageError(
-            "expected a closure that returns the loss as a tensor of one number, (loss, outputs), what has a "
-            f"loss, or a cs.Problem, got {_words(made if loss is None else loss)}"
+            "expected a closure that returns the loss as a tensor of one number, (loss, outputs), an "
+            f"object with a loss, or a cs.Problem, got {_words(made if loss is None else loss)}"
         )
     return Parts(loss.reshape(()), [] if outputs is None else [outputs], None)
 
@@ -77,14 +78,14 @@ def _words(made: object) -> str:
 
 @final
 class Objective:
-    """A loss at the parameters of a step. Vectors are lists of tensors, one for each parameter.
+    """Loss at the parameters of a step. Vectors are lists of tensors, one per parameter.
 
     `parameters` are those of the optimizer that are in the graph of the loss.
 
     Args:
-        made: What the closure returned.
-        parameters: Those that the optimizer trains.
-        count: Called with "gradients", "products" or "block_products" whenever one is taken.
+        made: Result of the closure.
+        parameters: Parameters that the optimizer trains.
+        count: Called with "gradients", "products" or "block_products" for each one computed.
     """
 
     def __init__(self, made: Made, parameters: Sequence[Tensor], count: Callable[[str], None]):
@@ -97,9 +98,11 @@ class Objective:
             )
         if not bool(torch.isfinite(self.loss)):
             raise CurvescopeError(
-                f"the loss is {float(self.loss.detach())}", hint="use a smaller lr, or look at the data"
+                f"the loss is {float(self.loss.detach())}", hint="use a smaller lr, or check the data"
             )
-        used = {id(leaf) for leaf in leaves_of(self.loss)} | {id(self.loss)}  # it may be a parameter itself
+        used = {id(leaf) for leaf in leaves_of(self.loss)} | {
+            id(self.loss)
+        }  # the loss may be a parameter itself
         self.parameters = [p for p in parameters if id(p) in used]
         if not self.parameters:
             raise UsageError("the loss depends on none of the optimizer's parameters")
@@ -117,17 +120,17 @@ class Objective:
         return [g.detach() for g in self._gradient]
 
     def product(self, v: Sequence[Tensor], curvature: Curvature = "hessian") -> list[Tensor]:
-        """∇²L v, or that of the generalized Gauss-Newton matrix."""
+        """Return ∇²L v, or the product with the generalized Gauss-Newton matrix."""
         self._count("products")
         return self._ggn(v) if curvature == "ggn" else self._hessian(v, range(len(self.parameters)))
 
     def block_product(self, index: int, v: Tensor) -> Tensor:
-        """The Hessian's block of one parameter, with itself."""
+        """Return the product with the diagonal block of the Hessian for one parameter."""
         self._count("block_products")
         return self._hessian([v], [index])[0]
 
     def drawn_gradient(self, loss: Tensor) -> list[Tensor]:
-        """The gradient of another loss of the same outputs."""
+        """Return the gradient of another loss of the same outputs."""
         self._count("gradients")
         return _grad([loss], self.parameters)
 
@@ -170,8 +173,8 @@ def refuse_wrong_functions(objective: Objective, closure: Closure, names: Sequen
 
     Args:
         objective: The loss of this step.
-        closure: Makes it again, at parameters that were moved.
-        names: Of the custom functions in its graph.
+        closure: Returns the loss again, at changed parameters.
+        names: Names of the custom functions in its graph.
     """
     parameters, source = objective.parameters, generator(0)
     own = [p.detach().clone() for p in parameters]
@@ -185,7 +188,9 @@ def refuse_wrong_functions(objective: Objective, closure: Closure, names: Sequen
     def slopes(step: float) -> list[Tensor]:
         try:
             for p, x, d in zip(parameters, own, v, strict=True):
-                p.data.copy_(x + step * d)  # unseen by autograd: the graph of this step is used later
+                p.data.copy_(
+                    x + step * d
+                )  # through .data, because autograd still needs the graph of this step
             with torch.enable_grad(), PlainAttention():
                 return _grad([parts_of(closure()).loss], parameters, retain_graph=False)
         finally:
@@ -226,12 +231,12 @@ class StepCurvature(LinearOperator):
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """All entries, one tensor after the other: (n,)."""
+    """Concatenate all entries of the tensors: (n,)."""
     return torch.cat([t.reshape(-1) for t in tensors])
 
 
 def unflatten(v: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Parts of a vector (n,), in the shapes of these tensors."""
+    """Split a vector (n,) into the shapes of these tensors."""
     ends = torch.tensor([0, *(t.numel() for t in like)]).cumsum(0).tolist()
     return [v[i:j].reshape(t.shape) for (i, j), t in zip(pairwise(ends), like, strict=True)]
 
@@ -244,7 +249,7 @@ def _grad(
     create_graph: bool = False,
     retain_graph: bool = True,
 ) -> list[Tensor]:
-    """∂(Σ weights · ends)/∂to, zero where autograd finds no way."""
+    """∂(Σ weights · ends)/∂to, zero if autograd finds no path."""
     options = {"create_graph": create_graph, "retain_graph": retain_graph, "allow_unused": True}
     try:
         found = torch.autograd.grad(ends, to, weights, **options)
@@ -257,11 +262,13 @@ def _grad(
 
 
 def _refuse_hooks(parameters: Sequence[Tensor]) -> None:
-    """A hook on a gradient, one that clips it say, would make products with no matrix, or be passed over."""
+    """Raise for hooks on gradients, such as clipping: products would not belong to a matrix, or would skip
+    the hook.
+    """
     for p in parameters:
         if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
             raise UsageError(
                 f"a parameter of shape {tuple(p.shape)} has a hook on its gradient, which would change "
                 "curvature too",
-                hint="remove it; a smaller lr, or a smaller loss, does what clipping is for",
+                hint="remove it; use a smaller lr or a smaller loss instead of clipping",
             )

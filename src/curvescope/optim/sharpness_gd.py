@@ -1,4 +1,4 @@
-"""Gradient descent at a rate that the curvature sets: η = c / λ_max.
+"""Gradient descent with a learning rate set by the curvature: η = c / λ_max.
 
 On a quadratic the error along an eigenvector of λ shrinks by 1 − cλ/λ_max in every step, for any scale of the
 loss; it is stable for c < 2. Networks trained at a fixed η find λ_max ≈ 2/η by themselves (Cohen et al.,
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.optim.base import CurvatureOptimizer, Params, check_settings
-from curvescope.optim.following import check_counts, fresh_vector, pursue
+from curvescope.optim.curvature_tracking import check_counts, fresh_vector, pursue
 from curvescope.optim.objective import Closure, Objective, StepCurvature, flatten, unflatten
 
 SHARPNESS, TOP = "sharpness", "top"
@@ -25,20 +25,21 @@ SHARPNESS, TOP = "sharpness", "top"
 class SharpnessGD(CurvatureOptimizer):
     """θ ← θ − (lr / |λ|) g, λ the eigenvalue of the Hessian of largest magnitude.
 
-    λ comes from a few products with the batch's Hessian, in a space of the direction found last, the gradient
-    and a random vector (`optim.following`). It is at most the true |λ|; `opt.sharpness` is the one of now.
+    λ comes from a few products with the batch's Hessian, in the span of the last direction, the gradient and
+    a random vector (`optim.curvature_tracking`). It is at most the true |λ|; `opt.sharpness` is the current
+    value.
 
     Cost of a step: 1 loss, 1 gradient, and at every `every`-th step `num_products` products, `first_products`
-    at the first; where |λ| falls to less than 0.7 of the last, `first_products` more. Twice as many vectors
-    while they are taken, and one that is kept. Groups may have an lr each.
+    at the first; if |λ| falls below 0.7 of the last, `first_products` more. Memory: two vectors per product
+    during a measurement, and one that is stored. Groups may have their own lr.
 
     Args:
         params: Parameters or groups.
         lr: c, of which 2 is the bound on a quadratic.
-        every: Steps from one λ to the next.
-        num_products: For one λ, at least 2.
-        first_products: For the first, which knows no direction.
-        seed: Of the random vectors.
+        every: Steps between measurements of λ.
+        num_products: Products per λ, at least 2.
+        first_products: Products for the first λ, which has no known direction.
+        seed: Seed of the random vectors.
     """
 
     kept = frozenset({TOP})
@@ -63,7 +64,7 @@ class SharpnessGD(CurvatureOptimizer):
 
     @property
     def sharpness(self) -> float | None:
-        """|λ| as it was last measured."""
+        """Last measured |λ|."""
         return self.whole(SHARPNESS).get("value")
 
     def _move(self, objective: Objective, closure: Closure) -> None:
@@ -88,13 +89,14 @@ class SharpnessGD(CurvatureOptimizer):
         )
         if not value:
             raise CurvescopeError(
-                "the loss has no curvature here, which a rate could be taken from", hint="use torch.optim.SGD"
+                "the curvature of the loss is zero, so no learning rate can be derived",
+                hint="use torch.optim.SGD",
             )
         for p, part in zip(parameters, unflatten(top, parameters), strict=True):
             self.state[p][TOP] = part.clone()
         self.put(SHARPNESS, value=value)
 
     def _known(self, parameters: Sequence[Tensor]) -> Tensor | None:
-        """The direction found last, zero in parameters that were not there; None if it is zero in all."""
+        """Return the last direction, zero for new parameters; None if it is zero everywhere."""
         found = flatten([self.state[p].get(TOP, torch.zeros_like(p)) for p in parameters])
         return found if bool(found.any()) else None

@@ -1,10 +1,10 @@
-"""Papers: their figures and tables measured again, published next to measured. Imports none of them.
+"""Papers whose figures and tables are measured again, with published and measured values side by side.
 
-A paper is a package here with `FIGURES` and `MORE`, a line on each, and may have `UNCLEAR`: names of
-settings that it refuses, with what to say instead. A figure is all that a study is: a frozen `Config` and
-`run(cfg, *, progress=None, state=None) -> Shown`, called `STUDY` in a module of the figure's name. Figures
-that are studies with settings of their own are together in the module `figures`, as its `STUDIES`. Results
-have `claims` too, and `reproduce` writes everything into one folder.
+This module imports none of them. A paper is a package here with `FIGURES` and `MORE`, which describe each
+figure in a line. It may have `UNCLEAR`: names of settings that it refuses, with a hint for each. A figure has
+the parts of a study: a frozen `Config` and `run(cfg, *, progress=None, state=None) -> Shown`, called `STUDY`
+in a module with the figure's name. Figures that are studies with other settings are in the module `figures`,
+as its `STUDIES`. Results also have `claims`, and `reproduce` writes everything into one folder.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from curvescope.core.config import Config
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.runs.study import Study, study_in
+from curvescope.runs.study import Study, load_study
 
 
 class Paper(NamedTuple):
-    """What is said about a paper."""
+    """Description and citation of a paper."""
 
     words: str
     citation: str
@@ -27,16 +27,16 @@ class Paper(NamedTuple):
 
 PAPERS = {
     "ormaniec2025": Paper(
-        "every figure of 'What Does It Mean to Be a Transformer?', and its statements checked",
+        "every figure of 'What Does It Mean to Be a Transformer?', and a check of its statements",
         "Weronika Ormaniec, Felix Dangel, Sidak Pal Singh: What Does It Mean to Be a Transformer? Insights "
         "from a Theoretical Hessian Analysis. ICLR 2025. Code: github.com/dalab/transformer-hessian, f0d73f7",
     ),
     "petrov2025": Paper(
-        "'Closing the Curvature Gap' and the article around it: honest versions of all that was promised",
+        "'Closing the Curvature Gap' and the article around it: measured versions of its figures",
         "Closing the Curvature Gap. arXiv 2510.16927, 2025; its precursor: arXiv 2409.11995, 2024",
     ),
     "singh2025": Paper(
-        "the statements of 'Cracking the Hessian' checked: exact spectra, the GGN, norms of weights, sinks",
+        "a check of the statements in 'Cracking the Hessian': exact spectra, the GGN, weight norms, sinks",
         "Sidak Pal Singh, Weronika Ormaniec, Thomas Hofmann: Cracking the Hessian. Slides, 2025",
     ),
     "molina2023": Paper(
@@ -48,7 +48,7 @@ PAPERS = {
 
 
 def figures_of(paper: str, *, more: bool = False) -> dict[str, str]:
-    """The figures of a paper with a line on each; with those it does not have itself if `more`."""
+    """Return the figures of a paper with a line on each; `more` adds figures that the paper does not have."""
     if paper not in PAPERS:
         raise UsageError(f"expected a paper, got {paper!r}", hint=near_misses(paper, list(PAPERS)))
     package = import_module(f"curvescope.papers.{paper}")
@@ -56,7 +56,7 @@ def figures_of(paper: str, *, more: bool = False) -> dict[str, str]:
 
 
 def check_settings(paper: str, names: Iterable[str]) -> None:
-    """Raise where one of the settings would mean something else for every figure: `UNCLEAR` of the paper."""
+    """Raise an error if a setting is ambiguous for this paper (see `UNCLEAR`)."""
     unclear: dict[str, str] = getattr(import_module(f"curvescope.papers.{paper}"), "UNCLEAR", {})
     for name in names:
         if name in unclear:
@@ -64,7 +64,7 @@ def check_settings(paper: str, names: Iterable[str]) -> None:
 
 
 def find_figure(paper: str, figure: str) -> Study[Config]:
-    """A figure of a paper; its module is imported now."""
+    """Import and return a figure of a paper."""
     known = figures_of(paper, more=True)
     if figure not in known:
         raise UsageError(
@@ -72,8 +72,8 @@ def find_figure(paper: str, figure: str) -> Study[Config]:
         )
     package = f"curvescope.papers.{paper}"
     try:
-        return study_in(f"{package}.{figure}")
+        return load_study(f"{package}.{figure}")
     except ModuleNotFoundError as error:
-        if error.name != f"{package}.{figure}":  # something that the figure imports
+        if error.name != f"{package}.{figure}":  # an import inside the figure failed
             raise
     return import_module(f"{package}.figures").STUDIES[figure]

@@ -1,6 +1,6 @@
-"""Every claim of a paper in one table: of all its figures that are finished in a folder.
+"""Collect the claims of all finished figures of a paper in one table.
 
-`all_claims.csv` for programs, `all_claims.md` for people; the report shows the same rows.
+`all_claims.csv` for programs, `all_claims.md` for readers; the report shows the same rows.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.numbers import plural
+from curvescope.core.number_format import plural
 from curvescope.papers import figures_of
 from curvescope.papers.folder import ALL_CLAIMS, load_result, read_settings
 from curvescope.runs.folder import Say
-from curvescope.runs.shown import Shown
+from curvescope.runs.study_result import Shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS = ("figure", "claim", "whose", "published", "measured", "verdict", "published in")
 CAPTION = (
-    "Every claim of the figures that were made, next to what was measured; whose: whose words the claim is "
-    "in, those of a paper, of an article about it, or ours. Verdicts are computed from the numbers beside "
-    "them."
+    "Every claim of the finished figures with the measured values. whose: the author of the claim's "
+    "wording, a paper, an article about it, or this project. Verdicts are computed from the numbers in "
+    "the same row."
 )
 
 
 def table(results: Mapping[str, Shown]) -> pd.DataFrame:
-    """One row per claim, figure by figure."""
+    """Return one row per claim, figure by figure."""
     import pandas as pd
 
     rows = [
@@ -41,14 +41,14 @@ def table(results: Mapping[str, Shown]) -> pd.DataFrame:
 
 
 def tally(claims: pd.DataFrame) -> str:
-    """`77 claims: 40 holds, 20 fails, …`, the most frequent verdict first."""
+    """Count the claims by verdict, the most frequent first: `77 claims: 40 holds, 20 fails, …`."""
     counts = Counter(claims["verdict"]).most_common()
     words = "; ".join(f"{count} {verdict}" for verdict, count in counts)
     return f"{plural(len(claims), 'claim')}{': ' if words else ''}{words}"
 
 
 def markdown(claims: pd.DataFrame, columns: Sequence[str] = COLUMNS) -> str:
-    """A table in Markdown; a stroke inside a cell is escaped."""
+    """Format a table in Markdown, and escape vertical bars in cells."""
     rows = [list(columns), ["---"] * len(columns), *claims[list(columns)].to_numpy().tolist()]
     return "\n".join("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows) + "\n"
 
@@ -58,7 +58,7 @@ def _cell(text: object) -> str:
 
 
 def write(out: Path, made: Mapping[str, Shown], *, say: Say) -> None:
-    """Write the table of every finished figure in `out`; those that were just made need no loading."""
+    """Write the table of every finished figure in `out`; results in `made` need no loading."""
     paper = read_settings(out)["paper"]
     claims = table(finished(out, made, say=say))
     claims.to_csv(out / f"{ALL_CLAIMS}.csv", index=False)
@@ -67,20 +67,20 @@ def write(out: Path, made: Mapping[str, Shown], *, say: Say) -> None:
 
 
 def read(out: Path) -> pd.DataFrame:
-    """The table that was written."""
+    """Read the table of claims from a folder."""
     import pandas as pd
 
     return pd.read_csv(out / f"{ALL_CLAIMS}.csv", keep_default_na=False)
 
 
 def finished(out: Path, made: Mapping[str, Shown], *, say: Say) -> dict[str, Shown]:
-    """The results of all finished figures, in the paper's order; what cannot be read is told and left out."""
-    meta, found = read_settings(out), {}
+    """Return the results of all finished figures in the paper's order; report and skip unreadable ones."""
+    meta, results = read_settings(out), {}
     for name in figures_of(meta["paper"], more=True):
         if name not in meta["figures"]:
             continue
         try:
-            found[name] = made[name] if name in made else load_result(out, name)
+            results[name] = made[name] if name in made else load_result(out, name)
         except CurvescopeError as error:
-            say(f"{name}: its claims are left out of {ALL_CLAIMS}, {error}")
-    return found
+            say(f"{name}: its claims are missing from {ALL_CLAIMS}: {error}")
+    return results

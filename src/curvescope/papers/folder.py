@@ -1,11 +1,11 @@
-"""The folder of a reproduction: every figure's tables, pictures and arrays side by side, in one place.
+"""The folder of a reproduction, which holds the tables, figures and arrays of every figure of a paper.
 
     heatmap.csv  heatmap.pdf  heatmap.png  heatmap.html  heatmap.json  heatmap.npz  …
     settings.json  all_claims.csv  all_claims.md
 
-`settings.json` names the figures that are complete, with their settings and files; whatever is being computed
-or written lies under `state/`, piece by piece, and moves out of it when all of it is there. So a run that was
-killed goes on where it was, and nothing that is half written looks finished.
+`settings.json` lists the complete figures with their settings and files. Unfinished files lie under
+`state/`, piece by piece, and move out when the figure is complete. So a run that was
+killed can resume, and an incomplete figure never looks finished.
 """
 
 from __future__ import annotations
@@ -22,25 +22,31 @@ from curvescope.core.config import Config
 from curvescope.core.errors import CurvescopeError, MissingExtra, UsageError
 from curvescope.core.result import UnreadableResult, strict_json
 from curvescope.papers import PAPERS
-from curvescope.runs.disk.durable import check_distinct, check_writable, sync, sync_tree, write_whole
-from curvescope.runs.folder import STATE, AlreadyFinished, Say, digest_of, environment
+from curvescope.runs.disk.atomic_files import (
+    check_distinct,
+    check_writable,
+    sync,
+    sync_tree,
+    write_atomically,
+)
+from curvescope.runs.folder import STATE, AlreadyFinished, Say, environment, run_digest
 from curvescope.runs.pieces import RESULT, Pieces
-from curvescope.runs.shown import Shown
-from curvescope.runs.verified.checks import Verification, name_of
-from curvescope.runs.work import Place
+from curvescope.runs.resumable_loop import PieceStore
+from curvescope.runs.study_result import Shown
+from curvescope.runs.verification.checks import Verification, verification_key
 
 SETTINGS, ARRAYS = "settings.json", "arrays.npz"
-ALL_CLAIMS = "all_claims"  # the table of all figures
-DPI = {"pdf": 200, "png": 150}  # of a PDF: its pictures
+ALL_CLAIMS = "all_claims"  # name of the table of all claims
+DPI = {"pdf": 200, "png": 150}  # resolution of figures; of images inside a PDF
 
 
-class FigureFolder(Place):
-    """One figure of a paper in the folder `out`; pieces of it are under state/<figure>-<hash>.
+class FigureFolder(PieceStore):
+    """One figure of a paper in the folder `out`; its pieces lie under state/<figure>-<hash>.
 
-    The hash is that of version, settings, and contents of model and data.
+    The hash is computed from version, settings, and contents of model and data.
 
     Args:
-        force: compute anew what is finished.
+        force: compute finished figures again.
     """
 
     def __init__(
@@ -61,17 +67,17 @@ class FigureFolder(Place):
         self._verified: dict[tuple[str, str, str], dict[str, Any]] = {}
 
     def at(self, contents: str, names: Sequence[str] = ()) -> Pieces:
-        """The pieces of this figure with these settings and contents.
+        """Open the pieces of this figure for its settings and these contents.
 
         Raises:
-            AlreadyFinished: where it is finished, unless forced.
+            AlreadyFinished: if the figure is finished and `force` is not set.
         """
         if not self._force and self._finished(contents):
             raise AlreadyFinished(self.out)
         return self._opened(contents, names)
 
     def _finished(self, contents: str) -> bool:
-        """Whether the figure is there, of the same version, settings and contents, with all of its files."""
+        """Return True if all files of the figure exist, with the same version, settings and contents."""
         if not (self.out / SETTINGS).exists():
             return False
         found = read_settings(self.out)["figures"].get(self.figure)
@@ -83,40 +89,42 @@ class FigureFolder(Place):
         try:
             load_result(self.out, self.figure)
         except UnreadableResult:
-            self.tell("the stored result is damaged: it is computed again")
+            self.tell("the stored result is damaged and is computed again")
             return False
         return True
 
     def _opened(self, contents: str, names: Sequence[str] = ()) -> Pieces:
         self._contents = contents
-        place = self.out / STATE / f"{self.figure}-{digest_of(self._settings, contents)}"
-        run = digest_of(self._settings, contents, digits=32)
+        place = self.out / STATE / f"{self.figure}-{run_digest(self._settings, contents)}"
+        run = run_digest(self._settings, contents, digits=32)
         pieces = self._pieces = Pieces(place, tell=self.tell, run=run)
         if pieces.owned:
             raise CurvescopeError(
-                f"another process works on {self.figure} in {self.out}",
-                hint="wait for it, or choose another --out",
+                f"another process computes {self.figure} in {self.out}",
+                hint="wait until it ends, or choose another --out",
             )
         if len(pieces):
             self._say(f"{self.figure}: resuming, {len(pieces)} of {len(names)} pieces were there")
         elif any(place.parent.glob(f"{self.figure}-*")):
-            self._say(f"{self.figure}: beginning anew, what was begun has other settings, model or data")
+            self._say(
+                f"{self.figure}: starting again, because the unfinished run has other settings, model or data"
+            )
         return pieces
 
     def tell(self, line: str) -> None:
-        """Say the line, and of which figure it is."""
+        """Report a line with the name of the figure."""
         self._say(f"{self.figure}: {line}")
 
     def warn(self, line: str) -> None:
-        """The same: a reproduction has no log."""
+        """Report a warning like any line, because a reproduction has no log."""
         self.tell(line)
 
     def verified(self, found: Verification) -> None:
-        """Note it for `settings.json`."""
-        self._verified[name_of(found.plain())] = found.plain()
+        """Store a verification for `settings.json`."""
+        self._verified[verification_key(found.plain())] = found.plain()
 
     def finish(self, result: Shown, *, seconds: float, say: Say) -> list[str]:
-        """Write everything, note it in the settings, forget the state; the names of the files."""
+        """Write all files, record them in the settings, and delete the state; return the file names."""
         entry = {
             "settings": self.cfg.to_dict(),
             "version": __version__,
@@ -137,7 +145,7 @@ class FigureFolder(Place):
 def publish(
     out: Path, paper: str, figure: str, result: Shown, entry: dict[str, Any], staging: Path, say: Say
 ) -> list[str]:
-    """Write a result's files into `staging`, then move them to `out` and note them there."""
+    """Write a result's files into `staging`, move them to `out`, and record them there."""
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     write(result, staging, figure, title=f"{paper}: {figure}", say=say)
@@ -147,7 +155,7 @@ def publish(
     others = [name for other, found in meta["figures"].items() if other != figure for name in found["files"]]
     check_distinct([*files, *others, f"{ALL_CLAIMS}.csv", f"{ALL_CLAIMS}.md"])
     old = meta["figures"].pop(figure, {}).get("files", [])
-    _write_settings(out, meta)  # from here on until the end the figure does not count as finished
+    _write_settings(out, meta)  # the figure counts as unfinished from here until the end
     for name in set(old) - set(files):
         (out / name).unlink(missing_ok=True)
     for name in files:
@@ -160,7 +168,7 @@ def publish(
 
 
 def write(result: Shown, folder: Path, stem: str, *, title: str, say: Say) -> None:
-    """Tables as CSV, figures as PDF and PNG, all of them as one page for a browser, the result itself."""
+    """Write tables as CSV, figures as PDF and PNG, an interactive page, and the result."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -186,7 +194,7 @@ def write(result: Shown, folder: Path, stem: str, *, title: str, say: Say) -> No
         text = interactive.page(title, scenes, result.captions())
         (folder / f"{stem}.html").write_text(text, encoding="utf-8")
     except MissingExtra as error:
-        say(f"{stem}: no interactive page, {error}")
+        say(f"{stem}: no interactive page: {error}")
     saved = result.save(folder / "saved")
     (saved / ARRAYS).rename(folder / f"{stem}.npz")
     (saved / RESULT).rename(folder / f"{stem}.json")
@@ -194,7 +202,7 @@ def write(result: Shown, folder: Path, stem: str, *, title: str, say: Say) -> No
 
 
 def load_result(out: Path, figure: str) -> Shown:
-    """The stored result of a figure that is finished."""
+    """Load the stored result of a finished figure."""
     if figure not in read_settings(out)["figures"]:
         raise CurvescopeError(
             f"expected stored results of {figure} in {out}, found none", hint="run it without --draw first"
@@ -209,28 +217,30 @@ def load_result(out: Path, figure: str) -> Shown:
 
 
 def check_folder(out: Path, paper: str) -> None:
-    """Raise unless the figures of `paper` can go into the folder `out`, which need not exist."""
+    """Raise an error if the figures of `paper` cannot be written into `out`, which need not exist."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"expected a folder, got the file {out}")
     if (out / SETTINGS).exists() and (other := read_settings(out)["paper"]) != paper:
-        raise UsageError(f"{out} has the figures of {other}", hint="choose another --out")
+        raise UsageError(f"{out} contains the figures of {other}", hint="choose another --out")
     check_writable(out)
 
 
 def read_settings(out: Path) -> dict[str, Any]:
-    """What `settings.json` says: paper, citation and the finished figures."""
+    """Read `settings.json`: paper, citation and the finished figures."""
     try:
-        found = json.loads((out / SETTINGS).read_text(encoding="utf-8"))
-        assert found["paper"] in PAPERS
-        assert isinstance(found["figures"], dict)
+        settings = json.loads((out / SETTINGS).read_text(encoding="utf-8"))
+        assert settings["paper"] in PAPERS
+        assert isinstance(settings["figures"], dict)
     except FileNotFoundError:
         unfinished = (
-            " (nothing in it is finished: run the same again to resume)" if (out / STATE).exists() else ""
+            " (nothing in it is finished: run the same command again to resume)"
+            if (out / STATE).exists()
+            else ""
         )
         raise CurvescopeError(f"expected a reproduction with {SETTINGS}, got {out}{unfinished}") from None
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise CurvescopeError(f"could not read {out / SETTINGS}: {error}") from error
-    return found
+    return settings
 
 
 def _new_settings(paper: str) -> dict[str, Any]:
@@ -239,7 +249,7 @@ def _new_settings(paper: str) -> dict[str, Any]:
 
 def _write_settings(out: Path, meta: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / SETTINGS, json.dumps(strict_json(meta), indent=1, ensure_ascii=False))
+    write_atomically(out / SETTINGS, json.dumps(strict_json(meta), indent=1, ensure_ascii=False))
 
 
 def _remove_if_empty(folder: Path) -> None:

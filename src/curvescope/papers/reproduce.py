@@ -1,4 +1,4 @@
-"""Run the figures of a paper into a folder, or draw again what is stored there."""
+"""Compute the figures of a paper into a folder, or draw stored figures again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.core.progress import Progress
 from curvescope.papers import all_claims, check_settings, figures_of, find_figure
 from curvescope.papers.folder import FigureFolder, check_folder, load_result, publish, read_settings
-from curvescope.runs.disk.durable import full_disk_said
+from curvescope.runs.disk.atomic_files import explain_full_disk
 from curvescope.runs.folder import STATE, AlreadyFinished, Say
-from curvescope.runs.shown import Shown
+from curvescope.runs.study_result import Shown
 
-EVERYWHERE = ("profile", "replay", "device")  # what a figure that has no use for it is not told
+EVERYWHERE = ("profile", "replay", "device")  # settings that are skipped for figures that do not have them
 
 
 def reproduce(
@@ -29,16 +29,16 @@ def reproduce(
     say: Say = lambda line: None,
     force: bool = False,
 ) -> dict[str, Shown]:
-    """Compute the named figures, or all of a paper, and write them into `out`, with one table of all claims.
+    """Compute the named figures, or all of a paper, and write them into `out` with one table of all claims.
 
-    A figure that was begun with the same settings, model and data goes on where it was, and one that is
-    finished is read.
+    An unfinished figure with the same settings, model and data is resumed. A finished one
+    is read from the folder.
 
     Args:
-        settings: of the figures' `Config`s; each figure is told what it knows.
-        out: `reproductions/PAPER` unless given.
-        say: called with lines for a person, such as that a figure is resumed.
-        force: compute anew what is finished.
+        settings: settings of the figures; each figure takes those it has.
+        out: folder; by default `reproductions/PAPER`.
+        say: called with messages, for instance if a figure is resumed.
+        force: compute finished figures again.
 
     Returns:
         The result of every figure.
@@ -47,10 +47,12 @@ def reproduce(
     configs = _configs(paper, names, settings or {})
     folder = default_folder(paper) if out is None else Path(out)
     check_folder(folder, paper)
-    found = {}
+    results = {}
     for name, cfg in configs.items():
         place = FigureFolder(folder, paper, name, cfg, say=say, force=force)
-        with full_disk_said(lambda name=name: f"what is done of {name} is kept under {folder / STATE}"):
+        with explain_full_disk(
+            lambda name=name: f"finished pieces of {name} are stored under {folder / STATE}"
+        ):
             try:
                 start = time.monotonic()
                 result = find_figure(paper, name).run(cfg, progress=_prefixed(progress, name), state=place)
@@ -58,9 +60,9 @@ def reproduce(
             except AlreadyFinished:
                 say(f"{name}: already finished")
                 result = load_result(folder, name)
-        found[name] = result
-    all_claims.write(folder, found, say=say)
-    return found
+        results[name] = result
+    all_claims.write(folder, results, say=say)
+    return results
 
 
 def redraw(
@@ -70,26 +72,26 @@ def redraw(
     out: str | Path | None = None,
     say: Say = lambda line: None,
 ) -> dict[str, Shown]:
-    """Draw the named figures, or all that are stored in `out`, again; nothing is computed."""
+    """Draw the named figures, or all that are stored in `out`, again, without computing anything."""
     folder = default_folder(paper) if out is None else Path(out)
     figures_of(paper)
     meta = read_settings(folder)
     names = _names(paper, figures) if figures else list(meta["figures"])
     if meta["paper"] != paper or not names:
-        raise CurvescopeError(f"expected stored results of {paper} in {folder}, found none")
-    found = {}
+        raise CurvescopeError(f"expected stored results of {paper} in {folder}, results none")
+    results = {}
     for name in names:
-        found[name] = load_result(folder, name)
+        results[name] = load_result(folder, name)
         entry = {key: value for key, value in meta["figures"][name].items() if key != "files"}
-        publish(folder, paper, name, found[name], entry, folder / STATE / f"{name}-drawing", say)
+        publish(folder, paper, name, results[name], entry, folder / STATE / f"{name}-drawing", say)
         if not any((folder / STATE).iterdir()):
             (folder / STATE).rmdir()
-    all_claims.write(folder, found, say=say)
-    return found
+    all_claims.write(folder, results, say=say)
+    return results
 
 
 def default_folder(paper: str) -> Path:
-    """Where a reproduction goes unless it is told."""
+    """Return the default folder of a reproduction."""
     return Path("reproductions") / paper
 
 
@@ -100,7 +102,7 @@ def _names(paper: str, figures: Sequence[str]) -> list[str]:
 
 
 def _configs(paper: str, names: Sequence[str], settings: Settings) -> dict[str, Config]:
-    """A configuration for each figure; a setting that none of them knows is an error, before any work."""
+    """Return a configuration for each figure; raise an error if no figure has a given setting."""
     check_settings(paper, settings)
     kinds = {name: find_figure(paper, name).Config for name in names}
     known = {name: [field.name for field in fields(kind)] for name, kind in kinds.items()}

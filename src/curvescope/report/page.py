@@ -1,4 +1,4 @@
-"""From run folders to a page: sections in their order, everything inside one file."""
+"""Build a page from run folders: sections in their order, everything inside one file."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from curvescope import __version__
 from curvescope.core.errors import UsageError
-from curvescope.report.entries import command_of, entries, texts
 from curvescope.report.glossary import Term, used_in
+from curvescope.report.page_elements import Card, Cell, Entry, Section, Table, largest
 from curvescope.report.papers import is_reproduction, paper_entries, written
-from curvescope.report.parts import Card, Cell, Entry, Section, Table, largest
 from curvescope.report.pieces.cards import cards, chosen_small, errors_told, findings
 from curvescope.report.pieces.pictures import library
-from curvescope.report.reading import Read, Sheet, read, told_apart
+from curvescope.report.run_reader import Read, Sheet, read, told_apart
+from curvescope.report.run_sections import command_of, entries, texts
 from curvescope.report.sections import SECTIONS, rank
 from curvescope.studies.diagnose.study import Diagnosis
 from curvescope.studies.diagnose.view import verdict
@@ -33,7 +33,7 @@ FEW_ROWS = 12  # a table with more is folded
 
 @dataclass(frozen=True)
 class About:
-    """What the last section tells."""
+    """Contents of the last section."""
 
     runs: Table
     environments: Sequence[dict[str, str]]
@@ -137,7 +137,7 @@ def _title(runs: Sequence[Read], papers: Sequence[str]) -> str:
 
 
 def _samples(runs: Sequence[Read]) -> str:
-    """Which studies saw which sample, where these differ, so that their numbers do."""
+    """Say which studies measured which sample, if the samples differ."""
     told: dict[tuple[str, ...], str] = {}
     for run in sorted(runs, key=lambda run: run.terms is None):  # those that counted have the better words
         if run.sample:

@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from curvescope.core.errors import UsageError
-from curvescope.core.numbers import duration
+from curvescope.core.number_format import duration
 from curvescope.papers import all_claims, figures_of, find_figure
 from curvescope.papers import folder as reproduction
-from curvescope.report.parts import VERDICTS, Entry, Methods, Tally, verdict
+from curvescope.report.page_elements import VERDICTS, Entry, Methods, Tally, verdict
 from curvescope.report.pieces.methods import methods, reproduce_command
 from curvescope.report.pieces.pictures import pictures
 from curvescope.report.pieces.tables import table
-from curvescope.report.reading import Sheet, link
+from curvescope.report.run_reader import Sheet, link
 from curvescope.runs.folder import CONFIG
-from curvescope.runs.shown import Shown
-from curvescope.runs.verified import checks
+from curvescope.runs.study_result import Shown
+from curvescope.runs.verification import checks
 
 
 def is_reproduction(run: Path) -> bool:
-    """Whether a folder is that of a paper."""
+    """Return True if a folder is that of a paper."""
     return (run / reproduction.SETTINGS).exists() and not (run / CONFIG).exists()
 
 
 def written(run: Path) -> datetime:
-    """When the last figure was finished."""
+    """Return the time when the last figure was finished."""
     return datetime.fromtimestamp((run / reproduction.SETTINGS).stat().st_mtime)
 
 
@@ -76,7 +76,7 @@ def _figure(run: Path, number: int, sheet: Sheet, meta: dict[str, Any], figure: 
 
     def how(name: str) -> Methods:
         command = _command(paper, figure, settings)
-        checked = checks.words(entry.get("verification", []))
+        checked = checks.describe_errors(entry.get("verification", []))
         return methods(name, words, captions.get(name, ""), settings, env, time, command, checked=checked)
 
     claims = all_claims.table({figure: result}).drop(columns="figure")

@@ -1,1 +1,1 @@
-"""Run folders, pieces that are worked through, and resuming: what studies and papers share."""
+"""Run folders, resumable pieces of work, and results: the code that studies and papers share."""

@@ -1,9 +1,10 @@
-"""What a model computes, apart from the numbers in its parameters and buffers: plain attributes, and code.
+"""Structure of a model apart from the numbers in its parameters and buffers: plain attributes, and code.
 
-Of every submodule the numbers, strings and other plain values among its attributes, and the functions; of
-every class and function that is not of PyTorch, Transformers or this package, the code: instructions, names
-and constants, of what it calls too, and the plain globals that it names. It is the same in every process, and
-before and behind a forward pass: what the code behind `forward` writes to the module is left out.
+The structure covers the numbers, strings, other plain values and functions among the attributes of every
+submodule. For user-defined classes and functions, and for the functions they call, it covers the code:
+instructions, names, constants and plain globals. Classes of PyTorch, Transformers and this package count by
+name. The structure is the same in every process, before and after a forward pass: attributes that `forward`
+writes are left out.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from torch import Tensor, nn
 
 from curvescope.models.model import Model
 
-ADDRESS = re.compile(r"0x[0-9a-f]+")  # in the words of an object, another in every process
+ADDRESS = re.compile(r"0x[0-9a-f]+")  # memory address in the text of an object, different in every process
 SIMPLE = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))
 NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 DEEP = 6
 LIBRARIES = {"torch", "transformers", "curvescope", "numpy"} | (
     set(sys.stdlib_module_names) - {"builtins", "__main__"}
 )
-"""Whose code is known by its name."""
+"""Packages whose code is identified by its name."""
 LEFT_OUT = {"training", "name_or_path", "warnings_issued", "max_seq_len_cached", *vars(nn.Module())}
-"""Attributes of modules that say nothing of what they compute, or that libraries write in a forward pass."""
+"""Attributes of modules that do not affect their outputs, or that libraries write in a forward pass."""
 MUTATING = {
     "append",
     "extend",
@@ -51,55 +52,59 @@ MUTATING = {
     "__setitem__",
 }
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-NEAR = 8  # instructions between an attribute and what is written into it
+MAX_WRITE_DISTANCE = 8  # most instructions between loading an attribute and writing into it
 FILLED = dict | list | set | Tensor
-MOST = 20_000  # functions and classes
+MAX_VISITED = 20_000  # most functions and classes to visit
 Part = tuple[str, bytes]
 _structures: WeakKeyDictionary[Model, str] = WeakKeyDictionary()
 
 
 def structure(model: Model) -> str:
-    """A digest of what a model is made of: its layers, shapes, attributes and code, no numbers of weights.
+    """Digest of a model's layers, shapes, attributes and code, without the values of its weights.
 
-    Found once for a model.
+    The digest is cached per model.
     """
     if model not in _structures:
-        digest = hashlib.blake2b(address_free(repr(model.module)).encode(), digest_size=16)
+        digest = hashlib.blake2b(without_addresses(repr(model.module)).encode(), digest_size=16)
         shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.module.named_parameters()]
         digest.update(repr(shapes).encode())
-        for label, content in made_of(model):
+        for label, content in structure_bytes(model):
             digest.update(f"{label}:{len(content)};".encode() + content)
         _structures[model] = digest.hexdigest()
     return _structures[model]
 
 
-def made_of(model: Model) -> Iterator[Part]:
-    """Labeled bytes; equal sequences of them mean that equal tensors give equal outputs."""
-    walk = _Walk()
+def structure_bytes(model: Model) -> Iterator[Part]:
+    """Yield labeled bytes; if two sequences are equal, equal tensors give equal outputs."""
+    walk = _StructureWalk()
     for name, module in model.module.named_modules():
         yield from walk.module(name, module)
-    for name, thing in (("call", model.call), ("output", model.output)):
-        held = vars(thing) if hasattr(thing, "__dict__") and not callable_code(thing) else {"": thing}
-        for key in sorted(held):
-            yield from walk.value(f"{name} {key}", held[key])
+    for name, function in (("call", model.call), ("output", model.output)):
+        attributes = (
+            vars(function)
+            if hasattr(function, "__dict__") and not is_callable_code(function)
+            else {"": function}
+        )
+        for key in sorted(attributes):
+            yield from walk.value(f"{name} {key}", attributes[key])
 
 
-class _Walk:
-    """Everything once; what was told of before is known by its label."""
+class _StructureWalk:
+    """Visit every object once; later visits yield only its label."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, Any] = {}  # held, so that no other object gets its place in memory
+        self._seen: dict[int, Any] = {}  # references, so that no other object reuses an id
         self._written: dict[type, tuple[set[str], set[str]]] = {}
 
     def module(self, name: str, module: nn.Module) -> Iterator[Part]:
-        """Attributes of one module, and its class."""
+        """Yield the attributes of one module, and its class."""
         kind = type(module)
         if kind not in self._written:
-            self._written[kind] = (set(), set()) if _known(kind) else written_by(kind)
+            self._written[kind] = (set(), set()) if _is_library(kind) else written_attributes(kind)
         for key in sorted(vars(module).keys() - LEFT_OUT):
             value, (stored, filled) = vars(module)[key], self._written[kind]
             left_out = key in stored or (key in filled and isinstance(value, FILLED))
-            if not left_out and not (_known(kind) and key.startswith("_")):
+            if not left_out and not (_is_library(kind) and key.startswith("_")):
                 yield from self.value(f"{name}.{key}", value)
         for hooks in HOOKS:
             for i, hook in enumerate(vars(module).get(hooks, {}).values()):
@@ -109,10 +114,12 @@ class _Walk:
         yield from self.a_class(kind)
 
     def value(self, label: str, value: Any) -> Iterator[Part]:
-        """A plain value, a tensor that is no parameter, code, or what holds such; no objects of libraries."""
-        if isinstance(value, list | tuple | dict) and not only_plain(value):
+        """Yield a plain value, a tensor that is not a parameter, code, or a container of them; skip objects
+        of libraries.
+        """
+        if isinstance(value, list | tuple | dict) and not is_plain(value):
             yield from self.held(label, value)
-        elif (text := plain(value)) is not None:
+        elif (text := plain_text(value)) is not None:
             yield label, text.encode("utf-8", "surrogatepass")
         elif isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             flat = value.detach().cpu().contiguous().reshape(-1)
@@ -124,14 +131,14 @@ class _Walk:
             yield from self.value(f"{label} arguments", (value.args, value.keywords))
         elif isinstance(value, type):
             yield from self.a_class(value)
-        elif callable_code(value):
+        elif is_callable_code(value):
             yield from self.function(label, value)
-        elif not isinstance(value, nn.Module | types.ModuleType) and _of_ones_own(value):
+        elif not isinstance(value, nn.Module | types.ModuleType) and _is_user_object(value):
             yield from self.a_class(type(value))
             yield from self.held(label, vars(value))
 
     def held(self, label: str, holder: Any) -> Iterator[Part]:
-        """What a container holds, or an object of one's own."""
+        """Yield the contents of a container or of a user's object."""
         if not self._new(holder):
             return
         pairs = holder.items() if isinstance(holder, dict) else enumerate(holder)
@@ -139,57 +146,59 @@ class _Walk:
             yield from self.value(f"{label}[{key!r}]", value)
 
     def a_class(self, kind: type) -> Iterator[Part]:
-        """Methods and plain attributes of a class and of those it is made from, up to a library's."""
-        for own in kind.__mro__:
-            if _known(own) or own is object or not self._new(own):
+        """Yield methods and plain attributes of a class and its bases, up to the first class of a library."""
+        for base in kind.__mro__:
+            if _is_library(base) or base is object or not self._new(base):
                 continue
-            for key in sorted(vars(own)):
-                value = vars(own)[key]
+            for key in sorted(vars(base)):
+                value = vars(base)[key]
                 value = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
-                if callable_code(value) or not key.startswith("__"):
-                    yield from self.value(f"{own.__qualname__}.{key}", value)
+                if is_callable_code(value) or not key.startswith("__"):
+                    yield from self.value(f"{base.__qualname__}.{key}", value)
 
     def function(self, label: str, f: Any) -> Iterator[Part]:
-        """The code of a function with what it holds and names; a library's by its name."""
+        """Yield the code of a function with its closure and globals; for a function of a library only its
+        name.
+        """
         f = getattr(f, "__func__", f)
-        if not isinstance(f, types.FunctionType) or _known(f):
+        if not isinstance(f, types.FunctionType) or _is_library(f):
             yield label, f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', '')}".encode()
             return
         if not self._new(f):
             return
-        yield label, code_words(f.__code__, f.__doc__).encode("utf-8", "surrogatepass")
+        yield label, code_text(f.__code__, f.__doc__).encode("utf-8", "surrogatepass")
         yield from self.value(f"{label} defaults", (f.__defaults__, f.__kwdefaults__))
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
-            if _filled(cell):
+            if _has_contents(cell):
                 yield from self.value(f"{label} {name}", cell.cell_contents)
         for name in sorted(_global_names(f.__code__)):
             value = f.__globals__.get(name)
-            if isinstance(value, types.ModuleType) and not _known_name(value.__name__):
+            if isinstance(value, types.ModuleType) and not _is_library_name(value.__name__):
                 for key in sorted(set(_names(f.__code__)) & vars(value).keys()):
                     yield from self.value(f"{name}.{key}", vars(value)[key])
             elif value is not None:
                 yield from self.value(f"global {name}", value)
 
-    def _new(self, thing: Any) -> bool:
-        new = id(thing) not in self._seen and len(self._seen) < MOST
-        self._seen[id(thing)] = thing
+    def _new(self, value: Any) -> bool:
+        new = id(value) not in self._seen and len(self._seen) < MAX_VISITED
+        self._seen[id(value)] = value
         return new
 
 
-def _of_ones_own(x: Any) -> bool:
-    """Whether something is an object with attributes, of a class that is no library's."""
-    return hasattr(x, "__dict__") and type(x).__module__ != "builtins" and not _known(type(x))
+def _is_user_object(x: Any) -> bool:
+    """Return True if an object has attributes and its class is not from a library."""
+    return hasattr(x, "__dict__") and type(x).__module__ != "builtins" and not _is_library(type(x))
 
 
-def callable_code(x: Any) -> bool:
-    """Whether something is a function, of Python or compiled, or a method."""
+def is_callable_code(x: Any) -> bool:
+    """Return True for a Python or compiled function, or a method."""
     return isinstance(x, types.FunctionType | types.MethodType | types.BuiltinFunctionType)
 
 
-def code_words(code: types.CodeType, doc: str | None = None) -> str:
-    """Instructions, names and constants, without the places in a file, and without the docstring."""
+def code_text(code: types.CodeType, doc: str | None = None) -> str:
+    """Return instructions, names and constants as text, without line numbers and docstring."""
     consts = [
-        code_words(c) if isinstance(c, types.CodeType) else plain(c) or repr(c)
+        code_text(c) if isinstance(c, types.CodeType) else plain_text(c) or repr(c)
         for c in code.co_consts
         if doc is None or c is not doc
     ]
@@ -197,80 +206,80 @@ def code_words(code: types.CodeType, doc: str | None = None) -> str:
     return repr((code.co_code.hex(), about, consts))
 
 
-def written_by(kind: type) -> tuple[set[str], set[str]]:
-    """Attributes that the code behind `forward` writes, and those that it may write into."""
+def written_attributes(kind: type) -> tuple[set[str], set[str]]:
+    """Return the attributes that `forward` and its callees assign, and those they may modify in place."""
     stored, filled, waiting, seen = set[str](), set[str](), ["forward", "__call__"], set[str]()
     while waiting:
         name = waiting.pop()
         f = getattr(kind, name, None)
         f = inspect.unwrap(f) if isinstance(f, types.FunctionType) else getattr(f, "__func__", None)
-        if name in seen or not isinstance(f, types.FunctionType) or _known(f):
+        if name in seen or not isinstance(f, types.FunctionType) or _is_library(f):
             continue
         seen.add(name)
-        for code in _codes(f.__code__):
+        for code in _nested_codes(f.__code__):
             steps = list(dis.get_instructions(code))
             for i, step in enumerate(steps):
                 if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
                     stored.add(step.argval)
                 elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                     waiting.append(step.argval)
-                    if any(_writes(after) for after in steps[i + 1 : i + 1 + NEAR]):
+                    if any(_is_write(after) for after in steps[i + 1 : i + 1 + MAX_WRITE_DISTANCE]):
                         filled.add(step.argval)
     return stored, filled
 
 
-def _writes(step: dis.Instruction) -> bool:
+def _is_write(step: dis.Instruction) -> bool:
     called = step.opname in ("LOAD_ATTR", "LOAD_METHOD") and step.argval in MUTATING
     return called or step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR")
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code and all that is inside of it."""
+def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a code object and all nested ones."""
     yield code
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            yield from _codes(const)
+            yield from _nested_codes(const)
 
 
 def _names(code: types.CodeType) -> Iterable[str]:
-    return (name for one in _codes(code) for name in one.co_names)
+    return (name for nested in _nested_codes(code) for name in nested.co_names)
 
 
 def _global_names(code: types.CodeType) -> set[str]:
     return {
         step.argval
-        for one in _codes(code)
-        for step in dis.get_instructions(one)
+        for nested in _nested_codes(code)
+        for step in dis.get_instructions(nested)
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
     }
 
 
-def _filled(cell: types.CellType) -> bool:
+def _has_contents(cell: types.CellType) -> bool:
     try:
         return cell.cell_contents is not None
     except ValueError:
         return False
 
 
-def _known(x: Any) -> bool:
-    """Whether a class or a function is a library's."""
-    return _known_name(getattr(x, "__module__", None) or "")
+def _is_library(x: Any) -> bool:
+    """Return True if a class or function is from a library."""
+    return _is_library_name(getattr(x, "__module__", None) or "")
 
 
-def _known_name(module: str) -> bool:
+def _is_library_name(module: str) -> bool:
     return module.split(".")[0] in LIBRARIES
 
 
 # ----------------------------------------------------------------------------- plain values
 
 
-def address_free(words: str) -> str:
-    """The words of an object without its place in memory."""
+def without_addresses(words: str) -> str:
+    """Return the text of an object without memory addresses."""
     return ADDRESS.sub("", words)
 
 
-def plain(value: Any, *, deep: int = DEEP) -> str | None:
-    """The text of a plain value; None of one that is not, and "?" in its place inside of a container."""
+def plain_text(value: Any, *, deep: int = DEEP) -> str | None:
+    """Return the text of a plain value, None for other values, with "?" for them inside containers."""
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, SIMPLE):
@@ -280,26 +289,27 @@ def plain(value: Any, *, deep: int = DEEP) -> str | None:
     if deep == 0:
         return None
     if isinstance(value, tuple | list):
-        return f"({', '.join(_inner(x, deep) for x in value)})"
+        return f"({', '.join(_plain_or_unknown(x, deep) for x in value)})"
     if isinstance(value, set | frozenset):
-        return f"{{{', '.join(sorted(_inner(x, deep) for x in value))}}}"
+        return f"{{{', '.join(sorted(_plain_or_unknown(x, deep) for x in value))}}}"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{_inner(k, deep)}: {_inner(v, deep)}' for k, v in value.items())}}}"
+        items = (f"{_plain_or_unknown(k, deep)}: {_plain_or_unknown(v, deep)}" for k, v in value.items())
+        return f"{{{', '.join(items)}}}"
     if is_dataclass(value) and not isinstance(value, type):
-        held = {field.name: getattr(value, field.name, None) for field in fields(value)}
-        return f"{type(value).__name__}{plain(held, deep=deep - 1)}"
+        values = {field.name: getattr(value, field.name, None) for field in fields(value)}
+        return f"{type(value).__name__}{plain_text(values, deep=deep - 1)}"
     if isinstance(value, types.SimpleNamespace | argparse.Namespace):
-        return f"{type(value).__name__}{plain(vars(value), deep=deep - 1)}"
+        return f"{type(value).__name__}{plain_text(vars(value), deep=deep - 1)}"
     return None
 
 
-def only_plain(value: Any, *, deep: int = DEEP) -> bool:
-    """Whether a value is plain, and all that a list, tuple or dictionary holds."""
+def is_plain(value: Any, *, deep: int = DEEP) -> bool:
+    """Return True if a value is plain; containers must hold only plain values."""
     if deep and isinstance(value, tuple | list | dict):
-        held = value.values() if isinstance(value, dict) else value
-        return all(only_plain(x, deep=deep - 1) for x in held)
-    return plain(value, deep=deep) is not None
+        items = value.values() if isinstance(value, dict) else value
+        return all(is_plain(x, deep=deep - 1) for x in items)
+    return plain_text(value, deep=deep) is not None
 
 
-def _inner(value: Any, deep: int) -> str:
-    return plain(value, deep=deep - 1) or "?"
+def _plain_or_unknown(value: Any, deep: int) -> str:
+    return plain_text(value, deep=deep - 1) or "?"

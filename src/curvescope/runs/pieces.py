@@ -1,8 +1,8 @@
-"""Finished pieces of a computation on disk, by name: what lets a run that was killed go on.
+"""Finished pieces of a computation on disk, by name, so that a killed run can resume.
 
-A piece is a folder with a result and the digests of its files (`sums.json`). It is written beside its place
-and moved there when it is whole; one whose files are not those of the digests is done again. With the digests
-goes what the run is of: a piece of another model, other data or other settings is not taken for one of these.
+A piece is a folder with a result and the digests of its files (`sums.json`). It is written under a temporary
+name and renamed when it is complete. A piece whose files do not match their digests is computed again. The
+digest of the run is stored too, so that pieces of another model, other data or other settings are ignored.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from typing import TYPE_CHECKING, Literal, final
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.result import Result
-from curvescope.runs.disk.durable import Pace, sync_tree
+from curvescope.runs.disk.atomic_files import SyncPace, sync_tree
 
 if TYPE_CHECKING:
     from curvescope.runs.disk.journal import Journal
 
-STATE = "state"  # folder of a run that is not finished
+STATE = "state"  # folder of an unfinished run
 RESULT, OWNER, PRODUCTS, SUMS, PARTIAL = "result.json", "pid", ".products", "sums.json", ".partial"
-RUN = ".run"  # beside the digests: what the piece is of
-Standing = Literal["whole", "damaged", "foreign"]
+RUN = ".run"  # digest of the run, stored beside the digests of the files
+PieceStatus = Literal["whole", "damaged", "foreign"]
 
 
 @final
 class Pieces(MutableMapping[str, Result]):
-    """A folder with one saved result per piece; a piece is there when it is complete.
+    """Folder with one saved result per piece; it contains a piece once the piece is complete.
 
     Args:
-        begin: called once, with the folder, before anything is written there; it returns the folder to use.
-            So a folder is made when the first piece is done.
-        done: called with the name of a piece that was written.
-        tell: called with lines for a person.
-        run: a digest of what the pieces are of; those of another are not there.
+        begin: Called once with the folder, before the first write; returns the folder to use. So the folder
+            is created when the first piece is done.
+        done: Called with the name of each piece that was written.
+        tell: Called with messages for the user.
+        run: Digest of the run; pieces of another run are ignored.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class Pieces(MutableMapping[str, Result]):
         run: str = "",
     ):
         self.folder, self.done, self.tell, self._begin, self._begun = folder, done, tell, begin, False
-        self._told, self._pace, self._waiting = set[str](), Pace(), list[Path]()
-        self.run, self.contents = run, ""  # contents of a run that keeps them as a piece of its own
-        self._whole: dict[str, bool] = {}  # of pieces that were there: whether their files are as written
-        self.journal: Journal | None = None  # of the piece that is worked on
+        self._told, self._pace, self._waiting = set[str](), SyncPace(), list[Path]()
+        self.run, self.contents = run, ""  # set if the run stores its contents as a piece
+        self._whole: dict[str, bool] = {}  # for each existing piece: True if its files are intact
+        self.journal: Journal | None = None  # journal of the current piece
 
     def begin(self) -> None:
-        """Make the folder, and note that this process works on it."""
+        """Create the folder and mark it as in use by this process."""
         if self._begun:
             return
         if self._begin is not None:
             self.folder = self._begin(self.folder)
         if not self.own():
-            raise CurvescopeError(f"another process works on {self.folder}", hint="wait for it")
+            raise CurvescopeError(f"another process works on {self.folder}", hint="wait until it is done")
         self._begun = True
 
     def __setitem__(self, name: str, piece: Result) -> None:
@@ -72,7 +72,9 @@ class Pieces(MutableMapping[str, Result]):
         place, partial = self.folder / name, self.folder / f"{name}{PARTIAL}"
         try:
             piece.save(partial)
-            (partial / SUMS).write_text(json.dumps({**_sums(partial), RUN: self.run}), encoding="utf-8")
+            (partial / SUMS).write_text(
+                json.dumps({**_file_digests(partial), RUN: self.run}), encoding="utf-8"
+            )
             shutil.rmtree(place, ignore_errors=True)
             partial.replace(place)
         except OSError:  # a full disk
@@ -84,7 +86,7 @@ class Pieces(MutableMapping[str, Result]):
         self.done(name)
 
     def _sync(self) -> None:
-        """Bring what waits to the disk, where it is time."""
+        """Sync pending files to the disk if a sync is due."""
         if self._pace.due():
             with self._pace.visit():
                 for place in self._waiting:
@@ -97,19 +99,19 @@ class Pieces(MutableMapping[str, Result]):
         return Result.load(self.folder / name)
 
     def _tell_once(self, line: str) -> None:
-        """That products take room on the disk, or are of another run, of the first piece alone."""
+        """Log once that products take space on the disk, or belong to another run."""
         if line not in self._told:
             self._told.add(line)
             self.tell(line)
 
     def _tell_foreign(self) -> None:
         place = f"{self.folder.parent.name}/{self.folder.name}"
-        self._tell_once(f"{place} has work of another model, other data or settings: it is not used")
+        self._tell_once(f"{place} has results of another model, data or settings: they are not used")
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Keep the products of the piece that is worked on inside, until it is there itself."""
-        from curvescope.algorithms.recording import recording
+        """Save the products of the current piece until the piece is complete."""
+        from curvescope.algorithms.recorded_products import recording
         from curvescope.runs.disk.journal import Journal
 
         path = self.folder / f"{name}{PRODUCTS}"
@@ -139,26 +141,26 @@ class Pieces(MutableMapping[str, Result]):
         if not (self.folder / name / RESULT).exists():
             return False
         if name not in self._whole:
-            found = _standing(self.folder / name, self.run)
-            self._whole[name] = found == "whole"
-            if found == "foreign":
+            status = _piece_status(self.folder / name, self.run)
+            self._whole[name] = status == "whole"
+            if status == "foreign":
                 self._tell_foreign()
-            elif found == "damaged":
-                self.tell(f"the piece {name} is damaged on the disk: it is done again")
+            elif status == "damaged":
+                self.tell(f"the piece {name} is damaged on the disk: it is computed again")
         return self._whole[name]
 
     def __iter__(self) -> Iterator[str]:
-        found = self.folder.iterdir() if self.folder.exists() else ()
-        names = (path.name for path in found if path.suffix not in (PARTIAL, PRODUCTS))
+        folders = self.folder.iterdir() if self.folder.exists() else ()
+        names = (path.name for path in folders if path.suffix not in (PARTIAL, PRODUCTS))
         return iter(sorted(name for name in names if name in self))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def own(self) -> bool:
-        """Note that this process works on the pieces; False, and nothing done, where another one does."""
+        """Mark the pieces as in use by this process; return False if another process uses them."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(self.folder):
+        with _file_lock(self.folder):
             if self.owned:
                 return False
             (self.folder / OWNER).write_text(str(os.getpid()), encoding="utf-8")
@@ -166,7 +168,7 @@ class Pieces(MutableMapping[str, Result]):
 
     @property
     def owned(self) -> bool:
-        """Whether another process that is still alive works on them."""
+        """Return True if another live process uses the pieces."""
         try:
             owner = int((self.folder / OWNER).read_text(encoding="utf-8"))
             os.kill(owner, 0)
@@ -175,18 +177,18 @@ class Pieces(MutableMapping[str, Result]):
         return owner != os.getpid()
 
 
-def _sums(folder: Path) -> dict[str, str]:
-    """The digest of every file of a piece."""
+def _file_digests(folder: Path) -> dict[str, str]:
+    """Return the digest of every file of a piece."""
     files = sorted(path for path in folder.iterdir() if path.name != SUMS)
     return {path.name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in files}
 
 
-def _standing(folder: Path, run: str) -> Standing:
-    """Whether the files of a piece are those that were written, by this run; without digests, by anybody."""
+def _piece_status(folder: Path, run: str) -> PieceStatus:
+    """Check that the files of a piece are those that this run wrote; without digests, any run."""
     try:
         known = json.loads((folder / SUMS).read_text(encoding="utf-8"))
         of = known.pop(RUN, "")
-        return "damaged" if known != _sums(folder) else "whole" if of == run else "foreign"
+        return "damaged" if known != _file_digests(folder) else "whole" if of == run else "foreign"
     except FileNotFoundError:
         return "foreign" if run else "whole"
     except (OSError, ValueError, AttributeError):
@@ -194,8 +196,8 @@ def _standing(folder: Path, run: str) -> Standing:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time inside, where the system has such locks; they end with the process."""
+def _file_lock(folder: Path) -> Iterator[None]:
+    """Hold a file lock, if the system has them; the lock ends with the process."""
     if sys.platform == "win32":
         yield
         return

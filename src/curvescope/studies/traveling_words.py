@@ -1,14 +1,12 @@
-"""What `legacy=true` means in the studies of geometry: the choices of the Traveling Words code.
+"""Settings and text formats of the Traveling Words code, used by `legacy=true` in the geometry studies.
 
-That is santiag0m/traveling-words, the code of Molina (2023). Its choices are options of `curvescope.geometry`
-like any others; they are put together here and nowhere else. The setting stands below `papers` because the
-studies have the option too.
+Traveling Words (santiag0m/traveling-words) is the code of Molina (2023). Its settings are options of
+`curvescope.geometry`; this module collects them. It lies below `papers` because the studies use it, too.
 
-The text files of the Traveling Words code (santiag0m/traveling-words), in its own layout.
-
-Tokens stand as a Python list of their texts. The original added to its files with every run; these are whole
-texts, to be written once. Its LaTeX had names that fused with letters behind them and labels that occurred
-several times: the tables here have its columns and captions, but compile.
+The text files have the layout of the original, with a token list written as a Python list. The original
+appended to its files on every run; here each file is written once. The original LaTeX did not compile: some
+names fused with the next letter, and labels occurred several times. The tables here have the same columns and
+captions, but compile.
 """
 
 from __future__ import annotations
@@ -41,28 +39,28 @@ DIRECTIONS: dict[str, Any] = {
     "energy": False,
 }
 NUM_PAIRS = 20  # singular pairs of each head
-REPRESENTATION: How = "raw"  # of a token, in every block
+REPRESENTATION: How = "raw"  # representation of a token in every block
 KEYS: dict[str, Any] = {"folded": False, "bias": False, "form": "bare"}
 VALUES: dict[str, Any] = {"folded": False, "output_bias": "every", "form": "bare"}
-FITTED_ROWS = 10_000  # of the embedding, to which its UMAP is fitted
+FITTED_ROWS = 10_000  # rows of the embedding to which its UMAP is fitted
 
 
 def whole_lengths(probe: ValueProbe) -> ValueProbe:
-    """The probe with the lengths of its updates cut to whole numbers, as they were printed."""
+    """Truncate the lengths of the probe's updates to integers, as the original prints them."""
     return replace(probe, norms=np.trunc(probe.norms))
 
 
-TOP_WORDS = 3  # of the LaTeX tables
+TOP_WORDS = 3  # words per cell of the LaTeX tables
 
 
 def embedding_text(distances: Distances, extremes: Extremes) -> str:
-    """Both tables about the embedding, as they were printed: three decimals, commas between thousands."""
+    """Format both tables about the embedding like the original: three decimals, commas between thousands."""
     tables = (f.to_frame().to_string(float_format="{:,.3f}".format) for f in (distances, extremes))
     return "\n".join([f"Avg. Norm: {distances.mean_norm:.3f}", *tables, ""])
 
 
 def keys_text(probes: Sequence[KeyProbe]) -> str:
-    """common_noun_logs_qk.txt: nearest keys of every word, head by head."""
+    """Content of common_noun_logs_qk.txt: nearest keys of every word, head by head."""
     lines = []
     for probe in probes:
         lines.append(f"=== block {probe.layer} ===")
@@ -74,7 +72,9 @@ def keys_text(probes: Sequence[KeyProbe]) -> str:
 
 
 def values_text(probes: Sequence[ValueProbe]) -> str:
-    """common_noun_logs_vo.txt: what every word's value writes, head by head and for the layer."""
+    """Content of common_noun_logs_vo.txt: the tokens that every word's value writes, per head and for the
+    layer.
+    """
     lines = []
     for probe in probes:
         lines.append(f"=== block {probe.layer} ===")
@@ -88,25 +88,28 @@ def values_text(probes: Sequence[ValueProbe]) -> str:
 
 
 def svd_text(layers: Sequence[HeadDirections], circuit: str) -> str:
-    """svd_qk_logs.txt or svd_vo_logs.txt: the tokens of every pair of singular vectors."""
+    """Content of svd_qk_logs.txt or svd_vo_logs.txt: the tokens of every pair of singular vectors."""
     lines = []
     for layer in layers:
-        found = _circuit(layer, circuit)
+        directions = _circuit(layer, circuit)
         for head in range(layer.num_heads):
-            at = (found.head == head).nonzero()[0]
+            at = (directions.head == head).nonzero()[0]
             lines += ["", f"=== Top singular values for block {layer.layer} - head {head} ==="]
-            for title, side in (("Left:", found.left), ("Right:", found.right)):
+            for title, side in (("Left:", directions.left), ("Right:", directions.right)):
                 lines.append(title)
-                lines += [f"[{found.rank[p]}] {side.text[p][0]} [{found.singular_value[p]:.2f}]" for p in at]
+                lines += [
+                    f"[{directions.rank[p]}] {side.text[p][0]} [{directions.singular_value[p]:.2f}]"
+                    for p in at
+                ]
     return _text(lines)
 
 
 def svd_latex(layer: HeadDirections, circuit: str) -> str:
-    """svd_qk_latex_table_layer_B.txt and the like: one table per head; every label occurs once."""
-    found = _circuit(layer, circuit)
+    """Content of svd_qk_latex_table_layer_B.txt and similar files: one table per head, with unique labels."""
+    directions = _circuit(layer, circuit)
     parts = []
     for head in range(layer.num_heads):
-        at = (found.head == head).nonzero()[0]
+        at = (directions.head == head).nonzero()[0]
         rows = [
             r"\begin{table}[ht]",
             r"\centering",
@@ -121,20 +124,20 @@ def svd_latex(layer: HeadDirections, circuit: str) -> str:
         for p in at:
             words = (
                 ", ".join(_latex(t) for t in side.text[p][0][:TOP_WORDS])
-                for side in (found.left, found.right)
+                for side in (directions.left, directions.right)
             )
-            rows.append(" & ".join([str(found.rank[p]), *words]) + r" \\")
+            rows.append(" & ".join([str(directions.rank[p]), *words]) + r" \\")
         parts.append("\n".join([*rows, r"\hline", r"\end{tabular}}", r"\end{table}", ""]))
     return "\n".join(parts)
 
 
 def bias_text(layers: Sequence[HeadDirections]) -> str:
-    """key_query_bias_logs.txt: tokens that the biases of queries and keys prefer and avoid."""
+    """Content of key_query_bias_logs.txt: tokens that the biases of queries and keys prefer and avoid."""
     lines = []
     for layer in layers:
         if layer.query_bias is None:
             raise UsageError(
-                "expected directions with the query's bias", hint="decode_heads(…, query_bias=True)"
+                "expected directions with the bias of the query", hint="decode_heads(…, query_bias=True)"
             )
         for head in range(layer.num_heads):
             lines.append(f"Block {layer.layer} - Head: {head}")

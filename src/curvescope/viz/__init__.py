@@ -1,4 +1,6 @@
-"""Drawing: arrays in, matplotlib Axes out. Nothing here computes, and matplotlib is imported on first use."""
+"""Drawing functions from arrays to matplotlib Axes. They compute nothing; matplotlib is imported on first
+use.
+"""
 
 from curvescope.viz import blocks, matrix, spectrum, style
 

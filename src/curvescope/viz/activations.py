@@ -1,4 +1,4 @@
-"""Numbers of tokens at points of a model, as text in colors too; what was predicted and what was found."""
+"""Figures of numbers per token at points of a model, colored text, and predictions against measurements."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from curvescope.viz.trajectory import short
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLUMNS = 88  # characters of a line of text
+COLUMNS = 88  # characters per line of text
 COLORS = style.MANY
 
 
 def quartiles(ax: Axes, names: Sequence[str], values: Sequence[np.ndarray], *, title: str) -> Axes:
-    """Median and middle half of each point's numbers, in the order of the points."""
+    """Draw the median and the middle half of each point's numbers, in the order of the points."""
     low, middle, high = (np.array([np.percentile(v, q) for v in values]) for q in (25, 50, 75))
     x = np.arange(len(names))
     ax.fill_between(x, low, high, color=style.BLUE, alpha=0.2, lw=0)
@@ -37,8 +37,8 @@ def quartiles(ax: Axes, names: Sequence[str], values: Sequence[np.ndarray], *, t
 
 
 def position_map(ax: Axes, values: np.ndarray, names: Sequence[str], *, label: str) -> Axes:
-    """One row for each point, the first at the bottom, one column for each position."""
-    ax.set_facecolor("0.85")  # seen where there is no number
+    """Draw a map with one row per point, the first at the bottom, and one column per position."""
+    ax.set_facecolor("0.85")  # visible where a number is missing
     image = ax.imshow(values, aspect="auto", origin="lower", cmap=style.MAP, interpolation="nearest")
     ax.set_yticks(range(len(names)), names, fontsize=8)
     ax.set_xlabel("position")
@@ -47,7 +47,7 @@ def position_map(ax: Axes, values: np.ndarray, names: Sequence[str], *, label: s
 
 
 def colored_text(ax: Axes, tokens: Sequence[str], values: np.ndarray, *, title: str, label: str) -> Axes:
-    """Tokens as running text, each on its color; the scale is logarithmic, gray is not above zero."""
+    """Draw tokens as running text on colors of a logarithmic scale; gray tokens have no positive value."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
@@ -80,7 +80,7 @@ def colored_text(ax: Axes, tokens: Sequence[str], values: np.ndarray, *, title: 
 
 
 def wrapped(tokens: Sequence[str]) -> list[list[int]]:
-    """Which tokens stand in each line."""
+    """Break tokens into lines."""
     lines: list[list[int]] = [[]]
     used = 0
     for i, token in enumerate(tokens):
@@ -96,7 +96,9 @@ def wrapped(tokens: Sequence[str]) -> list[list[int]]:
 def agreement(
     ax: Axes, predicted: np.ndarray, found: np.ndarray, kinds: Sequence[str], *, x: str, y: str
 ) -> Axes:
-    """Points (D, A) of D things of some kinds, on axes that are linear near zero, and where both agree."""
+    """Draw predicted against measured values (D, A) of D items of some kinds, with the line of agreement;
+    axes are linear near zero.
+    """
     limit = max(float(np.abs([predicted, found]).max()), 1e-12)
     middle = max(np.median(np.abs(found)), 1e-3 * limit)
     decades = 10.0 ** np.arange(np.round(np.log10(middle)), np.log10(limit))
@@ -118,21 +120,21 @@ def agreement(
 
 
 def errors(ax: Axes, sizes: np.ndarray, shares: Mapping[str, Sequence[float]]) -> Axes:
-    """Relative errors of predictions against the size of the step, both logarithmic."""
+    """Draw relative errors of predictions against the size of the step, both logarithmic."""
     for name, share in shares.items():
         ax.loglog(sizes, share, marker="o", ms=4, lw=1.3, label=name)
     ax.axhline(1, color="0.7", lw=0.8, ls=":")
     ax.set_xticks(sizes, [f"{a:g}" for a in sizes])
     ax.minorticks_off()
     ax.set_xlabel("|α|, in standard deviations")
-    ax.set_ylabel("error, as a share of the change")
+    ax.set_ylabel("error relative to the change")
     ax.legend(fontsize=8, framealpha=1.0, edgecolor="none")
     ax.spines[["top", "right"]].set_visible(False)
     return ax
 
 
 def part_bars(ax: Axes, names: Sequence[str], values: np.ndarray, stderr: np.ndarray) -> Axes:
-    """One bar for each part, in their order; the color is that of their kind: head, feed-forward, other."""
+    """Draw one bar per part, in order, colored by kind: head, feed-forward, other."""
     kinds = [
         "head" if ".h" in name else "feed-forward" if name.endswith(".ff") else "other" for name in names
     ]
@@ -150,7 +152,7 @@ def part_bars(ax: Axes, names: Sequence[str], values: np.ndarray, stderr: np.nda
     ax.axhline(0, color="0.4", lw=0.8)
     ax.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
     ax.set_xlim(-0.7, len(names) - 0.3)
-    ax.set_ylabel("part of the right token's logit")
+    ax.set_ylabel("contribution to the correct token's logit")
     ax.legend(fontsize=8, framealpha=1.0, edgecolor="none")
     ax.spines[["top", "right"]].set_visible(False)
     return ax

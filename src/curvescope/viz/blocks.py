@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LABEL = 8.0  # points
-NOTHING = 1e-200  # a logarithmic axis whose largest value is below this has nothing to show, and overflows
+NOTHING = 1e-200  # if all values are below this, a logarithmic axis would overflow
 Interval = tuple[np.ndarray, np.ndarray, np.ndarray]  # values and the ends of their intervals
 
 
@@ -57,8 +57,18 @@ def bars(
     *,
     label: str = "",
     log: bool = True,
+    outer: Mapping[str, tuple[np.ndarray, ...]] | None = None,
 ) -> Axes:
-    """Draw one point with its interval per block and series ({name: (values, low, high)}); nan: no bar."""
+    """Draw one point with its interval per block and series; nan: no bar.
+
+    Args:
+        ax: The axes, or None for new ones.
+        names: The blocks.
+        series: For each series the values and both ends of their numerical intervals.
+        label: Label of the vertical axis.
+        log: If True, the vertical axis is logarithmic.
+        outer: For each series both ends of thin bars, the intervals from both errors.
+    """
     ax = style.axes((2.5 + 0.2 * len(names), 3.4)) if ax is None else ax
     x = np.arange(len(names))
     for i, (name, (values, low, high)) in enumerate(series.items()):
@@ -71,12 +81,17 @@ def bars(
             "color": PALETTE[i % len(PALETTE)],
             "label": name,
         }
+        if outer is not None and name in outer:
+            wide = np.nan_to_num(np.maximum([values - outer[name][0], outer[name][1] - values], 0.0))
+            thin = {"fmt": "none", "ecolor": look["color"], "elinewidth": 0.7, "capsize": 2, "capthick": 0.7}
+            ax.errorbar(x + shift, values, yerr=wide, **thin)
+            look["lw"] = 2.5
         ax.errorbar(x + shift, values, yerr=errors, **look)
     top = max((float(np.abs(values).max(initial=0.0)) for values, *_ in series.values()), default=0.0)
     if log and top > NOTHING:
-        smallest = 10.0 ** math.ceil(math.log10(top * 1e-4))  # a tick, well apart from zero
+        smallest = 10.0 ** math.ceil(math.log10(top * 1e-4))  # a tick well away from zero
         lowest = min(float(np.nanmin(np.fmin(values, low))) for values, low, _ in series.values())
-        if lowest >= smallest:  # nothing near zero to show
+        if lowest >= smallest:  # no value is near zero
             ax.set_yscale("log")
         else:
             ax.set_yscale("symlog", linthresh=smallest)
@@ -98,20 +113,22 @@ def bars(
 
 
 def largest(values: Sequence[float]) -> float:
-    """The largest size among them, for an axis or colors with a logarithm; 1 where all of them are zero."""
+    """Return the largest absolute value, for a logarithmic axis or color scale; 1 if all values are zero."""
     found = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     return found if found > NOTHING else 1.0
 
 
 def label_blocks(ax: Axes, names: Sequence[str]) -> None:
-    """Names along both sides of a square map, 8 points high: of all blocks, or of layers where these touch.
-
-    Two layers whose names would touch share one, `E, P`; of too many, every second, third, … is named.
+    """Write names along both sides of a square map, 8 points high: of all blocks, or of layers if block
+    names would overlap. Two layers whose names would overlap share one, `E, P`; if there are too many,
+    only every second, third, … is named.
     """
     box = ax.get_position()
     width, height = ax.figure.get_size_inches()  # pyright: ignore[reportAttributeAccessIssue]
-    side = 72 * 0.8 * min(box.width * width, box.height * height)  # points; names and bars take a fifth
-    gap = (LABEL + 2) / side * len(names)  # blocks from one name to the next
+    side = (
+        72 * 0.8 * min(box.width * width, box.height * height)
+    )  # in points; names and color bars take a fifth
+    gap = (LABEL + 2) / side * len(names)  # number of blocks between names
     groups = [([name], float(i)) for i, name in enumerate(names)]
     if gap > 1:
         layers = [name.split(".")[0] for name in names]
@@ -129,7 +146,7 @@ def label_blocks(ax: Axes, names: Sequence[str]) -> None:
 
 
 def cell_text(value: float) -> str:
-    """Three digits or more, so that neighbors can be told apart, in at most eight characters.
+    """Format a value with three digits or more, in at most eight characters.
 
     1435, 13.1, 0.0314, 1.44e6, -3.2e-5.
     """
@@ -145,7 +162,7 @@ def cell_text(value: float) -> str:
 
 
 def color_ticks(norm: Any, most: int = 5) -> list[float]:
-    """Powers of ten for a color bar, few enough to stand apart; with zero where colors have two sides."""
+    """Return powers of ten for a color bar, few enough not to overlap, with zero for signed scales."""
     low = norm.linthresh if norm.vmin < 0 else norm.vmin
     exponents = np.arange(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(norm.vmax) + 1e-9) + 1)
     room = max(1, (most - 1) // 2) if norm.vmin < 0 else most
@@ -155,7 +172,7 @@ def color_ticks(norm: Any, most: int = 5) -> list[float]:
 
 
 def _rule_between_layers(ax: Axes, names: Sequence[str]) -> None:
-    """Thin lines where the layer changes."""
+    """Draw thin lines between layers."""
     layers = [name.split(".")[0] for name in names]
     for i in range(1, len(layers)):
         if layers[i] != layers[i - 1]:

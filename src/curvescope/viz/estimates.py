@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.parts import MATRICES
+from curvescope.core.hessian_terms import MATRICES
 from curvescope.viz import style
 from curvescope.viz.blocks import LABEL, PALETTE
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-POINTS = 2000  # of a sorted curve: more cannot be told apart on a screen
+POINTS = 2000  # of a sorted curve: more are not visible on a screen
 
 
 def samples(
@@ -77,15 +77,13 @@ _OWN = ("gradient", *MATRICES)
 def bars(
     names: Sequence[str], ratios: Sequence[tuple[float, float, float]], memory: Sequence[float] | None
 ) -> Figure:
-    """Horizontal bars of time in gradients (median, with a line from least to most), and of peak GiB.
-
-    Names of our own contenders begin with gradient or the name of a matrix. Memory that is nan has no bar.
+    """Draw horizontal bars of time in gradients (median, with a line from minimum to maximum), and of
+    peak GiB. Names of our own methods begin with gradient or the name of a matrix. Unknown memory (nan)
+    has no bar.
     """
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(
-        1, 1 if memory is None else 2, figsize=(8, 0.45 * len(names) + 1.4), sharey=True, squeeze=False
-    )
+    size = (8, 0.45 * len(names) + 1.4)
+    columns = 1 if memory is None else 2
+    figure, axes = style.subplots(1, columns, figsize=size, sharey=True, squeeze=False, layout="tight")
     colors = [OURS if name.replace(",", "").split()[0] in _OWN else OTHERS for name in names]
     rows = range(len(names))
     left = axes[0, 0]
@@ -112,7 +110,6 @@ def bars(
                 )
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
     return figure
 
 
@@ -124,20 +121,18 @@ def quality(
     cosine: np.ndarray,
     cosine_gradient: np.ndarray,
 ) -> Figure:
-    """Relative error, ratio of the largest eigenvalues and cosine of the steps: (methods, layers) each.
+    """Draw relative error, ratio of the largest eigenvalues and cosine of the steps: (methods, layers) each.
 
     Args:
         layers: Their names.
         methods: Their names.
         error: ‖K − H_o‖ / ‖H_o‖.
         lambda_max: λ_max(K) / λ_max(H_o).
-        cosine: Of the preconditioned gradients.
-        cosine_gradient: (layers,) of the plain gradient, as gray lines.
+        cosine: Cosine of the preconditioned gradients.
+        cosine_gradient: (layers,) cosine of the plain gradient, as gray lines.
     """
-    import matplotlib.pyplot as plt
-
     width = max(2.0 + 0.22 * len(layers), 5.5)
-    fig, axes = plt.subplots(3, 1, figsize=(width, 6.4), sharex=True, layout="constrained")
+    fig, axes = style.subplots(3, 1, figsize=(width, 6.4), sharex=True)
     x, step = np.arange(len(layers)), 0.6 / max(len(methods), 1)
     labels = ("‖K − H_o‖ / ‖H_o‖", "λ_max(K) / λ_max(H_o)", "cosine with (H_o + δ)⁻¹ g")
     for ax, values, label in zip(axes, (error, lambda_max, cosine), labels, strict=True):

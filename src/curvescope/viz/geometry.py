@@ -30,7 +30,7 @@ def extremes_histogram(
     """Draw the distribution of one score over the vocabulary, its extreme tokens named at both ends."""
     ax.hist(values, bins=min(60, max(10, len(values) // 12)), color=PALETTE[0], alpha=0.75)
     ax.set_yscale("symlog", linthresh=1)
-    ax.set_ylim(0, ax.get_ylim()[1] * 60)  # room for the names
+    ax.set_ylim(0, ax.get_ylim()[1] * 60)  # space for the names
     for tokens, side, color in ((bottom, 0.02, PALETTE[1]), (top, 0.98, PALETTE[2])):
         words = "\n".join(f"{short(t)}  {v:.3g}" for t, v in tokens)
         ax.text(
@@ -100,10 +100,7 @@ def head_map(
     image = ax.imshow(
         values, cmap=style.SIGNED if two_sided else style.MAP, vmin=low, vmax=high, aspect="auto"
     )
-    for (i, j), value in np.ndenumerate(values):
-        depth = abs(value) / max(abs(low), abs(high)) if two_sided else (value - low) / ((high - low) or 1.0)
-        color = "white" if depth > 0.65 else "black"
-        ax.text(j, i, f"{value:.2g}", ha="center", va="center", fontsize=7, color=color)
+    style.write_cells(ax, "{:.2g}".format, size=7)
     ax.set_xticks(range(values.shape[1]), [f"h{j}" for j in range(values.shape[1])], fontsize=8)
     ax.set_yticks(range(len(layers)), [f"L{i}" for i in layers], fontsize=8)
     ax.tick_params(length=0)

@@ -1,4 +1,4 @@
-"""Figures over the steps of a training run: lines with errors, ceilings, maps of blocks."""
+"""Figures over the steps of a training run: lines with errors, limits, maps of blocks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.viz import style
 from curvescope.viz.blocks import cell_text, color_ticks
 from curvescope.viz.style import MAP, SIGNED
 
@@ -14,15 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DECADES, SIGNED_DECADES = 6, 4  # of the colors of a map, below its largest value
-CROWDED = 40  # points on a line beyond which they have no marks
+DECADES, SIGNED_DECADES = 6, 4  # range of the colors of a map below its largest value
+CROWDED = 40  # a line with more points has no markers
 
 
 def panels(count: int, *, height: float = 2.9) -> tuple[Figure, Sequence[Axes]]:
-    """A figure with panels beside each other."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, count, figsize=(4.3 * count, height), layout="constrained", squeeze=False)
+    """Create a figure with panels side by side."""
+    figure, axes = style.subplots(1, count, figsize=(4.3 * count, height), squeeze=False)
     for ax in axes[0]:
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(lw=0.3, color="0.9")
@@ -40,7 +39,9 @@ def line(
     color: str,
     style: str = "-",
 ) -> bool:
-    """A line through what was measured, with a band of ± its errors; False where nothing was."""
+    """Draw a line through the measured values with a band of ± their errors; return False if there are
+    none.
+    """
     there = np.isfinite(values)
     if not there.any():
         return False
@@ -54,16 +55,15 @@ def line(
 
 
 def positive(ax: Axes, *values: np.ndarray) -> None:
-    """A logarithmic axis where all values that there are lie above zero and span more than a decade."""
+    """Use a logarithmic axis if all finite values are positive and span more than a decade."""
     found = np.concatenate([v[np.isfinite(v)] for v in values])
     if found.size and found.min() > 0 and found.max() > 10 * found.min():
         ax.set_yscale("log")
 
 
 def step_map(ax: Axes, steps: np.ndarray, names: Sequence[str], values: np.ndarray, *, label: str) -> None:
-    """Rows of blocks (B, S) over steps, colors logarithmic, both sides of zero where there are signs.
-
-    What is not known stays white. A column is as wide as the time until the next.
+    """Draw rows of blocks (B, S) over steps with logarithmic colors, on both sides of zero if there are
+    signs. Unknown values stay white. A column is as wide as the time until the next one.
     """
     from matplotlib.colors import LogNorm, SymLogNorm
 

@@ -1,7 +1,7 @@
-"""Figures for a browser: a matplotlib figure as plotly's JSON, and a page that needs no network.
+"""Figures for a browser: convert matplotlib figures to plotly's JSON, and write pages that work offline.
 
-One drawing serves both: lines, error bars, bands, bars, steps, pictures, texts and legends are carried over,
-with axes where they were, so that what a person points at says its numbers.
+Lines, error bars, bands, bars, steps, images, texts and legends are converted, with axes in the same
+positions, so that hovering over a point shows its numbers.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 Scene = dict[str, Any]
 """{"data": traces, "layout": …} as plotly.js reads it.
 
-A scene with switches has two entries more: `controls`, a list of {"name": "matrix", "choices": ["H", "GGN"]},
+A scene with switches has two more entries: `controls`, a list of {"name": "matrix", "choices": ["H", "GGN"]},
 and `variants`, from the choices joined by "|" in the order of the controls ("GGN|trace") to the data and
-layout that take the scene's place. The scene itself is the variant of the first choices. A scene that looks
-other than the figure of its name has a `caption` of its own.
+layout that take the scene's place. The scene itself is the variant of the first choices. A scene that differs
+from the figure of the same name has its own `caption`.
 """
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 PIXELS = 88  # per inch
-SHARP = 300  # pictures with fewer pixels along a side are enlarged
+SHARP = 300  # images with fewer pixels along a side are enlarged
 GREEK = {
     "sigma": "σ",
     "Sigma": "Σ",
@@ -52,8 +52,8 @@ GREEK = {
 
 
 def scene(figure: Figure) -> Scene:
-    """The figure as plotly's JSON; of 3-D axes and polar ones nothing is taken."""
-    figure.draw_without_rendering()  # lays the axes out
+    """Convert the figure to plotly's JSON, without 3-D and polar axes."""
+    figure.draw_without_rendering()  # computes the layout
     width, height = figure.get_size_inches()
     layout: Scene = {
         "width": int(width * PIXELS), "height": int(height * PIXELS) + 40, "hovermode": "closest",
@@ -186,7 +186,7 @@ def _corners(bar: Rectangle) -> np.ndarray:
 
 
 def _joined(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Pieces one after the other, with a gap between them."""
+    """Concatenate pieces with a gap between them."""
     gap = np.full((1, 2), np.nan)
     rows = [row for part in parts for row in (part, gap)]
     both = np.concatenate(rows) if rows else gap
@@ -199,7 +199,9 @@ def _named(trace: Scene, artist: Artist | Container, shown: set[str]) -> Scene:
 
 
 def _name(trace: Scene, label: object, shown: set[str]) -> None:
-    """The legend has a name once for all panels; a click on it hides its curves in all of them."""
+    """Name a trace; the legend lists a name once for all panels, and a click hides its curves in all of
+    them.
+    """
     words = str(label)
     if words.startswith("_") or not words:
         trace["name"] = ""
@@ -209,7 +211,7 @@ def _name(trace: Scene, label: object, shown: set[str]) -> None:
 
 
 def _rules(ax: Axes, key: str) -> list[Scene]:
-    """Lines across the whole panel."""
+    """Convert lines across the full panel."""
     found = []
     for line in ax.lines:
         (x0, x1), (y0, y1) = _ends(line.get_xdata()), _ends(line.get_ydata())
@@ -236,7 +238,9 @@ def _texts(ax: Axes, key: str) -> list[Scene]:
         })  # fmt: skip
     for text in ax.texts:
         (x, y), kind = text.get_position(), text.get_transform()
-        if hasattr(text, "xy"):  # an annotation: its own place, or where it points if that is given in points
+        if hasattr(
+            text, "xy"
+        ):  # an annotation: its own position, or its target if the offset is given in points
             if text.xycoords not in ("data", "axes fraction"):  # pyright: ignore[reportAttributeAccessIssue]
                 continue
             if text.anncoords != text.xycoords:  # pyright: ignore[reportAttributeAccessIssue]
@@ -266,7 +270,7 @@ def _pictures(ax: Axes, key: str) -> list[Scene]:
     found = []
     for image in ax.images:
         file, pixels = BytesIO(), image.to_rgba(np.ma.asarray(image.get_array()), bytes=True)
-        times = -(-SHARP // min(pixels.shape[:2]))  # a browser smooths between pixels
+        times = -(-SHARP // min(pixels.shape[:2]))  # because a browser interpolates between pixels
         imsave(file, pixels.repeat(times, 0).repeat(times, 1), format="png")
         left, right, bottom, top = image.get_extent()
         source = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
@@ -284,7 +288,7 @@ def _ends(values: ArrayLike) -> tuple[float, float]:
 
 
 def _numbers(values: ArrayLike) -> list[float | None]:
-    """JSON has no NaN; seven digits are enough for a screen."""
+    """Convert numbers for JSON, which has no NaN; seven digits are enough for a screen."""
     found = np.ma.filled(np.ma.asarray(values).astype(float), np.nan)
     return [float(f"{v:.7g}") if math.isfinite(v) else None for v in found.ravel()]
 
@@ -297,7 +301,7 @@ def _color(color: ColorType) -> str:
 
 
 def _words(text: str) -> str:
-    """Mathematics between dollars as HTML: σ$^{6}$ to σ<sup>6</sup>."""
+    """Convert mathematics between dollars to HTML: σ$^{6}$ to σ<sup>6</sup>."""
     text = html.escape(text, quote=False).replace("\n", "<br>")
     if "$" not in text:
         return text
@@ -308,7 +312,7 @@ def _words(text: str) -> str:
 
 
 def page(title: str, scenes: Mapping[str, Scene], captions: Mapping[str, str]) -> str:
-    """One HTML page with every scene and its caption; plotly's own script is inside."""
+    """Return one HTML page with every scene and its caption; it contains plotly's script."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Pictures of whole matrices: every entry, or small cells of them, with lines between named blocks."""
+"""Images of full matrices: every entry, or means over small cells, with lines between named blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FLOOR = 1e-6  # colors are log10(|entry| + FLOOR)
 LABEL = "log10(|entry| + 1e-6)"
-GAP = 0.033  # between the names of blocks, as a share of the side
+GAP = 0.033  # gap between names of blocks, relative to the side
 
 
 def colors(entries: np.ndarray) -> np.ndarray:
@@ -29,8 +29,8 @@ def entries_map(
     """Draw a square of colors with dashed lines between its blocks.
 
     Args:
-        values: (n, n), what `colors` gave, or means of it over cells.
-        sizes: of the blocks, in pixels; they add up to n.
+        values: (n, n), from `colors`, or means of it over cells.
+        sizes: Sizes of the blocks in pixels; they add up to n.
     """
     low, high = limits
     image = ax.imshow(values, vmin=low, vmax=high, cmap="viridis", interpolation="antialiased")
@@ -39,7 +39,9 @@ def entries_map(
 
 
 def mark_blocks(ax: Axes, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Dashed lines between blocks; names in the middle of each, those of slivers pulled apart."""
+    """Draw dashed lines between blocks, and names in the middle of each; names of thin blocks are spread
+    out.
+    """
     stops = np.cumsum(sizes)
     for stop in stops[:-1]:
         ax.axhline(stop - 0.5, color="white", ls=(0, (4, 3)), lw=0.7, alpha=0.8)
@@ -62,7 +64,7 @@ def mark_blocks(ax: Axes, names: Sequence[str], sizes: Sequence[int]) -> None:
 
 
 def apart(centers: np.ndarray, gap: float) -> np.ndarray:
-    """Positions in the same order, at least `gap` from each other, as near to `centers` as one pass gets."""
+    """Return positions in the same order, at least `gap` apart, as close to `centers` as one pass gets."""
     found = centers.copy()
     for i in range(1, len(found)):
         found[i] = max(found[i], found[i - 1] + gap)
@@ -73,7 +75,7 @@ def apart(centers: np.ndarray, gap: float) -> np.ndarray:
     return found
 
 
-DECADES = 6  # shown below the largest value
+DECADES = 6  # decades shown below the largest value
 
 
 def block_split(
@@ -89,17 +91,16 @@ def block_split(
     All panels share one logarithmic color scale, so that they can be compared; zeros and NaN stay white.
 
     Args:
-        axes: where to draw, one Axes per panel; a new figure if None.
-        names: what the blocks are called.
-        sizes: rows of each block, in the order of `names`.
+        axes: One Axes per panel; a new figure if None.
+        names: Names of the blocks.
+        sizes: Rows of each block, in the order of `names`.
         panels: {title: square matrix of values ≥ 0 over all blocks}.
     """
-    import matplotlib.pyplot as plt
     from matplotlib.colors import LogNorm
 
     if axes is None:
         width = 3.3 * len(panels) + 0.8
-        grid = plt.subplots(1, len(panels), figsize=(width, 3.4), layout="constrained", squeeze=False)[1]
+        grid = style.subplots(1, len(panels), figsize=(width, 3.4), squeeze=False)[1]
         axes = list(grid[0])
     values = np.concatenate([np.ravel(panel[np.isfinite(panel)]) for panel in panels.values()])
     top = float(values.max(initial=0.0)) or 1.0
@@ -116,7 +117,7 @@ def block_split(
 
 
 def _mark_blocks(ax: Axes, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Names in the middle of each block, lines where the next one begins."""
+    """Write names in the middle of each block, and draw lines between blocks."""
     stops = np.cumsum(sizes)
     centers = stops - np.asarray(sizes) / 2 - 0.5
     ax.set_xticks(centers, list(names))

@@ -1,8 +1,7 @@
-"""What a notebook shows of a thing: a small box of HTML with facts, a table and a picture.
+"""HTML boxes for notebooks: facts, a table and a picture.
 
-All text is escaped, pictures are data: addresses, there is no script, and colors are those of the notebook,
-light or dark. Showing must never stand in the way of work: a part that cannot be made is left out, and where
-none is left the box holds `repr`.
+All text is escaped, images are data: URLs, there is no script, and colors follow the notebook, light or dark.
+Display must never raise: a part that fails is left out, and if none is left the box shows `repr`.
 """
 
 from __future__ import annotations
@@ -23,20 +22,25 @@ if TYPE_CHECKING:
 
     from curvescope.core.blocks import Block
 
-LIMIT = 100_000  # characters of a box
-PICTURE, DPI = 70_000, 100  # and of a picture in it, and its dots of an inch
-ROWS, FEW, COLUMNS, TEXT = 20, 6, 8, 160  # of a table, of one below a figure, and characters of a cell
-LONG = 200  # rows of a table whose beginning says nothing
+LIMIT = 100_000  # most characters of a box
+PICTURE, DPI = 70_000, 100  # most characters of an image in it, and its dots per inch
+ROWS, FEW, COLUMNS, TEXT = (
+    20,
+    6,
+    8,
+    160,
+)  # limits: rows of a table, of one below a figure, columns, characters of a cell
+LONG = 200  # a table with more rows is not previewed, because its first rows say little
 COLORS = ("#1565a8", "#d1591b", "#37a791", "#6b2c5f", "#d8a900", "#808080", "#8cc4e8", "#d1608f")
 CELL = "padding:1px 8px;border-bottom:1px solid rgba(128,128,128,.25)"
 Part = Callable[[], str]
 
 
 def box(thing: Any, name: str, *parts: Part) -> str:
-    """A name and below it the parts that can be made, as many as fit into LIMIT; without any, `repr`."""
+    """Return a box with a name and the parts that succeed and fit into LIMIT; without any, `repr`."""
     made: list[str] = []
     for make in parts:
-        with suppress(Exception):  # of whatever kind: a notebook that shows less is better than an error
+        with suppress(Exception):  # any exception: an incomplete box is better than an error
             found = make()
             if sum(map(len, made)) + len(found) < LIMIT - 1000:
                 made.append(found)
@@ -52,7 +56,9 @@ def result_box(
     figures: Callable[[], Mapping[str, Figure]],
     tables: Callable[[], Mapping[str, pd.DataFrame]],
 ) -> str:
-    """Box of a study's result: what the numbers say, those to look at first, the first figure and table."""
+    """Return the box of a study's result: its opening, the most important numbers, the first figure and
+    table.
+    """
     return box(
         result,
         type(result).__name__,
@@ -64,18 +70,18 @@ def result_box(
 
 
 def paragraph(text: str) -> str:
-    """A sentence; nothing where there is none."""
+    """Return a paragraph; empty for empty text."""
     return f"<p style='margin:.4em 0'>{_text(text, most=10 * TEXT)}</p>" if text else ""
 
 
 def facts(pairs: Mapping[str, Any]) -> str:
-    """Names and values on a line that may break."""
+    """Return names and values on one line that may wrap."""
     items = (f"<span style='opacity:.7'>{_text(name)}</span> {_cell(value)}" for name, value in pairs.items())
     return f"<div style='margin:.2em 0'>{' &nbsp; '.join(items)}</div>" if pairs else ""
 
 
 def cards(lines: Iterable[Sequence[str]]) -> str:
-    """Numbers to look at first: (label, value, words) each."""
+    """Return the most important numbers as cards: (label, value, explanation) each."""
     style = "display:inline-block;vertical-align:top;margin:.3em 1.4em .3em 0;max-width:18em"
     return "".join(
         f"<div style='{style}'><div style='opacity:.7'>{_text(label)}</div><b>{_text(value)}</b>"
@@ -87,7 +93,7 @@ def cards(lines: Iterable[Sequence[str]]) -> str:
 def table(
     header: Sequence[str], rows: Iterable[Sequence[Any]], *, count: int | None = None, most: int = ROWS
 ) -> str:
-    """The first rows and columns of a table; `count` is how many rows there are, where not all are given."""
+    """Return the first rows and columns of a table; `count` is the number of rows if not all are given."""
     rows = [list(row) for row in rows]
     count = len(rows) if count is None else count
     head = "".join(f"<th style='{CELL};text-align:left'>{_text(name)}</th>" for name in header[:COLUMNS])
@@ -99,7 +105,7 @@ def table(
 
 
 def blocks(roles: Mapping[str, Sequence[Block]]) -> str:
-    """Blocks by role (`blocks.by_role`): a bar of their shares of all entries, and a table."""
+    """Return blocks by role (`blocks.by_role`): a bar of their shares of all entries, and a table."""
     sizes = {role: sum(block.size for block in found) for role, found in roles.items()}
     total = sum(sizes.values())
     rows = []
@@ -111,7 +117,7 @@ def blocks(roles: Mapping[str, Sequence[Block]]) -> str:
 
 
 def frame(data: pd.DataFrame) -> str:
-    """The first rows of a data frame; of a long one, a curve or all entries, only how many there are."""
+    """Return the first rows of a data frame; for a long one (a curve, all entries) only their number."""
     if len(data) > LONG:
         return f"<div style='opacity:.7'>{len(data):,} rows in .to_frame()</div>"
     rows = data.head(ROWS).itertuples(index=False, name=None)
@@ -119,7 +125,7 @@ def frame(data: pd.DataFrame) -> str:
 
 
 def begun(name: str, data: pd.DataFrame) -> str:
-    """A name and the first few rows of a table of a result; the rest is in `tables()`."""
+    """Return a name and the first few rows of a table of a result; the rest is in `tables()`."""
     rows = data.head(FEW).itertuples(index=False, name=None)
     told = table([str(column) for column in data.columns], rows, count=len(data), most=FEW)
     where = f"<div style='opacity:.7'>.tables()[{_text(repr(name))}]</div>"
@@ -127,7 +133,7 @@ def begun(name: str, data: pd.DataFrame) -> str:
 
 
 def bar(shares: Mapping[str, float]) -> str:
-    """One bar cut into shares of a whole, largest first, the names beside it; small ones are `others`."""
+    """Return one stacked bar of shares, largest first, with a legend; small shares are summed as `others`."""
     total = sum(shares.values())
     if not shares or not total > 0:
         return ""
@@ -146,9 +152,8 @@ def bar(shares: Mapping[str, float]) -> str:
 
 
 def picture(draw: Callable[[], Figure], words: str = "") -> str:
-    """A matplotlib figure that `draw` makes, as pixels: fewer where they would be too many.
-
-    Figures that it opened are closed, so that a notebook does not show them a second time.
+    """Return a matplotlib figure drawn by `draw` as an image, with a lower resolution if it is too large.
+    Figures that `draw` opens are closed, so that a notebook does not show them twice.
     """
     import matplotlib.pyplot as plt
 
@@ -166,7 +171,7 @@ def picture(draw: Callable[[], Figure], words: str = "") -> str:
 
 
 def _address(figure: Figure) -> str:
-    """A data: address of the figure, drawn once, its colors counted; empty where it would be too large."""
+    """Return a data: URL of the figure, with a reduced palette; empty if it is too large."""
     from PIL import Image
 
     file = BytesIO()
@@ -190,7 +195,7 @@ def _td(value: Any) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A value as escaped text: whole numbers with commas, others to four digits."""
+    """Format a value as escaped text: whole numbers with commas, others to four digits."""
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return f"{int(value):,}"
     if _is_number(value):

@@ -1,4 +1,4 @@
-"""Figures of the loss along lines and on planes, with what derivatives predict of it."""
+"""Figures of the loss along lines and on planes, with its Taylor predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LOSS, COLORS = "0.1", {"quadratic": PALETTE[0], "cubic": PALETTE[1]}
 STYLES = {"quadratic": "--", "cubic": ":"}
-DASHED = "#ff8c69"  # the quadratic, on the colors of a plane
+DASHED = "#ff8c69"  # color of the quadratic on a plane
 LEVELS = 14
 
 
@@ -64,7 +64,9 @@ def errors(
     *,
     title: str = "",
 ) -> Axes:
-    """Draw errors against |t|, both logarithmic, and what is allowed: filled marks ahead, hollow behind."""
+    """Draw errors against |t|, both logarithmic, with the tolerance; filled markers are for t > 0, hollow
+    ones for t < 0.
+    """
     ax = _axes(ax, (5.6, 3.8))
     away = t != 0
     order = np.argsort(np.abs(t[away]))
@@ -75,7 +77,7 @@ def errors(
         error = np.abs(found)
         for side, inside in ((1, COLORS[name]), (-1, "white")):
             here = (side * t > 0) & np.isfinite(error) & (error > 0)
-            label = f"{name}, {'ahead' if side > 0 else 'behind'}"
+            label = f"{name}, {'t > 0' if side > 0 else 't < 0'}"
             ax.plot(
                 np.abs(t[here]),
                 error[here],
@@ -148,7 +150,9 @@ def plane(
 
 
 def _levels(loss: np.ndarray) -> np.ndarray:
-    """Heights between the least and the largest loss, the largest few per cent of the points left out."""
+    """Return levels between the smallest and the largest loss, without the largest few percent of the
+    points.
+    """
     finite = loss[np.isfinite(loss)]
     low, high = float(finite.min()), float(np.percentile(finite, 95))
     return np.linspace(low, high if high > low else low + max(abs(low), 1.0), LEVELS + 1)
@@ -159,7 +163,7 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
 
 
 def _decades(ax: Axes) -> None:
-    """Labels of a logarithmic x axis that do not touch: 1, 2 and 5; powers of ten where it is long."""
+    """Set labels of a logarithmic x axis that do not overlap: 1, 2 and 5, or powers of ten on a long axis."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = ax.get_xlim()

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.typing import ColorType
 
-DECADES = 8  # shown below the highest point of a logarithmic density
+DECADES = 8  # decades shown below the maximum of a logarithmic density
+HIGHEST = 10.0  # bounds are shown up to this multiple of the density
 
 
 def density(
@@ -21,6 +22,8 @@ def density(
     density: np.ndarray,
     band: tuple[np.ndarray, np.ndarray] | None = None,
     *,
+    sure: tuple[np.ndarray, np.ndarray] | None = None,
+    known: np.ndarray | None = None,
     nodes: np.ndarray | None = None,
     log_y: bool = False,
     label: str | None = None,
@@ -29,15 +32,25 @@ def density(
 
     Args:
         ax: where to draw; a new figure if None.
-        band: low and high end at each point; without it, or where it is not finite, none is drawn.
+        sure: Certain bounds at each point; the range between them is gray.
+        known: Mask of the points where the line is solid; it is dotted elsewhere.
+        band: Low and high end at each point; points without finite ends have no band.
         nodes: eigenvalues, marked by short ticks at the bottom.
         log_y: logarithmic density, eight decades down from its maximum.
     """
     ax = _axes(ax)
-    low_before, high_before = ax.get_ylim() if ax.has_data() else (np.inf, 0.0)  # other curves stay in view
-    (line,) = ax.plot(grid, density, lw=1.4, label=label)
+    low_before, high_before = ax.get_ylim() if ax.has_data() else (np.inf, 0.0)  # keep other curves visible
+    known = np.full(len(grid), fill_value=True) if known is None else known
+    (line,) = ax.plot(grid, np.where(known, density, np.nan), lw=1.4, label=label)
+    if not known.all():
+        ax.plot(grid, density, lw=1.0, ls=":", color=line.get_color())
     top = float(np.max(density))
     floor = top * 10.0**-DECADES if log_y else 0.0
+    if sure is not None:
+        highest = min(float(sure[1].max()), HIGHEST * top)
+        least, most = (np.clip(end, floor, highest) for end in sure)
+        ax.fill_between(grid, least, most, color="0.85", lw=0, zorder=0.5)
+        top = max(top, highest)
     if band is not None:
         low, high = band
         drawn = np.isfinite(low) & np.isfinite(high) & (high >= floor) & (high > low)
@@ -104,7 +117,7 @@ def _decades(linear: float, end: float) -> np.ndarray:
 
 
 def ticks(ax: Axes, places: np.ndarray, color: ColorType) -> None:
-    """Short ticks at the bottom."""
+    """Draw short ticks at the bottom."""
     places = np.ravel(places)
     ax.plot(
         places, np.zeros(places.size), "|", color=color, ms=9, mew=1.2, alpha=0.8,
@@ -113,9 +126,23 @@ def ticks(ax: Axes, places: np.ndarray, color: ColorType) -> None:
 
 
 def note(ax: Axes, text: str, *, where: str = "right") -> None:
-    """Small words in an upper corner."""
+    """Write a small note in an upper corner."""
     x = 0.98 if where == "right" else 0.03
     ax.text(x, 0.97, text, transform=ax.transAxes, ha=where, va="top", fontsize=8, color="0.3")
+
+
+def extent(ax: Axes, low: float, high: float) -> None:
+    """Draw a dark bar at the bottom from `low` to `high`, at least a visible dot."""
+    ax.plot(
+        [low, high], [0.012, 0.012], color="0.2", lw=4, solid_capstyle="round",
+        transform=ax.get_xaxis_transform(), in_layout=False,
+    )  # fmt: skip
+
+
+def make_room(ax: Axes) -> None:
+    """Raise the top of an axis for three small lines in a corner."""
+    low, high = ax.get_ylim()
+    ax.set_ylim(low, high * 30 if ax.get_yscale() == "log" else low + 1.3 * (high - low))
 
 
 def _axes(ax: Axes | None) -> Axes:

@@ -1,11 +1,11 @@
-"""The look of all figures: colors by name, marks, dashes, and settings for figures of one's own.
+"""Style of all figures: colors by name, markers, dashes, and settings for custom figures.
 
     with cs.viz.style.context():
         figure, ax = plt.subplots()
         ax.plot(x, y, **cs.viz.style.line("ggn"))
 
-Every hue has a lightness of its own, so that lines differ in gray too, and stay apart for people who do not
-see red, green or blue as others do. What has a name keeps its color, dash and mark everywhere.
+Every hue has a different lightness, so that lines also differ in grayscale and for color-blind readers. A
+named quantity has the same color, dash and marker in all figures.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
+import numpy as np
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, TEAL, PLUM, GOLD = PALETTE = ("#1565a8", "#d1591b", "#37a791", "#6b2c5f", "#d8a900")
-GRAY = "#808080"  # of what is compared with; it is seen on light and on dark ground
+GRAY = "#808080"  # for baselines; visible on light and dark backgrounds
 SKY, PINK = "#8cc4e8", "#d1608f"
 MANY = (*PALETTE, GRAY, SKY, PINK)
-"""Of things that marks or places tell apart as well: beyond five, hues alone do not in gray."""
+"""Colors for items that also differ by marker or position: more than five hues are not distinct in grayscale.
+"""
 LIGHTER = {BLUE: "#2f86d6", PLUM: "#b07aa8"}
-"""What is too dark for a dark page, and how scenes show it."""
+"""Colors too dark for a dark page, with their replacements in scenes."""
 ON_SCREEN = (LIGHTER[BLUE], ORANGE, TEAL, GOLD, LIGHTER[PLUM], GRAY)
-"""Of scenes, which light and dark pages show alike."""
+"""Colors of scenes, visible on light and dark pages."""
 DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 MARKS = ("o", "s", "^", "D", "v")
 MAP, SIGNED = "YlOrRd", "RdBu_r"
-"""matplotlib's names of the two scales of colors below."""
+"""Names in matplotlib of the two color maps below."""
 SEQUENTIAL = (
     "#ffffcc",
     "#ffeda0",
@@ -45,12 +48,12 @@ SEQUENTIAL = (
     "#bd0026",
     "#800026",
 )
-"""Light to dark, `MAP`: quantities without a sign."""
+"""Color map `MAP` from light to dark, for quantities without sign."""
 DIVERGING = (
     "#053061", "#2166ac", "#4393c3", "#92c5de", "#d1e5f0", "#f7f7f7", "#fddbc7", "#f4a582", "#d6604d",
     "#b2182b", "#67001f",
 )  # fmt: skip
-"""Blue below zero, red above, `SIGNED`: quantities with a sign."""
+"""Color map `SIGNED`, blue below zero and red above, for signed quantities."""
 
 
 SUBSCRIPT = re.compile(r"(λ|‖)_(max|min|F)\b")
@@ -58,10 +61,10 @@ TEX = {"λ": r"\lambda", "‖": r"\|"}
 
 
 class Look(NamedTuple):
-    """How one thing is drawn everywhere."""
+    """Color, dash and mark of one quantity in all figures."""
 
     color: str
-    dash: Any  # as matplotlib takes it
+    dash: Any  # in matplotlib's format
     mark: str
 
 
@@ -69,41 +72,52 @@ LOOKS = {
     "hessian": Look(BLUE, "-", "o"),
     "ggn": Look(ORANGE, "--", "s"),
     "functional": Look(TEAL, ":", "^"),
-    "loss": Look("#000000", "-", "o"),  # the page draws black in the color of its ink
+    "loss": Look("#000000", "-", "o"),  # the page replaces black by its text color
     "quadratic": Look(BLUE, "--", "s"),
     "cubic": Look(ORANGE, ":", "^"),
 }
-"""By name: the matrices H, H_o and H_f, and the loss with its Taylor polynomials."""
+"""Looks by name: the matrices H, H_o and H_f, and the loss with its Taylor polynomials."""
 
 
 def line(name: str) -> dict[str, Any]:
-    """What `ax.plot` needs to draw a thing of `LOOKS` as we do."""
+    """Return the arguments of `ax.plot` for a name of `LOOKS`."""
     look = LOOKS[name]
     return {"color": look.color, "ls": look.dash, "marker": look.mark}
 
 
 def look(number: int) -> Look:
-    """Of the curve with this number, where it has no name of its own: hue, dash and mark differ."""
+    """Look of the curve with this number, if it has no name of its own; hue, dash and mark differ."""
     return Look(MANY[number % len(MANY)], DASHES[number % len(DASHES)], MARKS[number % len(MARKS)])
 
 
 def on_screen(color: str) -> str:
-    """A color as scenes show it, seen on light and on dark ground."""
+    """Return the variant of a color for scenes, visible on light and dark backgrounds."""
     return LIGHTER.get(color, color)
 
 
 def ink(color: Sequence[float]) -> str:
-    """Black or white, what is read on a color (r, g, b, …) between 0 and 1."""
+    """Return black or white, whichever is readable on a color (r, g, b, …) between 0 and 1."""
     return "white" if 0.3 * color[0] + 0.59 * color[1] + 0.11 * color[2] < 0.5 else "black"
 
 
 def ink_at(image: Any, value: float) -> str:
-    """What is read on the color that a map (`ax.imshow`) gives to a value; black where it has none."""
+    """Color of text that is readable on the color of a value in `ax.imshow`; black for missing values."""
     return ink(image.cmap(image.norm(value))) if math.isfinite(value) else "black"
 
 
+def write_cells(ax: Axes, words: Callable[[float], str], *, size: float = 8) -> None:
+    """Write the text of `words` for its value into each cell of the image in these axes; skip missing
+    values.
+    """
+    image = ax.images[-1]
+    values: Any = image.get_array()
+    for (i, j), value in np.ma.ndenumerate(np.ma.masked_invalid(values)):
+        color = ink_at(image, float(value))
+        ax.text(j, i, words(float(value)), ha="center", va="center", fontsize=size, color=color)
+
+
 def settings() -> dict[str, Any]:
-    """matplotlib's settings of our figures, as in a style file."""
+    """Return matplotlib's settings for our figures, as in a style file."""
     return {
         "axes.prop_cycle": f"cycler(color={list(MANY)})",
         "axes.spines.top": False,
@@ -127,7 +141,7 @@ def settings() -> dict[str, Any]:
 
 @contextmanager
 def context() -> Iterator[None]:
-    """Figures that are made inside have our look; outside nothing changes."""
+    """Use our style for figures created inside the context."""
     import matplotlib as mpl
 
     with mpl.rc_context(settings()):  # pyright: ignore[reportArgumentType]
@@ -135,7 +149,7 @@ def context() -> Iterator[None]:
 
 
 def use() -> None:
-    """Our look for all figures from here on."""
+    """Use our style for all figures from now on."""
     import matplotlib as mpl
 
     mpl.rcParams.update(settings())  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -145,7 +159,7 @@ P = ParamSpec("P")
 
 
 def styled(draw: Callable[P, Mapping[str, Figure]]) -> Callable[P, dict[str, Figure]]:
-    """`draw` with our look, wherever its figures are saved or shown afterwards."""
+    """Wrap `draw` so that its figures keep our style wherever they are saved or shown."""
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> dict[str, Figure]:
@@ -161,14 +175,14 @@ def styled(draw: Callable[P, Mapping[str, Figure]]) -> Callable[P, dict[str, Fig
 
 
 def symbols(text: str) -> str:
-    """Subscripts of words as matplotlib sets them: λ_max to $\\lambda_{\\mathrm{max}}$."""
-    if "$" in text:  # set already, or a token
+    """Convert subscripts to matplotlib's mathematics: λ_max to $\\lambda_{\\mathrm{max}}$."""
+    if "$" in text:  # contains mathematics already, or is a token
         return text
     return SUBSCRIPT.sub(lambda found: f"${TEX[found[1]]}_{{\\mathrm{{{found[2]}}}}}$", text)
 
 
 def _set_symbols(figure: Figure) -> None:
-    """In titles, labels, legends and notes; ticks are written when a figure is drawn."""
+    """Convert symbols in titles, labels, legends and notes; ticks are created only when a figure is drawn."""
     legends = [one for one in (*figure.legends, *(ax.get_legend() for ax in figure.axes)) if one]
     texts = [*figure.texts, *(text for legend in legends for text in legend.get_texts())]
     for ax in figure.axes:
@@ -178,18 +192,23 @@ def _set_symbols(figure: Figure) -> None:
             one.set_text(symbols(one.get_text()))
 
 
-def axes(size: tuple[float, float]) -> Axes:
-    """Axes of a figure of their own, in inches, with our look."""
+def subplots(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """Return a figure and its axes, as from `plt.subplots`, with a layout without overlaps."""
     import matplotlib.pyplot as plt
 
+    return plt.subplots(rows, columns, **{"layout": "constrained", **options})
+
+
+def axes(size: tuple[float, float]) -> Axes:
+    """Return axes in a new figure of this size in inches, with our style."""
     with context():
-        ax = plt.subplots(figsize=size, layout="constrained")[1]
+        ax = subplots(figsize=size)[1]
         _pin(ax)
     return ax
 
 
 def _pin(ax: Axes) -> None:
-    """Ticks are made when a figure is drawn: what they would read then is written down now."""
+    """Fix the tick labels now; otherwise matplotlib would create them when the figure is drawn."""
     for which in ("x", "y"):
         axis = ax.xaxis if which == "x" else ax.yaxis
         if "labelsize" not in axis.get_tick_params():
@@ -197,13 +216,13 @@ def _pin(ax: Axes) -> None:
 
 
 FEW_DECADES = 2.0
-SHORT = 300.0  # the range of an axis that powers of ten alone would leave with one or two labels
+SHORT = 300.0  # below this range, powers of ten would give only one or two labels
 
 
 def plain_numbers(ax: Axes) -> None:
-    """Where the logarithmic y axis spans few decades, ticks at 1, 2, 5 · 10ⁿ, written 0.02 and 50.
+    """Put ticks at 1, 2, 5 · 10ⁿ, written 0.02 and 50, on a logarithmic y axis of few decades.
 
-    To be called when everything is drawn: the range of the axis stays as it is.
+    Call it after everything is drawn: it fixes the range of the axis.
     """
     low, high = ax.get_ylim()
     if not 0 < low < high or high / low > SHORT:
@@ -216,10 +235,9 @@ def plain_numbers(ax: Axes) -> None:
 
 
 def around_zero(ax: Axes, linear: float) -> None:
-    """A y axis that is linear up to `linear`, a power of ten, and logarithmic beyond, with plain numbers.
-
-    Ticks are 0 and powers of ten of both signs, and some between them where there are few decades; where all
-    is linear, a few equal steps. To be called when everything is drawn: the range stays as it is.
+    """Make the y axis linear up to `linear`, a power of ten, and logarithmic beyond, with plain numbers.
+    Ticks are 0 and powers of ten of both signs, with some between them for few decades, or equal steps if
+    the axis is all linear. Call it after everything is drawn: it fixes the range.
     """
     from matplotlib.ticker import MaxNLocator
 

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["depth_curve", "path_grid", "path_scene", "share_bars", "short", "single_path", "token_map"]
 
 
-MARKER = 3.5  # points from the middle of a marker to its edge
-DISTANCES = (4.5, 13.0)  # points from a marker to its name, the nearer ones first; far ones get a line
+MARKER = 3.5  # radius of a marker in points
+DISTANCES = (4.5, 13.0)  # points from a marker to its name, nearer ones first; far names get a line
 Box = tuple[float, float, float, float]
-"""Left, lower, right and upper edge, in points."""
+"""Left, lower, right and upper edge of a box, in points."""
 SIDES = ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1))
 
 
 class Names(NamedTuple):
-    """Points (n, 2) or (n, 3) with a name each."""
+    """Points (n, 2) or (n, 3) with one name each."""
 
     points: np.ndarray
     names: Sequence[str]
@@ -38,10 +38,10 @@ class Names(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """What names should not cover: points (n, 2) or (n, 3), drawn so large."""
+    """Marks that names should not cover: points (n, 2) or (n, 3), and their size."""
 
     points: np.ndarray
-    radius: float = MARKER  # in points of the paper
+    radius: float = MARKER  # in typographic points
 
 
 def name_points(
@@ -51,13 +51,12 @@ def name_points(
     clear: Sequence[Marks],
     distances: Sequence[float] = DISTANCES,
 ) -> None:
-    """Write the names of every group beside their points, the first group first.
-
-    A name lies on no other, on none of the marks, and not outside the figure. One that finds no such place
-    is left out. Call it when the axes have their limits, their view and their place in the figure.
+    """Write the names of every group beside their points, the first group first. A name does not overlap
+    other names or markers, and lies inside the figure; a name without such a position is left out. Call it
+    after the limits, view and position of the axes are set.
 
     Args:
-        distances: from a marker to its name, in points, the nearer ones first; far ones get a line.
+        distances: Distances from a marker to its name in points, nearer ones first; far names get a line.
     """
     taken = [_around(middle, mark.radius) for mark in clear for middle in _on_paper(ax, mark.points)]
     width, height = (72 * inches for inches in ax.figure.get_size_inches())
@@ -73,14 +72,16 @@ def name_points(
 
 
 def along(path: np.ndarray, num_points: int = 12) -> np.ndarray:
-    """Points (m, 3) on the straight lines between those of a path (n, 3): what a name should not cover."""
+    """Return points (m, 3) on the segments of a path (n, 3), which names should not cover."""
     shares = np.linspace(0, 1, num_points, endpoint=False)[:, None]
     parts = [a + shares * (b - a) for a, b in pairwise(path)]
     return np.concatenate([*parts, path[-1:]])
 
 
 def _on_paper(ax: Any, points: np.ndarray) -> np.ndarray:
-    """(n, 2) where points (n, 2) or (n, 3) lie in the figure, in points from its lower left corner."""
+    """Return the positions (n, 2) of points (n, 2) or (n, 3) in the figure, in points from its lower left
+    corner.
+    """
     ax.apply_aspect()
     if points.shape[1] == 3:
         from mpl_toolkits.mplot3d import proj3d
@@ -93,7 +94,7 @@ def _on_paper(ax: Any, points: np.ndarray) -> np.ndarray:
 
 
 def _size_of(name: str, size: float) -> tuple[float, float]:
-    """Width and height of a name, in points."""
+    """Return width and height of a name, in points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -104,7 +105,9 @@ def _size_of(name: str, size: float) -> tuple[float, float]:
 def _places(
     middle: np.ndarray, size: tuple[float, float], distances: Sequence[float]
 ) -> Iterator[tuple[Box, tuple[float, float], bool]]:
-    """Boxes for a name around a point, the best first, the way to their middle, and whether it is far."""
+    """Yield boxes for a name around a point, best first, with the offset of their center, and True if it is
+    far.
+    """
     for distance in distances:
         for right, up in SIDES:
             reach = distance if right == 0 or up == 0 else distance / 2**0.5
@@ -120,7 +123,7 @@ def _around(middle: np.ndarray, radius: float) -> Box:
 
 
 def _touches(box: Box, others: np.ndarray) -> bool:
-    """Whether a box overlaps one of the others (n, 4)."""
+    """Return True if a box overlaps one of the others (n, 4)."""
     left, lower, right, upper = others.reshape(-1, 4).T
     return bool(((box[0] < right) & (left < box[2]) & (box[1] < upper) & (lower < box[3])).any())
 
@@ -128,7 +131,7 @@ def _touches(box: Box, others: np.ndarray) -> bool:
 def _write(
     ax: Any, name: str, middle: np.ndarray, offset: tuple[float, float], far: bool, group: Names
 ) -> None:
-    """A name whose middle is `offset` away from a point, with a thin line to it where it is far."""
+    """Write a name whose center is `offset` away from a point, with a thin line to it if it is far."""
     place = ax.transData.inverted().transform(middle * ax.figure.dpi / 72)
     line = {"arrowstyle": "-", "lw": 0.4, "color": group.color, "shrinkA": 0, "shrinkB": MARKER}
     ax.annotate(
@@ -140,7 +143,7 @@ def _write(
 WORD, STATE, PATH = BLUE, on_screen(PLUM), ORANGE
 ALL_PATHS = "all"
 MAX_LABEL = 12
-RING = 6.3  # points from the middle of a ring to its edge
+RING = 6.3  # radius of a ring in points
 
 
 def depth_curve(
@@ -155,7 +158,7 @@ def depth_curve(
     """Draw quantities along the depth, each (mean, stderr) with a band of two standard errors.
 
     Args:
-        names: the points, `in, L0.mid, L0.out, …`; those inside a block get small marks.
+        names: Points of the model, `in, L0.mid, L0.out, …`; those inside a block get small markers.
         baseline: mean and stderr with shuffled targets, dashed and gray.
         log_y: a logarithmic axis for exp(mean), e.g. of the mean logarithm of a rank.
     """
@@ -207,7 +210,7 @@ def token_map(
 ) -> Axes:
     """Draw one number per token (columns) and point (rows, deepest on top); `words` are written into it.
 
-    What has no number is gray.
+    Missing values are gray.
     """
     image = ax.imshow(values.T[::-1], aspect="auto", cmap=style.MAP, interpolation="nearest")
     ax.set_facecolor("0.9")
@@ -229,10 +232,9 @@ def path_grid(
     """Draw the states of all tokens at some depths, with the path of one token so far.
 
     Args:
-        words: (T, 3) where the readout sees the prompt's own tokens.
-        states: (T, L + 1, 3) the tokens at the input and behind every block.
-        token: whose path is drawn.
-        panels: {title: which of the L + 1 depths}.
+        words: (T, 3) readout directions of the prompt's tokens.
+        states: (T, L + 1, 3) states of the tokens at the input and after every block.
+        token: Token whose path is drawn. panels: {title: one of the L + 1 depths}.
     """
     columns = -(-len(panels) // 2) if len(panels) > 3 else len(panels)
     rows = -(-len(panels) // columns)
@@ -268,8 +270,8 @@ def single_path(
     """Draw the path (N, 3) of one token among the directions (T, 3) of the prompt's tokens, in three views.
 
     Args:
-        names: the points of the path; the ends of blocks are labeled.
-        target: which of the tokens it should come to; it is ringed.
+        names: Names of the points of the path; the ends of blocks are labeled.
+        target: Token that the path should reach; it is ringed.
     """
     figure = _figure(13, 4.7)
     ends = [i for i, name in enumerate(names) if not name.endswith(".mid")]
@@ -298,7 +300,7 @@ def single_path(
 def path_scene(
     words: np.ndarray, states: np.ndarray, tokens: Sequence[str], names: Sequence[str], *, token: int
 ) -> Scene:
-    """Paths (T, N, 3) as plotly's JSON, one token at a time or all; that of `token` comes first."""
+    """Return paths (T, N, 3) as plotly's JSON, one token at a time or all; `token` is shown first."""
     labels = [short(t) for t in tokens]
     choices = {f"{i}: {labels[i]}": [i] for i in [token, *(i for i in range(len(labels)) if i != token)]}
     first, *others = choices
@@ -330,14 +332,14 @@ def path_scene(
 
 
 def _padded_range(values: np.ndarray) -> list[float]:
-    """Ends of an axis, a twentieth beyond the values: the same for every path."""
+    """Return the ends of an axis, a twentieth beyond the values, the same for every path."""
     low, high = float(values.min()), float(values.max())
     room = 0.05 * (high - low or 1.0)
     return [round(low - room, 5), round(high + room, 5)]
 
 
 def short(token: str, most: int = MAX_LABEL) -> str:
-    """A token as a label: spaces and control characters visible, not too long, no mathematics."""
+    """Return a token as a label: spaces and control characters visible, shortened, without mathematics."""
     shown = token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
     shown = "".join(
         c if _drawable(c) else repr(c)[1:-1] if not c.isprintable() else f"U+{ord(c):04X}" for c in shown
@@ -347,7 +349,7 @@ def short(token: str, most: int = MAX_LABEL) -> str:
 
 
 def _drawable(c: str) -> bool:
-    """Whether matplotlib's own font has the character: Latin, Greek, Cyrillic, and the marks used here."""
+    """Return True if matplotlib's font has the character: Latin, Greek, Cyrillic, and the marks used here."""
     return c.isprintable() and (ord(c) < 0x530 or c in "␣⏎⇥…–—‘’“”•€")
 
 
@@ -386,7 +388,7 @@ def _depth_axis(ax: Axes, names: Sequence[str]) -> None:
 
 
 def _figure(width: float, height: float) -> Figure:
-    """A figure whose axes have their places at once, above a legend of a third of an inch."""
+    """Create a figure with fixed axes above a legend of a third of an inch."""
     import matplotlib.pyplot as plt
 
     figure = plt.figure(figsize=(width, height))
@@ -397,13 +399,13 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _names(points: np.ndarray, tokens: Sequence[str], color: str, size: int, *, once: bool = False) -> Names:
-    """Tokens as names of points; `once`: one that occurs again, at the same place, has its name already."""
+    """Return tokens as names of points; with `once`, a repeated token at the same position is named once."""
     kept = [tokens.index(t) for t in dict.fromkeys(tokens)] if once else list(range(len(tokens)))
     return Names(points[kept], [short(tokens[i]) for i in kept], color, size)
 
 
 def _same_box(ax: Any, *clouds: np.ndarray) -> None:
-    """Equal scales on the three axes, no ticks."""
+    """Set equal scales on the three axes, without ticks."""
     everything = np.concatenate(clouds)
     middle = (everything.max(0) + everything.min(0)) / 2
     half = float((everything.max(0) - everything.min(0)).max()) / 2 or 1.0

@@ -2,8 +2,8 @@ r"""Tables as text: CSV, JSON, Markdown and LaTeX, made from data frames; nothin
 
 Text and tables as LaTeX that compiles, whatever the tokens are.
 
-The result is ASCII and needs `\usepackage[T1]{fontenc}`, booktabs and longtable. What a font may not have is
-written as its code in typewriter letters, so that it cannot be taken for the characters of the code.
+The result is ASCII and needs `\usepackage[T1]{fontenc}`, booktabs and longtable. Characters that a font may
+lack are written as their code in typewriter type, so that they differ from plain text.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FORMATS = ("csv", "json", "md", "tex")
 def write(
     frame: pd.DataFrame, kind: str, *, name: str = "table", caption: str = "", tokens: Sequence[str] = ()
 ) -> str:
-    """A data frame in one of the formats.
+    """Convert a data frame to one of the formats.
 
     Args:
         kind: csv, json, md or tex.
-        name: the label of a LaTeX table.
-        tokens: names of columns that hold tokens, whose spaces are shown in LaTeX and Markdown.
+        name: Label of a LaTeX table.
+        tokens: Names of columns with tokens, whose spaces are made visible in LaTeX and Markdown.
     """
     if kind not in FORMATS:
         raise UsageError(f"expected a format of {', '.join(FORMATS)}, got {kind!r}")
@@ -49,7 +49,7 @@ def write(
 def write_all(
     tables: Mapping[str, pd.DataFrame], captions: Mapping[str, str], *, tokens: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Every table as JSON and Markdown, and all of them as one LaTeX document: {name of the file: text}."""
+    """Convert every table to JSON and Markdown, and all to one LaTeX document: {name of the file: text}."""
     found = {}
     for name, frame in tables.items():
         for kind in ("json", "md"):
@@ -62,7 +62,7 @@ def write_all(
 
 
 def _unused(name: str, taken: Mapping[str, str]) -> str:
-    """The name, with a number behind it if it is taken."""
+    """Return the name, with a number appended if it is taken."""
     number = 2
     while f"{name}-{number}" in taken:
         number += 1
@@ -70,7 +70,7 @@ def _unused(name: str, taken: Mapping[str, str]) -> str:
 
 
 def as_json(frame: pd.DataFrame) -> str:
-    """A list of rows; NaN becomes null."""
+    """Convert a data frame to a JSON list of rows; NaN becomes null."""
     rows = [
         {str(c): _plain(v) for c, v in zip(frame.columns, row, strict=True)}
         for row in frame.to_numpy(dtype=object).tolist()
@@ -79,7 +79,9 @@ def as_json(frame: pd.DataFrame) -> str:
 
 
 def markdown(frame: pd.DataFrame, *, tokens: Sequence[str] = ()) -> str:
-    """A Markdown table; numbers to the right, tokens as code with their control characters spelled out."""
+    """Return a Markdown table; numbers are right-aligned, and tokens are code with visible control
+    characters.
+    """
     header = [str(c) for c in frame.columns]
     rows = frame.to_numpy(dtype=object).tolist()
     right = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(header))]
@@ -91,12 +93,12 @@ def markdown(frame: pd.DataFrame, *, tokens: Sequence[str] = ()) -> str:
 
 
 def visible(token: str) -> str:
-    """A token on one line: control characters as escapes, spaces as they are."""
+    """Return a token on one line: control characters as escapes, spaces unchanged."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in token)
 
 
 def label(text: str, raw: str) -> str:
-    """What to call a token: its text, or its bytes where UTF-8 could not read them."""
+    """Return the label of a token: its text, or its bytes if they are not UTF-8."""
     return raw if "\ufffd" in text and raw else text
 
 
@@ -162,28 +164,29 @@ SPECIAL = {
     " ": " ",
 }
 CODES = {"\n": "n", "\r": "r", "\t": "t"}
-MATH = {  # letters that our own headers and captions use
+MATH = {  # symbols in our headers and captions
     "‖": r"\|", "·": r"\cdot", "±": r"\pm", "−": "-", "–": "-", "√": r"\surd", "∘": r"\circ", "→": r"\to",
     "°": r"^\circ", "Δ": r"\Delta", "Σ": r"\Sigma", "γ": r"\gamma", "β": r"\beta", "λ": r"\lambda",
     "×": r"\times", "≤": r"\le", "≥": r"\ge", "…": r"\ldots", "ₖ": "_k", "₀": "_0", "²": "^2", "ᵀ": "^T",
     "⟨": r"\langle", "⟩": r"\rangle", "ε": r"\varepsilon", "′": "'", "₁": "_1", "₂": "_2",
 }  # fmt: skip
-LONG = 30  # rows; a longer table goes over several pages
+LONG = 30  # rows; a longer table may break across pages
 
 
 def escape(text: str, *, spaces: bool = False) -> str:
-    r"""`text` as LaTeX in ASCII; no two texts give the same.
+    r"""Convert `text` to LaTeX in ASCII; different texts give different results.
 
     Args:
-        spaces: show every space as \textvisiblespace, for tokens, where a space at an end would be lost.
+        spaces: Show every space as \textvisiblespace, for tokens, because leading and trailing spaces would
+            be lost.
     """
     pieces = [_letter(c, spaces=spaces) for c in text]
     joined = "".join(pieces)
-    return re.sub(r"([-,])(?=\1)", r"\1{}", joined)  # -- and ,, would become other signs
+    return re.sub(r"([-,])(?=\1)", r"\1{}", joined)  # -- and ,, are ligatures
 
 
 def prose(text: str) -> str:
-    """A caption or a header: `escape`, with our own mathematical letters as mathematics."""
+    """Escape a caption or a header, with our mathematical symbols as mathematics."""
     pieces = re.split(f"([{re.escape(''.join(MATH))}])", text)
     return "".join(f"${MATH[p]}$" if p in MATH else escape(p) for p in pieces)
 
@@ -196,11 +199,11 @@ def table(
     label: str,
     tokens: Sequence[int] = (),
 ) -> str:
-    """One table; a long one may be broken between pages.
+    """Return one LaTeX table; a long one may break across pages.
 
     Args:
-        label: made into letters, digits, colons and hyphens.
-        tokens: columns whose spaces are shown.
+        label: Reduced to letters, digits, colons and hyphens.
+        tokens: Columns whose spaces are made visible.
     """
     count = len(header)
     numbers = [i for i in range(count) if rows and all(_is_number(row[i]) for row in rows)]
@@ -230,7 +233,7 @@ def table(
 
 
 def document(tables: Mapping[str, str]) -> str:
-    """Tables by label as a document of its own; every label occurs once."""
+    """Return tables by label as a standalone document; every label must be unique."""
     top = [
         r"\documentclass{article}",
         r"\usepackage[T1]{fontenc}",
@@ -243,7 +246,7 @@ def document(tables: Mapping[str, str]) -> str:
 
 
 def cell(value: object, *, spaces: bool = False) -> str:
-    """A number with four digits, or text."""
+    """Format a number with four digits, or text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if _is_number(value):
@@ -254,7 +257,7 @@ def cell(value: object, *, spaces: bool = False) -> str:
 
 
 def slug(label: str) -> str:
-    """Letters, digits, colons and hyphens."""
+    """Reduce a label to letters, digits, colons and hyphens."""
     return re.sub(r"[^A-Za-z0-9:]+", "-", label).strip("-") or "table"
 
 

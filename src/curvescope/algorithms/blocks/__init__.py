@@ -1,1 +1,1 @@
-"""All blocks of an operator at once: norms of pairs, probes of their own, how spectra differ."""
+"""Estimates for all blocks of an operator: norms of pairs, probes per block, distances between spectra."""

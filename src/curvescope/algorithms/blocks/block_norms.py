@@ -1,4 +1,4 @@
-"""The map of blocks: the Frobenius norm of every block A_bc, diagonal or not, with error bars."""
+"""Frobenius norms of all blocks A_bc, diagonal or not, with error bars."""
 
 from __future__ import annotations
 
@@ -16,22 +16,27 @@ from curvescope.algorithms.checks import (
     check_count,
     check_slices,
     check_square,
-    of_one_matrix,
+    fixed_operator,
 )
 from curvescope.algorithms.columns import column_blocks, to_numpy
-from curvescope.algorithms.estimates.intervals import column_norms, mean_square, student
+from curvescope.algorithms.estimates.intervals import (
+    ENOUGH,
+    NeighborCosines,
+    column_norms,
+    mean_square,
+    student,
+)
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.core.seeds import Probe, probes
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
-class BlockNorms(Result):
+class BlockNorms(Tabular):
     """‖A_bc‖_F for all pairs of blocks; between `low` and `high` 95 times in 100, see `intervals`."""
 
     names: list[str]  # B blocks
@@ -46,6 +51,11 @@ class BlockNorms(Result):
     probe: str = "rademacher"
 
     @property
+    def is_bound(self) -> bool:
+        """True if fewer than ten probes were drawn for each block, so that `low` and `high` are a bound."""
+        return self.num_products < ENOUGH * len(self.names)
+
+    @property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
         """Ends of the 95 % intervals; of results without them, Student's."""
         if self.low is not None and self.high is not None:
@@ -53,22 +63,18 @@ class BlockNorms(Result):
         half = student(self.num_products // len(self.names) - 1) * self.stderr
         return np.maximum(self.frobenius - half, 0.0), self.frobenius + half
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per pair of blocks."""
-        import pandas as pd
-
         rows, columns = np.indices(self.frobenius.shape)
         low, high = self.interval
-        return pd.DataFrame(
-            {
-                "row": np.array(self.names, dtype=object)[rows.ravel()],
-                "column": np.array(self.names, dtype=object)[columns.ravel()],
-                "frobenius": self.frobenius.ravel(),
-                "stderr": self.stderr.ravel(),
-                "low": low.ravel(),
-                "high": high.ravel(),
-            }
-        )
+        return {
+            "row": np.array(self.names, dtype=object)[rows.ravel()],
+            "column": np.array(self.names, dtype=object)[columns.ravel()],
+            "frobenius": self.frobenius.ravel(),
+            "stderr": self.stderr.ravel(),
+            "low": low.ravel(),
+            "high": high.ravel(),
+        }
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Root mean square entry of every block, as a heat map on a logarithmic scale."""
@@ -78,7 +84,7 @@ class BlockNorms(Result):
         return blocks.heat_map(ax, self.names, self.frobenius / entries, label="root mean square entry")
 
 
-@of_one_matrix
+@fixed_operator
 def block_norms(
     op: LinearOperator,
     slices: Mapping[str, slice] | None = None,
@@ -87,11 +93,11 @@ def block_norms(
     probe: Probe = "rademacher",
     seed: int = 0,
 ) -> BlockNorms:
-    """Norms of all blocks from probes that live on one block each.
+    """Estimate the norms of all blocks from probes that are nonzero on one block each.
 
     For v on block c with independent entries of variance one, E‖(A v)_b‖² = ‖A_bc‖²: one product gives a
-    whole column of the map, and B · num_probes of them all of it. (A probe on all blocks at once would mix a
-    row's blocks.)
+    whole column of the map, and B · num_probes of them all of it. (A probe that is nonzero on several blocks
+    would mix the blocks of a row.)
 
     Args:
         slices: where each block lies; by default the blocks of `op.space`.
@@ -102,23 +108,31 @@ def block_norms(
     op, found = check_slices(op, slices)
     lengths = np.empty((num_probes, len(found), len(found)))
     sizes = block_sizes(op, found)
+    cosines = np.zeros((num_probes - 1, len(found), len(found))) if 1 < num_probes < ENOUGH else None
     for c, (name, columns) in enumerate(track(list(found.items()), "block map")):
         where: dict[str, Any] = {"seed": seed, "kind": probe, "pieces": block_pieces(op, name)}
+        beside = [NeighborCosines(num_probes) for _ in found]
         for some in column_blocks(op, num_probes):
             V = torch.zeros(op.local_shape[1], some.stop - some.start, dtype=op.dtype, device=op.device)
             probes(sizes[name], V.shape[1], first=some.start, out=V[columns], **where)
             AV = op @ V
-            lengths[some, :, c] = to_numpy(torch.stack([column_norms(AV[b]) for b in found.values()], dim=1))
-    norms = mean_square(lengths)
+            norms = [column_norms(AV[rows]) for rows in found.values()]
+            lengths[some, :, c] = to_numpy(torch.stack(norms, dim=1))
+            for of_block, rows, sizes_of_block in zip(beside, found.values(), norms, strict=True):
+                of_block.add(AV[rows], sizes_of_block)
+        if cosines is not None and sizes[name] > 1:  # a block with one column is exact
+            gathered = [of_block.gathered() for of_block in beside]
+            cosines[:, :, c] = np.stack([own for own in gathered if own is not None], axis=1)
+    squares = mean_square(lengths, cosines)
     return BlockNorms(
         names=list(found),
         sizes=np.array(list(sizes.values())),
-        frobenius=norms.root,
-        stderr=norms.root_stderr,
-        squared=norms.squared,
+        frobenius=squares.root,
+        stderr=squares.root_stderr,
+        squared=squares.squared,
         num_products=num_probes * len(found),
         seed=seed,
-        low=norms.low,
-        high=norms.high,
+        low=squares.low,
+        high=squares.high,
         probe=probe,
     )

@@ -1,6 +1,6 @@
-"""How different the spectra of blocks are: Jensen–Shannon divergences of their densities.
+"""Differences between the spectra of blocks: Jensen–Shannon divergences of their densities.
 
-Knows densities only, no networks and no operators.
+The module needs only densities, no networks or operators.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from curvescope.algorithms.estimates.intervals import jackknife, student
 from curvescope.algorithms.spectra.density import SpectralDensity
 from curvescope.core.errors import UsageError
-from curvescope.core.result import Result
-
-if TYPE_CHECKING:
-    import pandas as pd
+from curvescope.core.result import Tabular
 
 WIDTH = 0.25  # of the Gaussian, in the coordinate asinh(λ / c): far from zero, a quarter of the eigenvalue
 POINTS_PER_WIDTH = 5
@@ -27,17 +24,17 @@ MARGIN = 6.0  # widths beyond the outermost nodes
 
 
 @dataclass(frozen=True)
-class Heterogeneity(Result):
+class Heterogeneity(Tabular):
     """Jensen–Shannon divergences, in bits, between the spectra of B blocks."""
 
     names: list[str]
     divergence: np.ndarray  # (B, B) symmetric, zero diagonal, from 0 (equal) to 1 (no overlap)
     stderr: np.ndarray  # (B, B) by leaving out one probe at a time; nan with a single probe
-    bias: np.ndarray  # (B, B) by the same: noise makes equal spectra look different
-    mean: float  # over the pairs
+    bias: np.ndarray  # (B, B) from the same jackknife: noise makes equal spectra look different
+    mean: float  # mean over the pairs
     mean_stderr: float
     width: float
-    num_probes: int = 0  # of every spectrum that is not exact; 0 in results of version 0.1
+    num_probes: int = 0  # probes of every inexact spectrum; 0 in results of version 0.1
 
     @property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
@@ -46,11 +43,9 @@ class Heterogeneity(Result):
         center = self.divergence - self.bias
         return np.clip(center - half, 0.0, 1.0), np.clip(center + half, 0.0, 1.0)
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per pair of blocks."""
-        import pandas as pd
-
-        rows = [
+        return [
             {
                 "block": self.names[a],
                 "other": self.names[b],
@@ -60,7 +55,6 @@ class Heterogeneity(Result):
             }
             for a, b in combinations(range(len(self.names)), 2)
         ]
-        return pd.DataFrame(rows)
 
 
 def heterogeneity(densities: Mapping[str, SpectralDensity], *, width: float = WIDTH) -> Heterogeneity:
@@ -72,20 +66,22 @@ def heterogeneity(densities: Mapping[str, SpectralDensity], *, width: float = WI
 
     which does not depend on the coordinate that the densities are written in. It does depend on their
     broadening: p and q are broadened by a Gaussian of standard deviation `width` in x = asinh(λ / c) and put
-    on one grid of x, where c is the larger of the two root mean square eigenvalues. So eigenvalues that are
-    small beside c are told apart if they differ by width · c, and large ones if they differ by a factor
-    1 + width. A smaller c would ask for more than Lanczos finds near zero: the divergence would depend on
-    the number of steps. Nothing here depends on which other blocks there are.
+    on one grid of x, where c is the larger of the two root mean square eigenvalues. So eigenvalues much
+    smaller than c are distinguished if they differ by width · c, and large ones if they differ by a factor 1
+    + width. A smaller c would need more resolution near zero than Lanczos has, and the divergence would
+    depend on the number of steps. The result for a pair does not depend on other blocks.
 
-    The spectra are those of stochastic Lanczos quadrature: each of P probes gives a measure, p is their
-    mean. The error is the jackknife's: with J_i the divergence without probe i (in both blocks, which may
-    share their random numbers) and J̄ the mean of these, √((P − 1)/P Σ (J_i − J̄)²). The bias is
-    (P − 1)(J̄ − J). An exact spectrum has nothing to leave out.
+    The spectra are those of stochastic Lanczos quadrature: each of P probes gives a measure, p is their mean.
+    The error is the jackknife's: with J_i the divergence without probe i (in both blocks, which may share
+    their random numbers) and J̄ the mean of these, √((P − 1)/P Σ (J_i − J̄)²). The bias is (P − 1)(J̄ − J).
+    Exact spectra are not resampled.
     """
     names = list(densities)
     if len(names) < 2:
         raise UsageError(f"expected at least two spectra to compare, got {len(names)}")
-    counts = {d.nodes.shape[0] for d in densities.values() if not d.exact} or {2}  # exact: any number will do
+    counts = {d.nodes.shape[0] for d in densities.values() if not d.exact} or {
+        2
+    }  # exact spectra fit any number of probes
     if len(counts) > 1:
         raise UsageError(f"expected spectra from the same number of probes, got {sorted(counts)}")
     count, B = counts.pop(), len(names)
@@ -105,7 +101,7 @@ def heterogeneity(densities: Mapping[str, SpectralDensity], *, width: float = WI
 
 
 def spectra_divergence(one: np.ndarray, other: np.ndarray, *, width: float = WIDTH) -> float:
-    """The divergence that `heterogeneity` has for two spectra, from all their eigenvalues, (n,) and (m,)."""
+    """Divergence of two spectra as in `heterogeneity`, from all their eigenvalues, (n,) and (m,)."""
     spectra = [np.asarray(values, dtype=float) for values in (one, other)]
     scale = max(math.sqrt(float((values**2).mean())) for values in spectra) or 1.0
     places = [np.arcsinh(values / scale)[None] for values in spectra]
@@ -114,14 +110,14 @@ def spectra_divergence(one: np.ndarray, other: np.ndarray, *, width: float = WID
 
 
 def _grid(places: Sequence[np.ndarray], width: float) -> np.ndarray:
-    """Even points over all places with a margin on either side."""
+    """Return evenly spaced points over all nodes with a margin on either side."""
     low, high = min(x.min() for x in places), max(x.max() for x in places)
     num_points = math.ceil(((high - low) / width + 2 * MARGIN) * POINTS_PER_WIDTH) + 1
     return np.linspace(low - MARGIN * width, high + MARGIN * width, num_points)
 
 
 def _pair(p: SpectralDensity, q: SpectralDensity, width: float, count: int) -> tuple[float, np.ndarray]:
-    """The divergence of two spectra, and those without each of the first `count` probes."""
+    """Return the divergence of two spectra, and its values without each of the first `count` probes."""
     scale = math.sqrt(max(float(p.moments[1]), float(q.moments[1]))) or 1.0
     places = [np.arcsinh(d.nodes / scale) for d in (p, q)]
     grid = _grid(places, width)
@@ -137,7 +133,7 @@ def _pair(p: SpectralDensity, q: SpectralDensity, width: float, count: int) -> t
 
 
 def _without(samples: np.ndarray, exact: bool, i: int) -> np.ndarray:
-    """The mean density of all probes but i."""
+    """Return the mean density of all probes except i."""
     return samples[0] if exact else np.delete(samples, i, axis=0).mean(axis=0)
 
 
@@ -157,6 +153,6 @@ def js_divergence(grid: np.ndarray, p: np.ndarray, q: np.ndarray) -> float:
 
 
 def _relative_entropy(p: np.ndarray, m: np.ndarray) -> np.ndarray:
-    """p log₂(p / m) at each point; zero where p is."""
+    """p log₂(p / m) at each point; zero if p is zero."""
     ratio = np.divide(p, m, out=np.ones_like(p), where=(p > 0) & (m > 0))
     return p * np.log2(ratio)

@@ -1,26 +1,26 @@
 """Trace, Frobenius norm and extreme eigenvalues of one diagonal block, together from a few products.
 
-A block that is small enough is written out: one product per entry, many at a time, and nothing is estimated.
-Of a larger one A (n, n), Lanczos from a random vector gives an orthonormal Q (n, m) with A Q = Q T + β q eᵀ,
-and T (m, m) the ends of the spectrum. With P = I − Q Qᵀ,
+The matrix of a small block is computed exactly, with one product per row. For a larger block A (n, n),
+Lanczos from a random vector gives an orthonormal Q (n, m) with A Q = Q T + β q eᵀ, and T (m, m) gives the
+ends of the spectrum. With P = I − Q Qᵀ,
 
     tr A = tr T + tr(P A P),    ‖A‖² = ‖T‖² + β² + ‖A P‖²,
 
-so only what lies outside Q is left to probes, and a dominating eigenvalue, which would make their samples
-skewed, is taken out (Chen and Hallman 2023). Probes do not depend on Q: both estimates have no bias.
+so probes estimate only the part outside Q. Q contains a dominating eigenvector, which would make the samples
+skewed (Chen and Hallman 2023). Probes do not depend on Q, so both estimates are unbiased.
 
-Both ends of a spectrum from a few Lanczos steps, with bounds that hold 95 times in 100.
+Both ends of a spectrum also follow from a few Lanczos steps, with bounds that hold 95 times in 100.
 
-The largest Ritz value θ of a Krylov space is never above λ_max, and an eigenvalue lies within its residual.
-That it is λ_max itself no residual can say. The random start q can: an eigenvector u of λ > θ has
+The largest Ritz value θ of a Krylov space is never above λ_max, and an eigenvalue lies within its residual. A
+residual cannot show that θ is λ_max itself, but the random start q can: an eigenvector u of λ > θ has
 
     (uᵀ q)² ≤ (Π β / Π (λ − θᵢ))² / (1 + Σ (rᵢ / (λ − θᵢ))²)
 
 over all β and all Ritz values θᵢ with residuals rᵢ (the Christoffel function), which falls as λ moves
-outwards, and a random q has (uᵀ q)² < π p² / 2n with probability at most p. So λ_max is at most the λ where
-the two meet, but for a probability of p, whatever the spectrum.
+outwards, and a random q has (uᵀ q)² < π p² / 2n with probability at most p. So with probability 1 − p, λ_max
+is at most the λ where the two bounds are equal, for any spectrum.
 
-The eigenvalues of an operator that is nothing but rounding, see `rounding`, are said to be zero.
+If an operator is only rounding errors (`is_rounding`), its eigenvalues are reported as zero.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvescope.algorithms.accurate_sums import add_up, is_rounding, length
 from curvescope.algorithms.checks import (
     GIB,
     check_choice,
     check_count,
     check_square,
     check_symmetric,
-    of_one_matrix,
+    fixed_operator,
 )
 from curvescope.algorithms.columns import (
     column_dots,
@@ -51,22 +52,22 @@ from curvescope.algorithms.columns import (
 )
 from curvescope.algorithms.estimates.intervals import (
     CONFIDENCE,
+    MeanSquare,
+    NeighborCosines,
     column_norms,
-    mean_interval,
+    form_interval,
     mean_square,
-    positive_interval,
 )
 from curvescope.algorithms.spectra.krylov import Recurrence
-from curvescope.algorithms.sums import add_up, is_rounding, length
 from curvescope.algorithms.vectors import check_finite, random_vector, vector_bytes
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.core.seeds import Probe
 
-BASIS_GIB = 4  # memory that a basis may take; fewer steps where it would take more
-ROUNDINGS = 16  # of the largest Ritz value: products are not more exact than that
-HALVINGS = 40  # of the interval that the bound is looked for in
+BASIS_GIB = 4  # memory limit of a basis; a larger one gets fewer steps
+ROUNDINGS = 16  # in roundings of the largest Ritz value: accuracy of products
+HALVINGS = 40  # bisections of the interval that contains the bound
 
 
 class Krylov(NamedTuple):
@@ -79,11 +80,12 @@ class Krylov(NamedTuple):
 
 @dataclass(frozen=True)
 class Ends(Result):
-    """The lowest and the highest eigenvalue: there is one within `residuals` of each of `values`.
+    """Estimates of the smallest and the largest eigenvalue: an eigenvalue lies within `residuals` of each of
+    `values`.
 
     λ_min is at most values[0] and at least `low`, λ_max at least values[1] and at most `high`, each at least
-    95 times in 100. All of these agree where the matrix was written out. Where it is nothing but rounding,
-    both values are zero, and the residuals its size.
+    95 times in 100. All of these are equal if the matrix was computed exactly. If it is only rounding errors,
+    both values are zero, and the residuals are its size.
     """
 
     values: np.ndarray  # (2,)
@@ -92,17 +94,17 @@ class Ends(Result):
     high: float
 
 
-@of_one_matrix
+@fixed_operator
 def extreme_ends(op: LinearOperator, *, num_steps: int = 16, seed: int = 0) -> Ends:
-    """Both ends of the spectrum of a symmetric operator, from `num_steps` products."""
+    """Estimate both ends of the spectrum of a symmetric operator from `num_steps` products."""
     check_symmetric(op, "extreme_ends")
     return ritz_ends(krylov_basis(op, num_steps, seed=seed), op)
 
 
 def krylov_basis(op: LinearOperator, num_steps: int, *, seed: int) -> Krylov:
-    """Of m Lanczos steps on a Gaussian vector.
+    """Krylov space of m Lanczos steps on a Gaussian vector.
 
-    There are fewer than `num_steps` where the space is exhausted or the basis would not fit.
+    It takes fewer than `num_steps` steps if the space is exhausted or the basis would not fit.
     """
     check_symmetric(op, "krylov_basis")
     steps = max(1, min(num_steps, op.shape[0], BASIS_GIB * GIB // vector_bytes(op) - 1))
@@ -123,7 +125,7 @@ def krylov_basis(op: LinearOperator, num_steps: int, *, seed: int) -> Krylov:
 
 
 def ritz_ends(krylov: Krylov, op: LinearOperator) -> Ends:
-    """From a Krylov space of an operator."""
+    """Estimate both ends of the spectrum from a Krylov space."""
     T = krylov.T
     theta, S = np.linalg.eigh(T[:-1])
     if is_rounding(T[:-1], krylov.asymmetry):
@@ -138,16 +140,16 @@ def ritz_ends(krylov: Krylov, op: LinearOperator) -> Ends:
 
 
 def zero_ends(values: np.ndarray, op: LinearOperator) -> Ends:
-    """Of eigenvalues that are rounding: zero, up to the largest of them."""
+    """Return the ends for eigenvalues that are only rounding: zero, with the largest of them as the error."""
     size = float(np.abs(values).max())
     return Ends(np.zeros(2), np.full(2, size), 0.0 if op.psd else -size, size)
 
 
 def _bound(theta: np.ndarray, residuals: np.ndarray, beta: np.ndarray, size: int) -> float:
-    """What the largest eigenvalue exceeds with a probability of at most 5 %, for ascending Ritz values."""
+    """Upper bound of the largest eigenvalue with 95 % confidence, from ascending Ritz values."""
     top, unlikely = float(theta[-1]), math.log(math.pi / (2 * size)) + 2 * math.log(1 - CONFIDENCE)
     if beta[-1] == 0:
-        return top  # the space is invariant, and a random vector has a part in all eigenspaces
+        return top  # The space is invariant, and a random start overlaps with all eigenspaces.
 
     def overlooked(step: float) -> bool:
         away = step + (top - theta)
@@ -165,11 +167,11 @@ def _bound(theta: np.ndarray, residuals: np.ndarray, beta: np.ndarray, size: int
 
 @dataclass(frozen=True)
 class OwnProbes(Result):
-    """What products with a block A alone say: its trace and Frobenius norm, without bias, and its ends.
+    """Trace, Frobenius norm (unbiased) and ends of a block, from products with that block alone.
 
-    Each is between its `low` and `high` 95 times in 100, see `intervals`; nan for one probe. All errors of
-    an exact block are zero. A block that is nothing but rounding, see `rounding`, is zero, up to what was
-    found.
+    Each is between its `low` and `high` 95 times in 100, see `intervals`; nan for one probe. All errors of an
+    exact block are zero. A block that is only rounding errors (`is_rounding`) has the value zero, with its
+    size as the error.
     """
 
     trace: float
@@ -189,7 +191,7 @@ class OwnProbes(Result):
     probe: str = "rademacher"
 
 
-@of_one_matrix
+@fixed_operator
 def own_probes(
     op: LinearOperator,
     *,
@@ -201,16 +203,16 @@ def own_probes(
 ) -> OwnProbes:
     """Trace, Frobenius norm and, with Lanczos steps, the ends of the spectrum of a square operator.
 
-    The variance of vᵀ A v is 2 Σ_{i≠j} A_ij² for symmetric A, and 2 ‖A‖_F² for Gaussian v. A probe that is
-    shared with other blocks adds Σ_c ‖A_bc‖² over the rest of the row, so own probes say far more of a block
-    with little curvature, and the trace of a positive semi-definite block cannot come out negative.
+    The variance of vᵀ A v is 2 Σ_{i≠j} A_ij² for symmetric A, and 2 ‖A‖_F² for Gaussian v. A probe shared
+    with other blocks adds Σ_c ‖A_bc‖² over the rest of the row. So separate probes are far more accurate for
+    a block with little curvature, and the estimated trace of a positive semi-definite block is not negative.
 
     Memory: num_steps + 1 vectors, and the probes of one product.
 
     Args:
-        num_steps: of Lanczos, on a symmetric operator; 0 leaves all to the probes.
-        max_exact: operators with at most this many rows are written out, as are those with no more rows
-            than products would be spent on them.
+        num_steps: Lanczos steps, for a symmetric operator; 0 uses probes only.
+        max_exact: Operators with at most this many rows are computed exactly, like those with no more rows
+            than the estimate would take products.
     """
     check_square(op, "own_probes")
     check_count("num_probes", num_probes, at_least=1)
@@ -224,20 +226,20 @@ def own_probes(
         krylov = krylov_basis(op, num_steps, seed=seed)
         Q, T, ends = krylov.Q, krylov.T, ritz_ends(krylov, op)
         zero = is_rounding(T[:-1], krylov.asymmetry)
-    forms, lengths = [], []
+    forms, lengths, cosines = [], [], NeighborCosines(num_probes)
     for V in probe_batches(op, num_probes, seed=seed, kind=probe, first=min(num_steps, 1), what="norm"):
         V = V if Q is None else _outside(V, Q)
         product = op @ V
         forms.append(column_dots(V, product))
         lengths.append(column_norms(product))
-    found = _estimates(
-        op, T, gather_samples(forms), gather_samples(lengths), seed, num_probes + T.shape[1], ends
-    )
+        cosines.add(product, lengths[-1])
+    outer = mean_square(gather_samples(lengths), cosines.gathered())
+    found = _estimates(op, T, gather_samples(forms), outer, seed, num_probes + T.shape[1], ends)
     return replace(_zero(found, op) if zero else found, probe=probe)
 
 
 def _outside(V: Tensor, Q: Tensor) -> Tensor:
-    """The columns (n, k) without their part in the orthonormal rows of Q (m, n)."""
+    """Project columns (n, k) onto the complement of the orthonormal rows of Q (m, n)."""
     return V - Q.T @ add_up(Q @ V)
 
 
@@ -245,17 +247,16 @@ def _estimates(
     op: LinearOperator,
     T: np.ndarray,
     forms: np.ndarray,
-    lengths: np.ndarray,
+    outer: MeanSquare,
     seed: int,
     products: int,
     ends: Ends | None,
 ) -> OwnProbes:
-    """What is known inside, from T (m + 1, m) with β below it, and samples of the rest."""
+    """Combine T (m + 1, m), with β below it, and samples of the rest."""
     inside, size = float(np.trace(T)), length(T)
     rest, trace_stderr = mean_and_stderr(forms)
-    around = positive_interval if op.psd and rest > 0 else mean_interval
-    low, high = around(rest, trace_stderr, len(forms) - 1)
-    outer = mean_square(lengths)
+    positive, degrees = op.psd and float(rest) > 0, len(forms) - 1
+    low, high = form_interval(float(rest), float(trace_stderr), float(outer.root), degrees, positive=positive)
     norm = math.hypot(size, float(outer.root))
     with np.errstate(over="ignore", under="ignore"):
         squares = np.square(size) + outer.samples
@@ -277,8 +278,8 @@ def _estimates(
 
 
 def _zero(found: OwnProbes, op: LinearOperator) -> OwnProbes:
-    """What is said of a block that is nothing but rounding: zero, up to what was found."""
-    size = max(abs(found.trace), abs(found.trace_low), abs(found.trace_high))  # nan does not count
+    """Return the estimate for a block that is only rounding: zero, with the measured size as the error."""
+    size = max(abs(found.trace), abs(found.trace_low), abs(found.trace_high))  # max ignores a later nan
     return replace(
         found,
         trace=0.0,
@@ -293,7 +294,7 @@ def _zero(found: OwnProbes, op: LinearOperator) -> OwnProbes:
 
 
 def _written_out(op: LinearOperator, seed: int) -> OwnProbes:
-    """From the matrix itself."""
+    """Compute the numbers from the matrix itself."""
     A = to_numpy(op.to_dense(chunk=columns_at_once(op)))
     check_finite(A)
     trace, norm = float(np.trace(A)), length(A)

@@ -1,1 +1,1 @@
-"""Numbers from random probes, each with an interval that covers it: traces, diagonals, norms."""
+"""Estimates from random probes, with intervals: traces, diagonals, norms."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.checks import check_choice, check_count, check_square, of_one_matrix
+from curvescope.algorithms.accurate_sums import parts
+from curvescope.algorithms.checks import check_choice, check_count, check_square, fixed_operator
 from curvescope.algorithms.columns import columns_at_once, probe_batches, summing_dtype, to_numpy
 from curvescope.algorithms.estimates.intervals import (
     ENOUGH,
@@ -20,17 +21,15 @@ from curvescope.algorithms.estimates.intervals import (
     student,
 )
 from curvescope.algorithms.estimates.xdiag import leave_one_out
-from curvescope.algorithms.sums import parts
 from curvescope.algorithms.vectors import own_entries
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.core.seeds import Probe
 from curvescope.viz import estimates
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
 Method = Literal["hutchinson", "xdiag", "roots"]
@@ -38,10 +37,11 @@ FEWEST: dict[str, int] = {"hutchinson": 1, "xdiag": 4, "roots": 1}
 
 
 @dataclass(frozen=True)
-class DiagonalEstimate(Result):
+class DiagonalEstimate(Tabular):
     """Diagonal entries with their standard errors over probes (nan for one probe).
 
-    Of a positive semi-definite operator no value is negative: a mean below zero is noise, and the value is 0.
+    For a positive semi-definite operator no value is negative: a mean below zero is noise, and the value is
+    0.
     """
 
     values: Tensor  # (n,) in the operator's dtype and on its device
@@ -51,8 +51,8 @@ class DiagonalEstimate(Result):
     psd: bool = False
     method: str = "hutchinson"
     probe: str = "rademacher"
-    num_samples: int = 0  # that the error is taken over; 0, in results of version 0.1: the products
-    row_norms: Tensor | None = None  # (n,) from few probes of signs, or of XDiag: bounds the intervals
+    num_samples: int = 0  # samples behind the error; 0 in results of version 0.1, which use the products
+    row_norms: Tensor | None = None  # (n,) for few probes of signs, or for XDiag: bounds the intervals
 
     @property
     def is_bound(self) -> bool:
@@ -77,19 +77,17 @@ class DiagonalEstimate(Result):
             low, high = mean_interval(values, stderr, degrees, nonnegative=self.psd, bound=bound)
         return torch.as_tensor(low).to(self.values), torch.as_tensor(high).to(self.values)
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per entry."""
-        import pandas as pd
-
         names, columns = ("value", "stderr", "low", "high"), (self.values, self.stderr, *self.interval)
-        return pd.DataFrame(dict(zip(names, map(to_numpy, columns), strict=True)))
+        return dict(zip(names, map(to_numpy, columns), strict=True))
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Entries from the largest to the smallest."""
         return estimates.entries(ax, to_numpy(self.values), label="diagonal entry")
 
 
-@of_one_matrix
+@fixed_operator
 def diagonal(
     op: LinearOperator,
     *,
@@ -100,21 +98,21 @@ def diagonal(
 ) -> DiagonalEstimate:
     """Diagonal of a square operator from `num_probes` products, or squares, without bias.
 
-    Memory: for the c columns that one product takes (`columns_at_once`) 2c vectors, the probes and what a
-    product returns, whatever the number of probes, two vectors in float64, three for Gaussian probes or fewer
-    than ten of signs, and the result. "xdiag" takes the three vectors of its result, num_probes vectors, and
-    its probes, of a byte each, or Gaussian as they are.
+    Memory: 2c vectors for the c columns of one product (`columns_at_once`), probes and products, for any
+        number of probes; two vectors in float64, or three for Gaussian probes or fewer than ten of signs; and
+        the result. "xdiag" takes the three vectors of its result, num_probes vectors, and its probes: one
+        byte per sign, or full Gaussian vectors.
 
     Args:
         num_probes: number of products; at least 4 for XDiag, which takes an even number.
         method: "hutchinson", Σ v ∘ (A v) over Σ v ∘ v (Bekas, Kokiopoulou and Saad 2007). For one probe of
-            signs the variance of entry i is the sum of squares of the other entries of row i, so a diagonal
-            operator needs one. P Gaussian probes make it that over P − 2: entry i is the slope of a
-            regression of (A v)ᵢ on vᵢ, whose interval is exact. "xdiag" (Epperly, Tropp and Webber 2024)
-            takes the dominant eigenspace out first, see `xdiag`; an operator that is not symmetric needs a
-            transposed product. "roots" takes no products: the mean of squares that an operator with
-            `random_squares` draws itself, as `cs.GGN` does; S of them have a relative error of at most
-            √(2/S) in every entry, whatever the matrix.
+            signs the variance of entry i is the sum of squares of the other entries of row i, so one probe
+            suffices for a diagonal operator. P Gaussian probes divide this by P − 2: entry i is the slope of
+            a regression of (A v)ᵢ on vᵢ, whose interval is exact. "xdiag" (Epperly, Tropp and Webber 2024)
+            removes the dominant eigenspace first, see `xdiag`; an operator that is not symmetric needs a
+            transposed product. "roots" takes no products: it averages squares that an operator with
+            `random_squares`, such as `cs.GGN`, draws itself. S of them have a relative error of at most
+            √(2/S) in every entry, for any matrix.
     """
     check_square(op, "diagonal")
     check_choice("method", method, get_args(Method))
@@ -137,17 +135,17 @@ def diagonal(
 
 
 def _root_mean_square(mean: Tensor, stderr: Tensor, count: int) -> Tensor:
-    """Return that of the samples vᵢ (A v)ᵢ; for signs it estimates the norm of row i."""
+    """Return the root mean square of the samples vᵢ (A v)ᵢ; for signs it estimates the norm of row i."""
     return torch.hypot(mean, math.sqrt(count - 1) * stderr)
 
 
 def _of(op: LinearOperator, values: Tensor) -> Tensor:
-    """In the operator's dtype, without noise below zero if there cannot be anything else."""
+    """Cast to the operator's dtype, and clip noise below zero if the operator is PSD."""
     return (values.clamp_(min=0.0) if op.psd else values).to(op.dtype)
 
 
 def _xdiag(op: LinearOperator, count: int, kind: Probe, seed: int) -> DiagonalEstimate:
-    """As many products as rows write the operator out."""
+    """Estimate the diagonal by XDiag; with as many products as rows, compute it exactly."""
     if count >= op.shape[0]:
         values = own_entries(op, op.to_dense(chunk=columns_at_once(op)).diagonal()).clone()
         products, stderr, row_norms = op.shape[0], torch.zeros_like(values), None
@@ -158,22 +156,22 @@ def _xdiag(op: LinearOperator, count: int, kind: Probe, seed: int) -> DiagonalEs
 
 
 def _products(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Iterator[Tensor]:
-    """v ∘ (A v) for signs v, columns (n, c)."""
+    """Yield v ∘ (A v) for signs v, in columns (n, c)."""
     for V in probe_batches(op, num_probes, seed=seed, kind=kind, what="diagonal"):
         yield V.mul_(op @ V)
 
 
 def _drawn(op: LinearOperator, count: int, kind: Probe, seed: int) -> Iterator[Tensor]:
-    """What the operator draws, columns (n, c)."""
+    """Return the operator's random squares, in columns (n, c)."""
     squares = getattr(op, "random_squares", None)
     if squares is None:
-        raise UsageError(f"{op!r} draws no squares, which method='roots' needs", hint="cs.GGN does")
+        raise UsageError(f"{op!r} has no random_squares, which method='roots' needs", hint="cs.GGN does")
     width = min(columns_at_once(op), count)
     return track(squares(count, probe=kind, seed=seed, at_once=width), "diagonal", total=-(-count // width))
 
 
 def _mean(op: LinearOperator, samples: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
-    """The mean of columns of samples and its standard error, (n,) each; nan for a single one."""
+    """Return the mean of columns of samples and its standard error, (n,) each; nan for a single column."""
     wide = summing_dtype(op.device)
     mean = torch.zeros(op.local_shape[0], dtype=wide, device=op.device)
     squares = torch.zeros_like(mean)  # sum of squared deviations from the mean
@@ -189,7 +187,7 @@ def _mean(op: LinearOperator, samples: Iterator[Tensor]) -> tuple[Tensor, Tensor
 
 
 def _slopes(op: LinearOperator, num_probes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Slope of (A v)ᵢ on vᵢ over Gaussian v and its standard error, (n,) each; nan for a single v."""
+    """Return the slope of (A v)ᵢ on vᵢ over Gaussian v and its standard error, (n,) each; nan for one v."""
     wide = summing_dtype(op.device)
     slope, rest, weight = (torch.zeros(op.local_shape[0], dtype=wide, device=op.device) for _ in range(3))
     scale = 0.0
@@ -206,7 +204,9 @@ def _slopes(op: LinearOperator, num_probes: int, seed: int) -> tuple[Tensor, Ten
 
 
 def _fit(slope: Tensor, rest: Tensor, weight: Tensor, x: Tensor, y: Tensor) -> None:
-    """Add one point (x, y) to a line through the origin: its slope, Σ (y − slope x)² and Σ x², in place."""
+    """Add a point (x, y) to the fit of a line through the origin: update slope, Σ (y − slope x)² and Σ x² in
+    place.
+    """
     off, before = y - slope * x, weight.clone()
     weight += x**2
     slope += off * x / weight

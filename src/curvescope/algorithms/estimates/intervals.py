@@ -1,22 +1,21 @@
-"""Intervals that cover the truth 95 times in 100: of means over a few random probes.
+"""Intervals of means over a few random probes, which cover the true value 95 times in 100.
 
 `stderr` in a result is always the standard error, s/√P over P probes. `low` and `high` are the ends of the
-interval that is stated, and they are wider than two standard errors when the probes are few:
+stated interval, which is wider than two standard errors if there are few probes:
 
 - means of any sign: mean ± t · stderr, with Student's quantile t for P − 1 degrees of freedom;
 - means of samples that cannot be negative (‖A v‖², or vᵀ A v of a positive semi-definite A). These are
-  sums of squares with weights, Σ wᵢ zᵢ², so their skewness is at least twice their coefficient of variation,
-  as if Gamma distributed, and more where one weight dominates. With h = t · stderr / mean the interval is
-  from mean · (1 + h/3)⁻³, which is Student's on the scale mean^(−1/3) where the skewness of Gamma
-  samples cancels, to mean · exp(h + h min(h, 1) / 2), which is longer than that for the sake of
-  dominating weights;
+  weighted sums of squares, Σ wᵢ zᵢ². Their skewness is at least twice their coefficient of variation, as for
+  a Gamma distribution, and more if one weight dominates. With h = t · stderr / mean the interval is from mean
+  · (1 + h/3)⁻³, which is Student's on the scale mean^(−1/3) where the skewness of Gamma samples cancels, to
+  mean · exp(h + h min(h, 1) / 2), which is longer to allow for dominating weights;
 - means that cannot be negative from samples that can (a block of such an A from probes shared with other
-  blocks): the mean is moved to zero if it is below, and so is the low end.
+  blocks): a negative mean is replaced by zero, and so is a negative low end.
 
-The scatter of fewer than ten samples (`ENOUGH`) misleads. One large eigenvalue makes the samples skewed. One
-dominating pair of entries gives them two values, so that all are often equal. The products A v give an
-upper bound of the variance that needs no mean. Few samples therefore give a bound instead, which is never
-narrower than the interval above and holds more often:
+The scatter of fewer than ten samples (`ENOUGH`) is not reliable. One large eigenvalue makes the samples
+skewed. One dominating pair of entries gives them only two values, so all are often equal. The products A v
+give an upper bound of the variance that needs no mean. Few samples therefore give a bound instead, which is
+never narrower than the interval above and holds more often:
 
 - vᵀ A v has a variance of at most 2 ‖A‖_F², and E ‖A v‖² = ‖A‖_F². The half width is at least t √(2/P) times
   the root mean square of ‖A v‖ (`form_interval`). More samples use this bound if it is at most three times
@@ -24,17 +23,17 @@ narrower than the interval above and holds more often:
 - ‖A v‖² has a variance of at most 2 ‖AᵀA‖_F², and E ((A v)ᵀ A w)² = ‖AᵀA‖_F² for two independent probes. The
   half width is at least t √(2/P) times the root mean square of (A v)ᵀ A w over neighboring probes.
 - entry i of v ∘ (A v) has a variance of at most the squared norm of row i, which is E (A v)ᵢ². The half width
-  is at least t/√P times the root mean square of (A v)ᵢ, for XDiag at most what its sketch leaves. Few signs
-  cannot tell a large diagonal entry from a large one beside it, so that this is wide for a matrix that is
-  nearly diagonal; Gaussian probes can, and need no bound.
+  is at least t/√P times the root mean square of (A v)ᵢ, for XDiag at most the norm outside its sketch. Few
+  signs cannot distinguish a large diagonal entry from a large off-diagonal one in the same row, so the
+  interval is wide for a nearly diagonal matrix. Gaussian probes can, and need no bound.
 
-No bound helps if every probe of signs misses the matrix. P probes miss (e₁ + e₂)(e₁ + e₂)ᵀ with probability
+The bounds fail if every probe of signs misses the matrix. P probes miss (e₁ + e₂)(e₁ + e₂)ᵀ with probability
 2^(−P), so that intervals from two or three probes hold less often there.
 
 A median lies between order statistics (`median_interval`). One probe says nothing about its error: both ends
-are nan. How often they hold: benchmarks/coverage.py.
+are nan. benchmarks/coverage.py measures how often the intervals hold.
 
-How sure a number is that is made of a few samples: leave out one after the other.
+The jackknife gives the error of a number computed from a few samples by leaving out each sample in turn.
 
 With J the number from P samples, J_i that without sample i and J̄ the mean of these,
 
@@ -42,9 +41,9 @@ With J the number from P samples, J_i that without sample i and J̄ the mean of 
 
 Frobenius norms from random probes, E ‖A v‖² = ‖A‖_F², at any scale of A.
 
-Squares leave the range of numbers long before A does: those of a float32 product of size 1e-30 are zero.
-So lengths are taken of products that are scaled by a power of two, which changes no digit, and averaged
-relative to the largest.
+Squares overflow or underflow long before A does: those of a float32 product of size 1e-30 are zero. So
+products are scaled by a power of two, which is exact, before their lengths are computed, and lengths are
+averaged relative to the largest.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.columns import mean_and_stderr
-from curvescope.algorithms.sums import DotSum, chunks
-from curvescope.core.ranks.spread import current
+from curvescope.algorithms.accurate_sums import DotSum, chunks, column_dots
+from curvescope.algorithms.columns import gather_samples, mean_and_stderr
+from curvescope.core.ranks.shard_layout import current
 
-FEW = 6  # equal samples below which an interval is not known
+FEW = 6  # with fewer samples that are all equal, the interval is unknown
 ENOUGH = 10  # samples from which their own scatter gives the interval
-SKEWED = 3.0  # half widths up to which the bound from norms says that one eigenvalue dominates
+SKEWED = 3.0  # one eigenvalue dominates if the bound from norms is at most so many half widths
 CONFIDENCE = 0.95
 
 
@@ -104,7 +103,7 @@ def form_interval(
     nonnegative: bool = False,
     positive: bool = False,
 ) -> tuple[float, float]:
-    """Interval of the mean of forms vᵀ A v, at least as long as Student's; few forms give a bound.
+    """Return the interval of a mean of forms vᵀ A v, at least as long as Student's; few forms give a bound.
 
     Args:
         norm: root mean square of ‖A v‖ over the same probes.
@@ -123,10 +122,11 @@ def form_interval(
 
 
 def median_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The k-th smallest and the k-th largest of (n,) values: a median of any law lies between them.
+    """Return the k-th smallest and k-th largest of (n,) values; the median of any distribution lies between
+    them.
 
     Each value is below the median with probability ½, so that it is missed on either side with P(B < k), B
-    binomial (n, ½); k is the largest with 2 P(B < k) ≤ 1 − confidence. nan where there is none: n < 6.
+    binomial (n, ½); k is the largest with 2 P(B < k) ≤ 1 − confidence. nan if there is no such k: n < 6.
     """
     ordered, count, k, missed = np.sort(values), len(values), 0, 1
     while 2 * missed <= (1 - confidence) * 2**count:  # missed: 2ⁿ P(B ≤ k)
@@ -153,18 +153,16 @@ def positive_interval(
 
 
 def may_be_largest(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> list[int]:
-    """Places of the numbers that may be the largest, by size: their intervals reach that of the largest.
-
-    An interval that is not known reaches everything.
+    """Return the positions of values that may be the largest, by size: their intervals overlap that of the
+    largest. An unknown interval overlaps every other.
     """
     order = np.argsort(-values, kind="stable").tolist()
     return [i for i in order if i == order[0] or not high[i] < low[order[0]]]
 
 
 def _half_width(stderr: np.ndarray, size: np.ndarray, degrees: int) -> np.ndarray:
-    """t · stderr; nan where fewer than six probes agree to the last digits, which may well be chance.
-
-    A form that takes two values equally often has m equal samples with probability 2^(1 − m).
+    """t · stderr; nan if fewer than six probes agree to the last digits, which may be chance. A form with two
+    equally likely values has m equal samples with probability 2^(1 − m).
     """
     half = student(degrees) * stderr
     equal = (stderr <= 1e-12 * np.abs(size)) & (size != 0)
@@ -174,7 +172,7 @@ def _half_width(stderr: np.ndarray, size: np.ndarray, degrees: int) -> np.ndarra
 def jackknife(value: np.ndarray | float, without: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Standard error and bias of `value` from the values without each sample, along the first axis.
 
-    One sample says nothing: both are nan.
+    For one sample both are nan.
     """
     count = without.shape[0]
     mean = without.mean(axis=0)
@@ -187,7 +185,7 @@ def jackknife(value: np.ndarray | float, without: np.ndarray) -> tuple[np.ndarra
 def ratio_of_norms(top: np.ndarray, bottom: np.ndarray) -> tuple[float, float]:
     """√(Σ top / Σ bottom) over samples of two squared norms from the same probes, (P,) each, and its error.
 
-    Where the bottom is zero there is no ratio: nan.
+    The ratio is nan if the bottom is zero.
     """
     if not bottom.sum() > 0:
         return float("nan"), float("nan")
@@ -199,7 +197,7 @@ def ratio_of_norms(top: np.ndarray, bottom: np.ndarray) -> tuple[float, float]:
     return value, float(jackknife(value, without)[0])
 
 
-SAFE = {torch.float64: 120, torch.float32: 14}  # decades around one where squares are normal numbers
+SAFE = {torch.float64: 120, torch.float32: 14}  # decades around one in which squares are normal numbers
 
 
 class MeanSquare(NamedTuple):
@@ -209,7 +207,7 @@ class MeanSquare(NamedTuple):
     root_stderr: np.ndarray  # to first order
     low: np.ndarray  # of the root
     high: np.ndarray
-    squared: np.ndarray  # zero or infinite where the range of float64 ends
+    squared: np.ndarray  # zero or infinite if outside the range of float64
     squared_stderr: np.ndarray
     samples: np.ndarray  # the squares, likewise
 
@@ -223,7 +221,7 @@ def column_norms(X: Tensor) -> Tensor:
 
 
 def safe_scale(X: Tensor) -> float:
-    """A power of two that brings the largest entry near one; 1 if squares are safe as they are."""
+    """Return a power of two that scales the largest entry to about one; 1 if squares are in range anyway."""
     ends, dtype, spread = X.aminmax() if X.numel() else (), X.dtype, current()
     largest = max((abs(float(end)) for end in ends), default=0.0)
     largest = largest if spread is None else spread.largest(largest, X.device)
@@ -231,6 +229,32 @@ def safe_scale(X: Tensor) -> float:
         return 1.0
     most = 1000 if dtype == torch.float64 else 120
     return 2.0 ** max(-most, min(most, -math.frexp(largest)[1]))
+
+
+class NeighborCosines:
+    """Cosines between neighboring columns of products that arrive in batches; input of `mean_square`.
+
+    Args:
+        count: Total number of columns. From `ENOUGH` on nothing is stored.
+    """
+
+    def __init__(self, count: int):
+        self._wanted, self._cosines = count < ENOUGH, list[Tensor]()
+        self._last: Tensor | None = None
+
+    def add(self, product: Tensor, lengths: Tensor) -> None:
+        """Take the next columns (m, k) and their lengths (k,)."""
+        if not self._wanted:
+            return
+        for column, length in zip(product.T, lengths.tolist(), strict=True):
+            unit = column[:, None] / max(length, torch.finfo(product.dtype).tiny)
+            if self._last is not None:
+                self._cosines.append(column_dots(self._last, unit))
+            self._last = unit
+
+    def gathered(self) -> np.ndarray | None:
+        """Return all cosines, (count − 1,); None from `ENOUGH` columns on."""
+        return gather_samples(self._cosines) if self._cosines else None
 
 
 def mean_square(lengths: np.ndarray, cosines: np.ndarray | None = None) -> MeanSquare:

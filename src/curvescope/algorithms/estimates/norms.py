@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -13,24 +13,23 @@ from curvescope.algorithms.checks import (
     check_choice,
     check_count,
     check_operator,
-    of_one_matrix,
+    fixed_operator,
     relative_tolerance,
 )
-from curvescope.algorithms.columns import column_dots, gather_samples, norms, probe_batches
-from curvescope.algorithms.estimates.intervals import ENOUGH, column_norms, mean_square
+from curvescope.algorithms.columns import gather_samples, norms, probe_batches
+from curvescope.algorithms.estimates.intervals import ENOUGH, NeighborCosines, column_norms, mean_square
 from curvescope.algorithms.spectra.lanczos import eigsh
 from curvescope.core.operator import FunctionOperator, LinearOperator
-from curvescope.core.result import Result
+from curvescope.core.result import Result, Tabular
 from curvescope.core.seeds import Probe
 from curvescope.viz import estimates
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
-class FrobeniusNorm(Result):
+class FrobeniusNorm(Tabular):
     """Frobenius norm from random probes; `squared` is the estimate without bias.
 
     The norm lies between `low` and `high` 95 times in 100, see `intervals`; nan for one probe. If `is_bound`,
@@ -54,11 +53,9 @@ class FrobeniusNorm(Result):
         """True if fewer than ten probes were drawn, so that `low` and `high` are a bound."""
         return len(self.samples) < ENOUGH
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per sample."""
-        import pandas as pd
-
-        return pd.DataFrame({"sample": np.arange(1, len(self.samples) + 1), "squared": self.samples})
+        return {"sample": np.arange(1, len(self.samples) + 1), "squared": self.samples}
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Samples, their mean and its 95 % interval."""
@@ -77,7 +74,7 @@ class SpectralNorm(Result):
     seed: int
 
 
-@of_one_matrix
+@fixed_operator
 def frobenius_norm(
     op: LinearOperator, *, num_probes: int = 32, probe: Probe = "rademacher", seed: int = 0
 ) -> FrobeniusNorm:
@@ -90,18 +87,13 @@ def frobenius_norm(
     check_count("num_probes", num_probes, at_least=1)
     check_choice("probe", probe, get_args(Probe))
     batches = probe_batches(op, num_probes, seed=seed, kind=probe, what="Frobenius norm")
-    lengths, cosines, last = [], [], None
+    lengths, cosines = [], NeighborCosines(num_probes)
     for V in batches:
         product = op @ V
         lengths.append(column_norms(product))
-        if num_probes < ENOUGH:
-            for column, length in zip(product.T, lengths[-1].tolist(), strict=True):
-                unit = column[:, None] / max(length, torch.finfo(product.dtype).tiny)
-                if last is not None:
-                    cosines.append(column_dots(last, unit))
-                last = unit
-        del product  # before the next one is made
-    found = mean_square(gather_samples(lengths), gather_samples(cosines) if cosines else None)
+        cosines.add(product, lengths[-1])
+        del product  # free it before the next product
+    found = mean_square(gather_samples(lengths), cosines.gathered())
     return FrobeniusNorm(
         value=float(found.root),
         stderr=float(found.root_stderr),
@@ -116,7 +108,7 @@ def frobenius_norm(
     )
 
 
-@of_one_matrix
+@fixed_operator
 def spectral_norm(
     op: LinearOperator, *, tol: float | None = None, max_products: int | None = None, seed: int = 0
 ) -> SpectralNorm:

@@ -1,10 +1,10 @@
-"""Rank correlations with intervals: Spearman's ρ, over what is independent.
+"""Rank correlations (Spearman's ρ) with intervals that respect groups of dependent rows.
 
-ρ is the correlation of ranks: 1 where y grows with x, whatever the curve. Rows of one group (checkpoints of
-one block) depend on each other, so groups are drawn with replacement, whole. The bootstrap alone is too sure
-of few rows: n rows in one order are in that order in every draw. So its interval is joined with Fisher's,
-atanh ρ ± 1.96 √((1 + ρ²/2) / (n − 3)) (Bonett & Wright 2000), n the number of groups, with ρ no nearer to
-±1 than half a step of it, 6 / (n³ − n). Fewer than six groups have no interval at all.
+ρ is the correlation of ranks: 1 if y increases with x. Rows of one group (checkpoints of one block) depend on
+each other, so the bootstrap draws whole groups with replacement. The bootstrap alone gives too short
+intervals for few rows: if n rows are in perfect order, so is every draw. So its interval is joined with
+Fisher's, atanh ρ ± 1.96 √((1 + ρ²/2) / (n − 3)) (Bonett & Wright 2000), where n is the number of groups and
+|ρ| is at most 1 minus half a step of ρ, 6 / (n³ − n). Fewer than six groups have no interval.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import numpy as np
 from curvescope.algorithms.estimates.intervals import student
 from curvescope.core.result import Result
 
-ORDERED = 3  # values that can be in an order by more than a coin's throw
-FEWEST = 6  # groups that an interval is made of
+ORDERED = 3  # fewest values whose order is not a coin toss
+FEWEST = 6  # fewest groups for an interval
 ENDS = (0.025, 0.975)
 Ends = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Correlation(Result):
-    """Spearman's ρ and its 95 % interval; nan where there is nothing to be ranked, or too little."""
+    """Spearman's ρ and its 95 % interval; nan if there are too few rows, or no variation."""
 
     value: float
     low: float
     high: float
     count: int  # rows
-    groups: int  # that are drawn
+    groups: int  # groups drawn by the bootstrap
 
     @property
     def words(self) -> str:
@@ -42,7 +42,9 @@ class Correlation(Result):
 def rank_correlation(
     x: np.ndarray, y: np.ndarray, *, groups: np.ndarray | None = None, draws: int = 1000, seed: int = 0
 ) -> Correlation:
-    """ρ of x and y (R,) each; rows with the same number in `groups`, of one size, are drawn together."""
+    """ρ of x and y (R,) each; rows with the same number in `groups` are drawn together. Groups have equal
+    size.
+    """
     rows = _rows(np.arange(len(x)) if groups is None else groups)
     some, value = _draws(rows, draws, seed), float(spearman(x, y))
     ends = _joined(_quantiles(spearman(x[some], y[some])), _fisher(value, len(rows)))
@@ -50,10 +52,11 @@ def rank_correlation(
 
 
 def mean_within(x: np.ndarray, y: np.ndarray, *, groups: np.ndarray) -> Correlation:
-    """The mean over groups of ρ inside each, so that differences between groups do not count.
+    """Mean over groups of ρ inside each group, so that differences between groups have no effect.
 
-    The interval is Student's over the groups, joined with that of the groups and two more, at −1 and at 1:
-    groups that all agree are no certainty (the rule of Agresti & Coull 1998 for shares).
+    The interval is Student's over the groups, joined with the one for two additional groups at −1 and 1. So
+    agreement of all groups does not give an interval of length zero (as in Agresti & Coull 1998 for
+    proportions).
     """
     rows = _rows(groups)
     each = np.asarray(spearman(x[rows], y[rows]))
@@ -67,10 +70,10 @@ def mean_within(x: np.ndarray, y: np.ndarray, *, groups: np.ndarray) -> Correlat
 def difference(
     x: np.ndarray, other: np.ndarray, y: np.ndarray, *, draws: int = 1000, seed: int = 0
 ) -> Correlation:
-    """ρ(x, y) − ρ(other, y), both of the same draws.
+    """ρ(x, y) − ρ(other, y), both from the same draws.
 
-    Fisher's intervals of the two make one of the difference (Zou 2007), given how the draws of one ρ go with
-    those of the other.
+    Fisher's intervals of the two give one for the difference (Zou 2007), with the correlation between the
+    draws of both.
     """
     some = _draws(np.arange(len(x))[:, None], draws, seed)
     one, two = spearman(x[some], y[some]), spearman(other[some], y[some])
@@ -82,7 +85,7 @@ def difference(
 def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The correlation of ranks along the last axis, equal values sharing theirs: (…, R) to (…).
 
-    nan where one side does not vary, or for fewer than three values.
+    nan if one side does not vary, or for fewer than three values.
     """
     from scipy.stats import rankdata
 
@@ -95,18 +98,18 @@ def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _rows(groups: np.ndarray) -> np.ndarray:
-    """Rows of each group, (groups, rows of one)."""
+    """Return the rows of each group, (groups, rows per group)."""
     return np.stack([np.flatnonzero(groups == g) for g in np.unique(groups)])
 
 
 def _draws(rows: np.ndarray, draws: int, seed: int) -> np.ndarray:
-    """Rows of groups that were drawn with replacement, (draws, rows of all)."""
+    """Return the rows of groups drawn with replacement, (draws, rows)."""
     source = np.random.default_rng(seed & 0xFFFFFFFF)
     return rows[source.integers(0, len(rows), (draws, len(rows)))].reshape(draws, -1)
 
 
 def _quantiles(samples: np.ndarray) -> Ends:
-    """Of what was drawn; nan where half of it or more is nothing that can be ranked."""
+    """Return the quantiles of the samples; nan if half of them or more cannot be ranked."""
     known = samples[np.isfinite(samples)]
     if 2 * len(known) <= len(samples):
         return math.nan, math.nan
@@ -115,7 +118,7 @@ def _quantiles(samples: np.ndarray) -> Ends:
 
 
 def _fisher(value: float, count: int) -> Ends:
-    """The interval of ρ over `count` rows; it holds the value, be that 1."""
+    """Return Fisher's interval of ρ over `count` rows; it contains the value, also if that is 1."""
     if count < FEWEST:
         return math.nan, math.nan
     most = 1 - 6 / (count**3 - count)
@@ -126,7 +129,7 @@ def _fisher(value: float, count: int) -> Ends:
 
 
 def _zou(a: float, b: float, count: int, together: float) -> Ends:
-    """The interval of a − b from those of a and b, whose estimates have the correlation `together`."""
+    """Return the interval of a − b from those of a and b, whose estimates have the correlation `together`."""
     (low, high), (low_b, high_b) = _fisher(a, count), _fisher(b, count)
 
     def length(p: float, q: float) -> float:
@@ -136,7 +139,7 @@ def _zou(a: float, b: float, count: int, together: float) -> Ends:
 
 
 def _together(one: np.ndarray, two: np.ndarray) -> float:
-    """The correlation of two rows of draws; 0 where one does not vary."""
+    """Return the correlation of two rows of draws; 0 if one does not vary."""
     known = np.isfinite(one) & np.isfinite(two)
     a, b = (row[known] - row[known].mean() if known.any() else np.zeros(1) for row in (one, two))
     size = math.sqrt(float(a @ a) * float(b @ b))
@@ -144,14 +147,14 @@ def _together(one: np.ndarray, two: np.ndarray) -> float:
 
 
 def _student(values: np.ndarray) -> Ends:
-    """Of the mean of (n,) values."""
+    """Interval of the mean of (n,) values."""
     count, mean = len(values), float(values.mean())
     half = student(count - 1) * float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
     return mean - half, mean + half
 
 
 def _joined(one: Ends, other: Ends) -> Ends:
-    """From the lower of the low ends to the higher of the high ones; nan where one of the two is."""
+    """Union of two intervals; nan if one of them is nan."""
     return float(np.minimum(one[0], other[0])), float(np.maximum(one[1], other[1]))
 
 

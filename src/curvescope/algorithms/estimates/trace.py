@@ -1,17 +1,18 @@
-"""Traces from random probes: Hutchinson, Hutch++ and XTrace, each with an interval that covers the truth."""
+"""Traces from random probes: Hutchinson, Hutch++ and XTrace, each with an interval."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.checks import check_choice, check_count, check_slices, check_square, of_one_matrix
+from curvescope.algorithms.accurate_sums import add_up
+from curvescope.algorithms.checks import check_choice, check_count, check_slices, check_square, fixed_operator
 from curvescope.algorithms.columns import (
     column_blocks,
     column_dots,
@@ -29,14 +30,12 @@ from curvescope.algorithms.estimates.intervals import (
     mean_square,
 )
 from curvescope.algorithms.estimates.xtrace import leave_one_out, range_sketch, small_matrices
-from curvescope.algorithms.sums import add_up
 from curvescope.core.operator import LinearOperator
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.core.seeds import Probe
 from curvescope.viz import blocks, estimates
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
 Method = Literal["hutchinson", "hutch++", "xtrace"]
@@ -44,7 +43,7 @@ FEWEST: dict[str, int] = {"hutchinson": 1, "hutch++": 6, "xtrace": 4}
 
 
 @dataclass(frozen=True)
-class TraceEstimate(Result):
+class TraceEstimate(Tabular):
     """Trace of an operator: the mean of `samples`, with its standard error (nan for one sample).
 
     The truth lies between `low` and `high` 95 times in 100, see `intervals`; nan for one sample. If
@@ -53,7 +52,7 @@ class TraceEstimate(Result):
 
     value: float
     stderr: float
-    samples: np.ndarray  # one for each probe that the error is taken over
+    samples: np.ndarray  # one per probe that enters the error
     num_products: int
     method: str
     probe: str
@@ -66,11 +65,9 @@ class TraceEstimate(Result):
         """True if fewer than ten samples scatter, so that `low` and `high` are a bound."""
         return len(self.samples) < ENOUGH and self.stderr != 0
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per sample."""
-        import pandas as pd
-
-        return pd.DataFrame({"sample": np.arange(1, len(self.samples) + 1), "trace": self.samples})
+        return {"sample": np.arange(1, len(self.samples) + 1), "trace": self.samples}
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Samples, their mean and its 95 % interval."""
@@ -78,10 +75,11 @@ class TraceEstimate(Result):
 
 
 @dataclass(frozen=True)
-class BlockTraces(Result):
+class BlockTraces(Tabular):
     """Traces of diagonal blocks, all from the same probes.
 
-    Of a positive semi-definite operator no value is negative: a mean below zero is noise, and the value is 0.
+    For a positive semi-definite operator no value is negative: a mean below zero is noise, and the value is
+    0.
     """
 
     names: list[str]  # B blocks
@@ -94,6 +92,7 @@ class BlockTraces(Result):
     high: np.ndarray | None = None
     psd: bool = False  # samples below zero are noise
     probe: str = "rademacher"
+    lengths: np.ndarray | None = None  # (B,) root mean square of ‖(A v)_b‖; None in results of version 0.1
 
     @property
     def noise(self) -> np.ndarray:
@@ -102,6 +101,11 @@ class BlockTraces(Result):
         with np.errstate(divide="ignore", invalid="ignore"):
             share = (high - low) / 2 / np.abs(self.values)
         return np.where(np.isnan(share), np.where(high > low, 1.0, 0.0), np.minimum(share, 1.0))
+
+    @property
+    def is_bound(self) -> bool:
+        """True if fewer than ten probes were drawn, so that `low` and `high` are a bound."""
+        return len(self.samples) < ENOUGH
 
     @property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
@@ -115,27 +119,27 @@ class BlockTraces(Result):
         """The trace of all blocks together, summed probe by probe."""
         samples = self.samples.sum(axis=1)
         mean, stderr = mean_and_stderr(samples)
-        low, high = mean_interval(mean, stderr, len(samples) - 1, nonnegative=self.psd)
+        length = 0.0 if self.lengths is None else math.hypot(*self.lengths)
+        degrees = len(samples) - 1
+        low, high = form_interval(float(mean), float(stderr), length, degrees, nonnegative=self.psd)
         value = max(float(mean), 0.0) if self.psd else float(mean)
-        ends = {"low": float(low), "high": float(high)}
+        ends = {"low": low, "high": high}
         return TraceEstimate(
             value, float(stderr), samples, self.num_products, "hutchinson", self.probe, self.seed, **ends
         )
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per block."""
-        import pandas as pd
-
         low, high = self.interval
         columns = {"block": self.names, "trace": self.values, "stderr": self.stderr}
-        return pd.DataFrame({**columns, "low": low, "high": high})
+        return {**columns, "low": low, "high": high}
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Trace of every block with its 95 % interval, on a logarithmic scale with both signs."""
         return blocks.bars(ax, self.names, {"trace": (self.values, *self.interval)}, label="trace")
 
 
-@of_one_matrix
+@fixed_operator
 def trace(
     op: LinearOperator,
     *,
@@ -158,8 +162,8 @@ def trace(
             Hutch++ with probe i left out of the sketch and used outside of it. The error of Hutch++ is
             that of its part outside, over num_probes // 3 probes or a few more. The leave-one-out estimates
             of XTrace depend on each other, which its error allows for, see `xtrace`.
-        probe: signs, or Gaussian: these have the larger variance, 2 ‖A‖_F², and where one eigenvalue of an
-            indefinite operator dominates, samples so skewed that intervals hold less often.
+        probe: Signs, or Gaussian. Gaussian probes have the larger variance, 2 ‖A‖_F². If one eigenvalue of an
+            indefinite operator dominates, their samples are so skewed that intervals hold less often.
     """
     check_square(op, "trace")
     check_choice("method", method, get_args(Method))
@@ -179,7 +183,7 @@ def accurate_trace(
     """Hutchinson's trace from as many probes as make half its interval at most `accuracy` times the value.
 
     The number of probes is doubled until the interval is narrow enough or `most` probes are drawn; earlier
-    probes are kept. An operator of at most `most` rows is written out instead, and its trace is exact.
+    probes are reused. For an operator of at most `most` rows the trace is computed exactly instead.
     """
     check_square(op, "accurate_trace")
     check_count("fewest", fewest, at_least=1)
@@ -196,7 +200,7 @@ def accurate_trace(
         count = min(2 * count, most)
 
 
-@of_one_matrix
+@fixed_operator
 def block_traces(
     op: LinearOperator,
     slices: Mapping[str, slice] | None = None,
@@ -214,16 +218,20 @@ def block_traces(
     check_count("num_probes", num_probes, at_least=1)
     check_choice("probe", probe, get_args(Probe))
     op, blocks = check_slices(op, slices)
-    pieces = []
+    pieces, sizes = [], []
     for V in probe_batches(op, num_probes, seed=seed, kind=probe, what="block traces"):
         product = op @ V
         pieces.append(torch.stack([column_dots(V[rows], product[rows]) for rows in blocks.values()], dim=1))
-    samples = gather_samples(pieces)
+        sizes.append(torch.stack([column_norms(product[rows]) for rows in blocks.values()], dim=1))
+    samples, lengths = gather_samples(pieces), mean_square(gather_samples(sizes)).root
     values, stderr = mean_and_stderr(samples)
-    low, high = mean_interval(values, stderr, num_probes - 1, nonnegative=op.psd)
+    each = zip(values.tolist(), stderr.tolist(), lengths.tolist(), strict=True)
+    ends = [form_interval(*numbers, num_probes - 1, nonnegative=op.psd) for numbers in each]
+    low, high = np.array(ends).reshape(-1, 2).T
     if op.psd:
         values = np.maximum(values, 0.0)
-    return BlockTraces(list(blocks), values, stderr, samples, num_probes, seed, low, high, op.psd, probe)
+    found = (values, stderr, samples, num_probes, seed, low, high, op.psd, probe, lengths)
+    return BlockTraces(list(blocks), *found)
 
 
 def _forms(
@@ -257,14 +265,14 @@ def _hutchinson(
 
 
 def _exact(op: LinearOperator, count: int, method: Method, kind: Probe, seed: int) -> TraceEstimate:
-    """Trace of the operator written out, as `count` equal samples."""
+    """Compute the trace exactly from the full matrix, as `count` equal samples."""
     n, value = op.shape[0], float(np.trace(to_numpy(op.to_dense(chunk=columns_at_once(op)))))
     return TraceEstimate(value, 0.0, np.full(count, value), n, method, kind, seed, low=value, high=value)
 
 
 def _hutch_plus_plus(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> TraceEstimate:
     """tr(Qᵀ A Q), and gᵀ P A P g for each outer probe g, with P = I − Q Qᵀ and Q = orth(A S)."""
-    if num_probes >= op.shape[0]:  # signs of few entries coincide, and would look like certainty
+    if num_probes >= op.shape[0]:  # sign vectors with few entries coincide, which would look like certainty
         return _exact(op, num_probes // 3, "hutch++", kind, seed)
     count = num_probes // 3
     outer = num_probes - 2 * count
@@ -280,7 +288,9 @@ def _hutch_plus_plus(op: LinearOperator, num_probes: int, kind: Probe, seed: int
 
 
 def _xtrace(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> TraceEstimate:
-    """From Y = A Ω = Q R and A Q, see `xtrace`; as many products as rows write the operator out."""
+    """Estimate the trace from Y = A Ω = Q R and A Q, see `xtrace`; exactly if there are as many products as
+    rows.
+    """
     count = num_probes // 2
     if count >= op.shape[0]:
         return _exact(op, count, "xtrace", kind, seed)
@@ -289,7 +299,7 @@ def _xtrace(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Trac
     samples, stderr, norm = leave_one_out(*small_matrices(op, sketch, kind, seed), eps=eps)
     samples, stderr, norm = samples / sketch.scale, stderr / sketch.scale, norm / sketch.scale
     mean = samples.mean()
-    bound = norm if count < ENOUGH else 0.0  # the sketch holds the eigenvalues that would dominate
+    bound = norm if count < ENOUGH else 0.0  # the sketch contains dominating eigenvalues
     low, high = form_interval(float(mean), stderr, bound, count - 1, nonnegative=op.psd)
     value = max(float(mean), 0.0) if op.psd else float(mean)
     ends = {"low": float(low), "high": float(high)}

@@ -1,11 +1,11 @@
 """tr f(A) from random probes: stochastic Lanczos quadrature, with an interval over probes.
 
-Quadrature of f against the measure of a probe: Gauss's rule, and Radau's, which brackets with it.
+Quadrature of f against the measure of a probe uses Gauss's rule and Radau's, which bracket the value.
 
-m steps of Lanczos from q give Gauss's rule for qᵀ f(A) q, wrong by f⁽²ᵐ⁾(ξ) times a positive number. With one
-more node, fixed at a ≤ λ_min, it is Radau's, wrong by f⁽²ᵐ⁺¹⁾(ξ) times another. So where the even derivatives
-of f beyond a have one sign and the odd ones the other, as those of log, √ and 1/x have, the truth lies
-between the two (Golub and Meurant 2010, chapter 6).
+m steps of Lanczos from q give Gauss's rule for qᵀ f(A) q, whose error is f⁽²ᵐ⁾(ξ) times a positive number.
+One more node, fixed at a ≤ λ_min, gives Radau's rule, whose error is f⁽²ᵐ⁺¹⁾(ξ) times a positive number. If
+the even derivatives of f above a have one sign and the odd ones the other, as for log, √ and 1/x, the true
+value lies between the two rules (Golub and Meurant 2010, chapter 6).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from curvescope.algorithms.checks import (
     check_count,
     check_number,
     check_symmetric,
-    of_one_matrix,
+    fixed_operator,
     whole_slice,
 )
 from curvescope.algorithms.columns import columns_at_once, mean_and_stderr
@@ -34,24 +34,23 @@ from curvescope.algorithms.spectra.quadrature import exact_measures
 from curvescope.algorithms.vectors import columns_of, vector_bytes
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.operator import LinearOperator
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.core.seeds import probes
 from curvescope.viz import estimates
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
-KEPT = 0.75  # of the steps: what the value would be from these shows what the last ones changed
+KEPT = 0.75  # share of the steps; the value from these shows how much the last steps changed
 
 
 @dataclass(frozen=True)
-class FunctionTrace(Result):
+class FunctionTrace(Tabular):
     """tr f(A + λ I): the mean of `samples` over probes, with its standard error (nan for one probe).
 
-    The truth lies between `low` and `high` 95 times in 100 over probes. Where `lower` and `upper` are known
-    the interval covers the error of the quadrature too, for certain; else it is that of the probes alone, and
-    `last_steps` shows how far the quadrature still moved.
+    The true value lies between `low` and `high` 95 times in 100 over probes. If `lower` and `upper` are
+    known, the interval also covers the error of the quadrature. Otherwise it covers only that of the probes,
+    and `last_steps` shows how much the last quadrature steps changed the value.
     """
 
     value: float
@@ -68,18 +67,16 @@ class FunctionTrace(Result):
     damping: float
     seed: int
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per sample."""
-        import pandas as pd
-
-        return pd.DataFrame({"sample": np.arange(1, len(self.samples) + 1), "trace": self.samples})
+        return {"sample": np.arange(1, len(self.samples) + 1), "trace": self.samples}
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Samples, their mean and its 95 % interval."""
         return estimates.samples(ax, self.samples, self.value, (self.low, self.high), label="tr f(A)")
 
 
-@of_one_matrix
+@fixed_operator
 def trace_function(
     op: LinearOperator,
     f: Function | Named,
@@ -95,17 +92,17 @@ def trace_function(
     It takes num_probes · num_steps products.
 
     Each Rademacher probe v gives vᵀ f(A) v by Gauss's rule of `num_steps` Lanczos steps (Ubaru, Chen and Saad
-    2017). An operator with no more rows than steps is written out, and the trace is exact.
+    2017). For an operator with no more rows than steps the trace is computed exactly.
 
     For "log", "inverse" and "sqrt" of an operator that is declared psd, with a damping well above a rounding
-    of the largest eigenvalue, Gauss's and Radau's rule bracket each probe, see `rules`: bounds that the
-    interval takes in, as it does what rounding may change.
+    of the largest eigenvalue, Gauss's and Radau's rules bracket the value of each probe. The interval
+    includes these bounds and the effect of rounding.
 
     Memory: num_steps + 1 vectors for each probe that runs at the same time.
 
     Args:
         f: "log", "inverse", "sqrt" or "exp", or a function of an array of eigenvalues, λᵢ + damping, of its
-            shape. Where it is not finite at a node it is an error.
+            shape. It raises if f is not finite at a node.
         max_gib: memory for bases; probes that do not fit run one after the other.
     """
     check_symmetric(op, "trace_function")
@@ -146,7 +143,7 @@ def trace_function(
 
 
 def _exact(op: LinearOperator, f: Function, name: str, damping: float, seed: int) -> FunctionTrace:
-    """From the eigenvalues of the operator, written out."""
+    """Compute the trace from the eigenvalues of the matrix."""
     n = op.shape[0]
     measure = exact_measures(op, whole_slice(op))[WHOLE]
     value = n * _finite(Rule(measure.nodes[0], measure.weights[0]), f, name)
@@ -199,7 +196,7 @@ Tridiagonal = tuple[np.ndarray, np.ndarray]  # α (m,) and β (m,)
 def _tridiagonals(
     op: LinearOperator, num_probes: int, num_steps: int, seed: int, max_gib: float
 ) -> list[Tridiagonal]:
-    """One for each probe, as many of them at a time as memory allows."""
+    """Return one tridiagonal matrix per probe, computed as many at a time as memory allows."""
     n, found = op.shape[0], []
     basis = (num_steps + 1) * vector_bytes(op)
     if basis > max_gib * GIB:
@@ -226,9 +223,8 @@ def _shortened(alpha: np.ndarray, beta: np.ndarray) -> Rule:
 def _brackets(
     T: list[Tridiagonal], rules: list[Rule], f: Function, damping: float, op: LinearOperator
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """n times the bounds of each probe, from its rules of Gauss and Radau and what rounding may change.
-
-    Radau's node is left of zero by roundings; None where f ends there.
+    """Return n times the bounds of each probe, from Gauss's and Radau's rules and the effect of rounding.
+    Radau's node lies some roundings left of zero; the bounds are None if f is undefined there.
     """
     largest, eps = max(float(rule.nodes.max()) for rule in rules), torch.finfo(op.dtype).eps
     end = -ROUNDINGS * eps * max(largest, 0.0)
@@ -248,7 +244,9 @@ def _brackets(
 
 
 def _interval(lower: np.ndarray, upper: np.ndarray) -> tuple[float, float]:
-    """From the low end of the mean of the lower bounds to the high end of that of the upper ones."""
+    """Interval from the low end of the mean of the lower bounds to the high end of that of the upper
+    bounds.
+    """
     low = mean_interval(*mean_and_stderr(lower), len(lower) - 1)[0]
     return float(low), float(mean_interval(*mean_and_stderr(upper), len(upper) - 1)[1])
 
@@ -262,10 +260,12 @@ FUNCTIONS: dict[str, Function] = {
     "exp": np.exp,
 }
 GAUSS_IS: dict[str, Literal["upper", "lower"]] = {"log": "upper", "inverse": "lower", "sqrt": "upper"}
-"""Whether Gauss's rule is above or below the truth, and Radau's at the left end on the other side."""
-ROUNDINGS = 100.0  # eps times the largest node: how far left of zero the node of Radau is put
+"""Functions with known sides: True if Gauss's rule is above the true value; Radau's rule at the left end is
+on the other side.
+"""
+ROUNDINGS = 100.0  # distance of Radau's node left of zero, in eps times the largest node
 
-PRODUCT = 16.0  # eps times the largest node: what products in floating point may change of a Lanczos matrix
+PRODUCT = 16.0  # rounding of a Lanczos matrix, in eps times the largest node
 
 
 @dataclass(frozen=True)
@@ -276,17 +276,17 @@ class Rule:
     weights: np.ndarray
 
     def apply(self, f: Function) -> float:
-        """Σ wᵢ f(θᵢ), over nodes of some weight; not finite where f is not."""
+        """Return Σ wᵢ f(θᵢ) over nodes of positive weight; not finite if f is not."""
         there = self.weights > 0
         with np.errstate(all="ignore"):
             return float((self.weights[there] * np.asarray(f(self.nodes[there]), dtype=float)).sum())
 
 
 def rounding(rule: Rule, f: Function, eps: float) -> float:
-    """What rounding may change of a rule for log, √ or 1/x: h Σ wᵢ |f'(θᵢ)|, and the last digits of the sum.
+    """Effect of rounding on a rule for log, √ or 1/x: h Σ wᵢ |f'(θᵢ)|, and the last digits of the sum.
 
-    The slopes of these functions between two nodes are a positive semi-definite matrix, so that a change of
-    the Lanczos matrix by h changes the rule by no more than that, to first order.
+    The divided differences of these functions at the nodes form a positive semi-definite matrix. So a change
+    of the Lanczos matrix by h changes the rule by at most this, to first order.
     """
     h = PRODUCT * eps * max(float(np.abs(rule.nodes).max()), 0.0)
     moved = Rule(rule.nodes - h, rule.weights)
@@ -294,15 +294,14 @@ def rounding(rule: Rule, f: Function, eps: float) -> float:
 
 
 def gauss(alpha: np.ndarray, beta: np.ndarray) -> Rule:
-    """Gauss's rule of a tridiagonal matrix (m,) with its off-diagonal (m − 1,)."""
+    """Return Gauss's rule of a tridiagonal matrix with diagonal (m,) and off-diagonal (m − 1,)."""
     values, vectors = np.linalg.eigh(np.diag(alpha) + np.diag(beta, 1) + np.diag(beta, -1))
     return Rule(values, vectors[0] ** 2)
 
 
 def radau(alpha: np.ndarray, beta: np.ndarray, end: float) -> Rule:
-    """The rule of m + 1 nodes with one at `end`, which is left of all eigenvalues; β (m,) has the last too.
-
-    A last β of zero, where the Krylov space is exhausted, leaves Gauss's rule, which is exact.
+    """Return Radau's rule of m + 1 nodes with one at `end`, left of all eigenvalues; β (m,) includes the last
+    one. If the last β is zero, the Krylov space is exhausted, and Gauss's rule, which is exact, is returned.
     """
     m = len(alpha)
     if beta[m - 1] == 0:

@@ -1,4 +1,4 @@
-"""XTrace (Epperly, Tropp and Webber 2024) from the small matrices of a sketch, and how sure it is.
+"""XTrace (Epperly, Tropp and Webber 2024) from the small matrices of a sketch, with its error.
 
 With probes Ω (n, m), Y = A Ω = Q R and Z = A Q. The range of Y without some columns J is that of
 Q (I − B Bᵀ), where B is an orthonormal basis of the columns J of R⁻ᵀ: each of these is orthogonal to all
@@ -6,18 +6,18 @@ other columns of R. With H = Qᵀ Z, W = Qᵀ Ω and u = (I − B Bᵀ) wᵢ, th
 
     tr H − tr(Bᵀ H B) + (ωᵢ − Q u)ᵀ A (ωᵢ − Q u).
 
-XTrace is the mean over i with J = {i}. These m estimates share most of their sketches. Write their errors
-as a sum of terms that depend on k probes each (Hoeffding): such a term is in k of the m estimates, so their
+XTrace is the mean over i with J = {i}. These m estimates share most of their sketches. Write their errors as
+a sum of terms that depend on k probes each (Hoeffding): such a term is in k of the m estimates, so their
 scatter, as if they were independent, finds 1/k of its variance. The jackknife, which leaves out one probe j
 altogether, J = {i, j}, finds k times its variance: (m − 1)/m Σ_j (T_j − T̄)² with T_j the mean over i ≠ j.
-The geometric mean of the two variances is right where all terms have one k, and is used. No further products
-are needed. On flat spectra, where a sketch takes nothing out, Hutchinson's estimate from as many products is
-the better one.
+The geometric mean of the two variances, which XTrace uses, is right if all terms have the same k. No further
+products are needed. On flat spectra, where a sketch does not help, Hutchinson's estimate from as many
+products is better.
 
-What a few products say of the range of an operator: a basis Q of A Ω, for probes Ω (n, m).
+A sketch of the range of an operator is a basis Q of A Ω, for probes Ω (n, m).
 
-Hutch++, XTrace and XDiag begin with it. Probes are drawn again where they are needed a second time, and
-products go into the memory of the basis, so that a sketch takes m vectors and a block of products.
+Hutch++, XTrace and XDiag begin with it. Probes are drawn again if they are needed twice, and products reuse
+the memory of the basis, so that a sketch takes m vectors and a block of products.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from curvescope.algorithms.accurate_sums import gram, to_numpy
 from curvescope.algorithms.columns import column_blocks, column_dots, gather_samples, probe_batches
-from curvescope.algorithms.sums import gram, to_numpy
-from curvescope.algorithms.vectors import columns_of, comfortable, fresh, orthonormalize
+from curvescope.algorithms.vectors import columns_of, fresh, orthonormalize, safe_vector_scale
 from curvescope.core.operator import LinearOperator
 from curvescope.core.seeds import Probe, probes
 
@@ -44,13 +44,13 @@ class Sketch(NamedTuple):
 
 
 def range_sketch(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> Sketch:
-    """From the first `count` probes of a seed; `count` is at most the number of rows."""
+    """Sketch the range with the first `count` probes of a seed; `count` is at most the number of rows."""
     Q, forms = fresh(op, op.local_shape[0], count), []
     blocks = column_blocks(op, count)
     for V in probe_batches(op, count, seed=seed, kind=kind, what="sketch"):
         place = Q[:, next(blocks)].copy_(op @ V)
         forms.append(column_dots(V, place))
-    scale = comfortable(Q) or 1.0  # zero for a zero operator
+    scale = safe_vector_scale(Q) or 1.0  # zero for a zero operator
     if scale != 1.0:
         Q.mul_(scale)
     R = orthonormalize(Q)
@@ -78,7 +78,7 @@ def small_matrices(op: LinearOperator, sketch: Sketch, kind: Probe, seed: int) -
     return sketch.R, H, W, ZOmega, sketch.R, sketch.forms
 
 
-ROUNDING = 1e3  # roundings of the largest column below which a length is zero
+ROUNDING = 1e3  # a length below so many roundings of the largest column is zero
 MOST_LEFT_OUT = 64  # probes that the jackknife leaves out in turn; each costs m³
 
 
@@ -107,7 +107,7 @@ def leave_one_out(
     S = left_out(R, eps)
 
     def estimates(D: np.ndarray) -> np.ndarray:
-        """For each i, with the sketch also without the unit column dᵢ of D, orthogonal to sᵢ or zero."""
+        """Estimate once for each i, without the unit column dᵢ of D, which is orthogonal to sᵢ or zero."""
         U = W - S * (S * W).sum(axis=0) - D * (D * W).sum(axis=0)
         outside = forms - (ZOmega.T * U).sum(axis=0) - (U * QY).sum(axis=0) + (U * (H @ U)).sum(axis=0)
         return np.trace(H) - (S * (H @ S)).sum(axis=0) - (D * (H @ D)).sum(axis=0) + outside
@@ -128,7 +128,7 @@ def leave_one_out(
 
 
 def left_out(R: np.ndarray, eps: float) -> np.ndarray:
-    """Normalized columns of R⁻ᵀ; a singular R is moved by a rounding first, which keeps them orthogonal."""
+    """Normalized columns of R⁻ᵀ; a singular R is first perturbed by a rounding."""
     U, sigma, Vt = np.linalg.svd(R)
     floor = eps * sigma[0] if sigma[0] > 0 else 1.0
     S = (U / np.maximum(sigma, floor)) @ Vt

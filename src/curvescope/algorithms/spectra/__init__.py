@@ -1,1 +1,1 @@
-"""Eigenvalues by Lanczos: pairs at the ends, densities of all of them, and what is certain about both."""
+"""Eigenvalues by Lanczos: extreme eigenpairs, spectral densities, and bounds for both."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import numpy as np
 
-from curvescope.algorithms.bases import Where
 from curvescope.algorithms.checks import (
     WHOLE,
     block_sizes,
@@ -17,17 +16,19 @@ from curvescope.algorithms.checks import (
     check_number,
     check_slices,
     check_symmetric,
-    of_one_matrix,
+    fixed_operator,
     whole_slice,
 )
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import positive_interval, student
+from curvescope.algorithms.krylov_storage import Where
 from curvescope.algorithms.spectra.distribution import (
     Cumulative,
     Outliers,
     Share,
     cumulative,
     outliers,
+    resolved,
     share_within,
 )
 from curvescope.algorithms.spectra.log_density import (
@@ -38,25 +39,28 @@ from curvescope.algorithms.spectra.log_density import (
     check_range,
     default_width,
     even_grid,
+    kernel,
     log_density,
 )
 from curvescope.algorithms.spectra.quadrature import Measure, exact_measures, lanczos_measures
 from curvescope.core.errors import UsageError
+from curvescope.core.number_format import rounded
 from curvescope.core.operator import LinearOperator
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.core.seeds import Probe
 from curvescope.viz import spectrum
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
-ROOT = 3.5e-4  # of a rounding in float32: overlaps up to here leave Ritz values right to a rounding
-VAGUE = 0.2  # bounds of a share this far apart stand alone, without a value between them
+ROOT = 3.5e-4  # root of a float32 rounding: smaller overlaps do not affect Ritz values
+VAGUE = 0.2  # if the bounds of a share differ by more, they say little
+NEAR = 4.0  # ratio of certain bounds up to which a density counts as known
+MOST = 0.9  # share of eigenvalues whose range is reported if the bounds say little
 
 
 @dataclass(frozen=True)
-class SpectralDensity(Result):
+class SpectralDensity(Tabular):
     """Density of the eigenvalues of a symmetric operator, broadened by a Gaussian.
 
     Each probe gives a probability measure Σ wᵢ δ(λ − θᵢ) whose expectation is the distribution of the
@@ -76,7 +80,7 @@ class SpectralDensity(Result):
     exact: bool  # nodes are all the eigenvalues
     num_products: int
     seed: int
-    psd: bool = False  # whether the operator is declared to have no negative eigenvalues
+    psd: bool = False  # True if the operator is declared positive semi-definite
     probe: str = "rademacher"
     orthogonality: float = float("nan")  # largest |qᵢ · qⱼ| that was measured; 0 if exact, nan if none was
 
@@ -105,21 +109,74 @@ class SpectralDensity(Result):
         return outliers(self.nodes, self.weights, self.size, width=self.width, exact=self.exact)
 
     def smoothed(
-        self, grid: np.ndarray | None = None, width: float | None = None
+        self,
+        grid: np.ndarray | None = None,
+        width: float | None = None,
+        *,
+        ends: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Grid, density and standard error, (G,) each; the kernel respects the sign of a psd operator.
+        """Grid, density and standard error, (G,) each, inside the ends of the spectrum.
 
-        For λ ≥ 0 the part of the Gaussian below zero is reflected, N(x; θ, σ²) + N(−x; θ, σ²), so that all
-        mass lies at x ≥ 0; otherwise this is `density`. At another width or grid it is computed anew.
+        The part of a Gaussian beyond an end is reflected, so that all mass lies inside.
+
+        Args:
+            ends: eigenvalues known from elsewhere, such as the extreme ones of `cs.eigsh`; the ends are the
+                smallest and the largest of these and of the nodes, and zero for λ ≥ 0.
         """
         sigma = self.width if width is None else check_number("width", width, above=0.0)
-        points = self.grid if grid is None else np.asarray(grid, dtype=float)
-        if self.psd:
-            points = np.unique(np.concatenate([[0.0], points[points > 0]])) if grid is None else points
-        return points, *_on(points, self.nodes, self.weights, sigma, exact=self.exact, reflected=self.psd)
+        low, high = self.ends(ends)
+        points = np.linspace(low, high, len(self.grid)) if grid is None else np.asarray(grid, dtype=float)
+        return points, *_on(points, self.nodes, self.weights, sigma, exact=self.exact, ends=(low, high))
+
+    def ends(self, known: np.ndarray | None = None) -> tuple[float, float]:
+        """Return the known ends of the spectrum: no eigenvalue was found beyond them.
+
+        Args:
+            known: further eigenvalues.
+        """
+        found = np.concatenate([self.extremes, np.ravel([] if known is None else known)])
+        low, high = float(found.min()), float(found.max())
+        low = 0.0 if self.psd else low
+        if high - low < self.width:  # a single eigenvalue gets the width of the kernel
+            low, high = (0.0 if self.psd else low - self.width), high + self.width
+        return low, high
+
+    def sure(
+        self, grid: np.ndarray | None = None, *, ends: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Certain bounds of the smoothed density of the probes' mean, (G,) each.
+
+        For a kernel K and a distribution F between certain bounds L and U, ∫ K dF = K(b) − ∫ K′ F lies
+        between the values with U where K rises and L where it falls, and the other way round.
+        """
+        low, high = self.ends(ends)
+        points = np.linspace(low, high, len(self.grid)) if grid is None else np.asarray(grid, dtype=float)
+        places = np.concatenate([[low, high], points, self.nodes[self.weights > 0]])
+        places = np.unique(np.clip(places, low, high))
+        c = self.cumulative((places[1:] + places[:-1]) / 2)
+        K = kernel(points, places, self.width, ends=(low, high))
+        rises, falls = np.maximum(np.diff(K, axis=1), 0.0), np.maximum(-np.diff(K, axis=1), 0.0)
+        least = K[:, -1] - rises @ c.high + falls @ c.low
+        return np.maximum(least, 0.0), K[:, -1] - rises @ c.low + falls @ c.high
+
+    @property
+    def resolved(self) -> float:
+        """Share of the eigenvalues at which the density has the shape of the data, not of the kernel."""
+        shown = resolved(self.nodes, self.weights, self.width)
+        return float(np.where(shown, self.weights, 0.0).sum() / len(self.nodes))
+
+    def _known(self, grid: np.ndarray, ends: np.ndarray | None) -> np.ndarray:
+        """Return a mask (G,): True if most of the density is from resolved nodes and its certain bounds are
+        close.
+        """
+        shown = np.where(resolved(self.nodes, self.weights, self.width), self.weights, 0.0)
+        how = {"exact": True, "ends": self.ends(ends)}
+        part, whole = (_on(grid, self.nodes, w, self.width, **how)[0] for w in (shown, self.weights))
+        low, high = self.sure(grid, ends=ends)
+        return (part >= whole / 2) & (high <= NEAR * low)
 
     def with_width(self, width: float, *, grid: np.ndarray | None = None) -> Self:
-        """The same nodes and weights broadened by another Gaussian: no product is taken.
+        """Return the same nodes and weights broadened by another Gaussian, without further products.
 
         Args:
             grid: points; by default as many as now, evenly over the nodes with five widths on either side.
@@ -143,7 +200,7 @@ class SpectralDensity(Result):
         if not self.psd:
             raise UsageError(
                 "a logarithmic axis needs an operator without negative eigenvalues, declared psd",
-                hint="cs.GGN and the Fishers are; of others plot_cumulative has both signs on such an axis",
+                hint="cs.GGN and the Fishers are; plot_cumulative has an axis for both signs",
             )
         return log_density(
             self.nodes, self.weights, exact=self.exact, threshold=threshold, width=width, points=points
@@ -163,34 +220,53 @@ class SpectralDensity(Result):
             wasserstein_distance(self.nodes.ravel(), np.asarray(eigenvalues), u_weights=self.weights.ravel())
         )
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per point of the grid."""
-        import pandas as pd
-
-        return pd.DataFrame({"eigenvalue": self.grid, "density": self.density, "stderr": self.stderr})
+        return {"eigenvalue": self.grid, "density": self.density, "stderr": self.stderr}
 
     def band(
-        self, grid: np.ndarray | None = None
+        self, grid: np.ndarray | None = None, *, ends: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
         """Grid, `smoothed` density and the ends of its 95 % interval at each point; nan for one probe."""
-        grid, density, stderr = self.smoothed(grid)
+        grid, density, stderr = self.smoothed(grid, ends=ends)
         degrees = 1 if self.exact else len(self.nodes) - 1
         return grid, density, positive_interval(density, stderr, degrees)
 
     @property
     def words(self) -> str:
-        """What to know of the figure: the width of the kernel, the share near zero, the number of probes."""
+        """Return notes for the figure: the kernel, its resolution, the share near zero, the probes."""
+        kernel_words = f"kernel width {rounded(self.width, 2)}"
+        lines = [f"{kernel_words}; resolved: {_percent(self.resolved)} of eigenvalues"]
+        lines += [self._near_zero()]
+        lines += [] if self.exact or len(self.nodes) > 1 else ["one probe: its error is unknown, no band"]
+        lost = self.orthogonality > ROOT
+        lines += [f"Lanczos vectors overlap by {self.orthogonality:.1g}"] if lost else []
+        return "\n".join(filter(None, lines))
+
+    def _near_zero(self) -> str:
+        """Describe the share near zero; if its bounds say little, give the range of most eigenvalues."""
         limit = 1e-3 * float(np.abs(self.extremes).max())
         share = self.share_near_zero(limit)
-        half = 0.0 if self.exact else student(len(self.nodes) - 1) * share.stderr
-        ends = f"{100 * max(share.low, 0):.3g} to {100 * share.high:.3g} %"
-        near = f"|λ| < {limit:.2g}: {100 * share.value:.3g} % of eigenvalues\n({ends} for these probes"
-        near += f", ± {100 * half:.2g} % over probes)" if half > 0 else ")"
         if share.high - share.low > VAGUE:
-            near = f"|λ| < {limit:.2g}: {ends} of eigenvalues,\nwhich more steps would narrow"
-        few = "" if self.exact or len(self.nodes) > 1 else "\none probe: its error is unknown, no band"
-        lost = f"\nLanczos vectors overlap by {self.orthogonality:.1g}" if self.orthogonality > ROOT else ""
-        return f"kernel width {self.width:.2g}\n{near}{few}{lost}"
+            size = self.within(MOST)
+            words = f"{_percent(MOST)} of eigenvalues or more: |λ| ≤ {rounded(size, 2)}"
+            return words if np.isfinite(size) else ""
+        half = 0.0 if self.exact else student(len(self.nodes) - 1) * share.stderr
+        near = f"|λ| < {limit:.2g}: {100 * share.value:.3g} % of eigenvalues\n"
+        near += f"({100 * max(share.low, 0):.3g} to {100 * share.high:.3g} % for these probes"
+        return near + (f", ± {100 * half:.2g} % over probes)" if half > 0 else ")")
+
+    def within(self, share: float) -> float:
+        """Return the smallest r such that this share of the eigenvalues has |λ| ≤ r.
+
+        It is certain for the probes' mean if no eigenvalue lies beyond the `ends`.
+        """
+        low, high = self.ends()
+        sizes = np.unique(np.abs(self.nodes[self.weights > 0]))
+        bounds = self.cumulative(np.concatenate([-sizes[::-1], sizes]))
+        most_below = np.where(-sizes <= low, 0.0, bounds.high[: len(sizes)][::-1])
+        least_up_to = np.where(sizes >= high, 1.0, bounds.low[len(sizes) :])
+        return float(min(sizes[least_up_to - most_below >= share], default=np.inf))
 
     def _steps(self) -> tuple[np.ndarray, Cumulative, tuple[np.ndarray, np.ndarray]]:
         """Edges (E + 1,), shares from edge to edge, and bounds with the error of the probes, (E,) each."""
@@ -209,14 +285,45 @@ class SpectralDensity(Result):
         edges, c, ends = self._steps()
         return edges, c.share, ends
 
-    def plot(self, ax: Axes | None = None, *, log_y: bool = True, label: str | None = None) -> Axes:
-        """Density against eigenvalue with a 95 % band over probes; ticks at outliers; its width is stated."""
-        ax = spectrum.density(ax, *self.band(), nodes=self.outliers().values, log_y=log_y, label=label)
-        spectrum.note(ax, self.words, where="right")
+    def plot(
+        self,
+        ax: Axes | None = None,
+        *,
+        log_y: bool = True,
+        label: str | None = None,
+        eigenvalues: np.ndarray | None = None,
+        note: bool = True,
+    ) -> Axes:
+        """Plot density against eigenvalue with a 95 % band over probes; gray shows the uncertainty from few
+        steps.
+
+        The line is dotted where it only shows the kernel, or where its certain bounds are far apart. If the
+        kernel hides the shape for most eigenvalues, a bar at the bottom shows the range of 90 % of them.
+
+        Args:
+            eigenvalues: extreme ones, marked by ticks; by default the outliers.
+            note: If True, state the width of the kernel and its resolution in a corner.
+        """
+        grid, density, band = self.band(ends=eigenvalues)
+        sure = None if self.exact else self.sure(grid, ends=eigenvalues)
+        known, is_new = self._known(grid, eigenvalues), ax is None
+        marks = self.outliers().values if eigenvalues is None else eigenvalues
+        ax = spectrum.density(
+            ax, grid, density, band, sure=sure, known=known, nodes=marks, log_y=log_y, label=label
+        )
+        size = self.within(MOST)
+        if self.resolved < 1 - MOST and np.isfinite(size):
+            low, high = self.ends(eigenvalues)
+            spectrum.extent(ax, max(low, -size), min(high, size))
+        if note and is_new:
+            spectrum.make_room(ax)
+            spectrum.note(ax, self.words, where="right")
         return ax
 
     def plot_cumulative(self, ax: Axes | None = None, *, color: str | None = None) -> Axes:
-        """Share of eigenvalues up to λ: certain bounds of the probes' mean; lighter, with their error."""
+        """Plot the share of eigenvalues up to λ: certain bounds of the probes' mean, and lighter with their
+        error.
+        """
         edges, c, wider = self._steps()
         linear = 1e-3 * float(np.abs(self.extremes).max()) or 1.0
         return spectrum.cumulative(
@@ -224,7 +331,7 @@ class SpectralDensity(Result):
         )
 
 
-@of_one_matrix
+@fixed_operator
 def spectral_density(
     op: LinearOperator,
     *,
@@ -240,12 +347,13 @@ def spectral_density(
 ) -> SpectralDensity:
     """Density of the eigenvalues, from `num_probes` Lanczos runs of `num_steps` steps in lock step.
 
-    An operator with no more rows than `num_steps` is written out instead, and the density is exact.
+    For an operator with no more rows than `num_steps`, all eigenvalues are computed, and the density is
+    exact.
 
-    Memory: num_steps + 1 vectors (2 without `reorthogonalize`) for each probe that runs at the same time and,
-    if they are several, one more each for the columns that a product takes; what a product takes. Of a basis
-    that a card does not hold a part is in host memory, in bfloat16 from 2²⁴ rows on: an inner product is then
-    wrong by about 2⁻⁹ / √n (`bases`).
+    Memory: num_steps + 1 vectors (2 without `reorthogonalize`) for each concurrent probe; for several probes
+        one more each for the columns of a product; and the memory of a product. If a basis exceeds the GPU, a
+        part is in host memory, in bfloat16 from 2²⁴ rows on. The error of an inner product is then about 2⁻⁹
+        / √n (`krylov_storage`).
 
     Args:
         num_steps: at least 3, so that the first four moments of each probe are exact.
@@ -253,13 +361,13 @@ def spectral_density(
             1024 by default.
         width: standard deviation of the Gaussian; by default the range of the nodes over `num_steps`,
             about the distance of neighboring nodes.
-        reorthogonalize: keep each probe's basis of num_steps + 1 vectors and orthogonalize against all of
+        reorthogonalize: store each probe's basis of num_steps + 1 vectors and orthogonalize against all of
             it; without, two vectors suffice and eigenvalues found early get several nodes.
         max_gib: memory of the device for bases; probes that do not fit run one group after the other. By
             default 8, and for a single probe that takes more, on a card, half of what is free.
-        basis: where a basis is kept that has no room in `max_gib`: "host", where three of its vectors are on
-            the device and the others in host memory; "device", where that is an error; "auto", on a card in
-            host memory as much as has no room, elsewhere an error.
+        basis: Storage of a basis that exceeds `max_gib`. "host": three of its vectors are on the device and
+            the others in host memory. "device": raise. "auto": on a GPU, store as much as does not fit in
+            host memory; elsewhere raise.
     """
     check_symmetric(op, "spectral_density")
     options = {"num_probes": num_probes, "num_steps": num_steps, "grid": grid, "width": width, "seed": seed}
@@ -267,7 +375,7 @@ def spectral_density(
     return block_density(op, whole_slice(op), **options)[WHOLE]
 
 
-@of_one_matrix
+@fixed_operator
 def block_density(
     op: LinearOperator,
     slices: Mapping[str, slice] | None = None,
@@ -352,6 +460,10 @@ def _density(
     )
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
 def _on(
     grid: np.ndarray,
     nodes: np.ndarray,
@@ -359,10 +471,10 @@ def _on(
     width: float,
     *,
     exact: bool,
-    reflected: bool = False,
+    ends: tuple[float, float] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The mean over probes of their broadened measures, and its standard error: (G,) each."""
-    rows = [broadened(grid, *row, width, reflected=reflected) for row in zip(nodes, weights, strict=True)]
+    rows = [broadened(grid, *row, width, ends=ends) for row in zip(nodes, weights, strict=True)]
     density, stderr = mean_and_stderr(np.stack(rows))
     return density, np.zeros_like(density) if exact else stderr
 
@@ -372,7 +484,7 @@ def _moments(measure: Measure) -> tuple[np.ndarray, np.ndarray]:
     size = float(np.abs(measure.nodes).max()) or 1.0
     near = measure.nodes / size
     powers = np.stack([(measure.weights * near**p).sum(axis=1) for p in range(1, 5)], axis=1)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # 0 · ∞ is zero
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # 0 · ∞ counts as zero
         sizes = np.float64(size) ** np.arange(1, 5)
         found = [np.where(x == 0, 0.0, x * sizes) for x in mean_and_stderr(powers)]
     return found[0], found[1]

@@ -1,4 +1,4 @@
-"""What nodes and weights say of a distribution of eigenvalues without broadening: bounds, shares, outliers.
+"""Bounds, shares and outliers of a distribution of eigenvalues from nodes and weights, without broadening.
 
 One probe gives the Gauss quadrature Σ wᵢ δ(λ − θᵢ) of its measure F. By the theorem of Chebyshev, Markov
 and Stieltjes F equals W_i = w₁ + … + w_i somewhere between θ_i and θ_{i+1}, hence
@@ -18,12 +18,13 @@ import numpy as np
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.core.result import Result
 
-ISOLATED = 0.1  # spread and residual of an outlier, relative to its distance from the next node
-MEMBERS = 4  # most nodes of one probe that are taken for one outlier
-FEW = 10  # eigenvalues: a group that may hold more is a part of the bulk
+ISOLATED = 0.1  # largest spread and residual of an outlier, relative to its distance from the next node
+MEMBERS = 4  # most nodes of one probe that form one outlier
+FEW = 10  # most eigenvalues of an outlier; a larger group belongs to the bulk
 RESOLVED = 2.0  # widths: two Gaussians that are farther apart have a minimum between them
 APART = 5.0  # mean distances of the remaining eigenvalues: gaps up to here occur inside a bulk
-SAME = 1e-6  # of the range: nodes of one probe that are closer than this are one node
+REACH = 2.0  # widths of a kernel that count as near
+SAME = 1e-6  # share of the range: closer nodes of one probe count as one
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,26 @@ def share_within(nodes: np.ndarray, weights: np.ndarray, limit: float, *, exact:
     ends = cumulative(nodes, weights, np.array([-limit, limit]), exact=exact, psd=psd)
     low, high = max(0.0, ends.low[1] - ends.high[0]), min(1.0, ends.high[1] - ends.low[0])
     return Share(value, float(low), float(high), stderr)
+
+
+def resolved(nodes: np.ndarray, weights: np.ndarray, width: float) -> np.ndarray:
+    """Return a mask like nodes (P, S): True if the density at a node shows the data, not the kernel.
+
+    The weight of a node certainly lies between its two neighbors, so these must be at most two widths apart.
+    Also, the weight near a node (within REACH widths) must be spread over half a width or more: a narrower
+    peak shows the kernel.
+    """
+    found = np.zeros(nodes.shape, dtype=bool)
+    for row, (theta, w) in enumerate(zip(nodes, weights, strict=True)):
+        order = np.argsort(theta, kind="stable")
+        alive = order[w[order] > 0]
+        t, v = theta[alive], w[alive]
+        ends = np.concatenate([[-np.inf], t, [np.inf]])
+        near = np.where(np.abs(t[:, None] - t) <= REACH * width, v, 0.0)
+        near /= near.sum(axis=1, keepdims=True)
+        spread = np.sqrt(np.maximum(near @ t**2 - (near @ t) ** 2, 0.0))
+        found[row, alive] = (ends[2:] - ends[:-2] <= 2 * width) & (spread >= width / 2)
+    return found
 
 
 def outliers(nodes: np.ndarray, weights: np.ndarray, size: int, *, width: float, exact: bool) -> Outliers:

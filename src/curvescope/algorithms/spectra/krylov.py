@@ -15,17 +15,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.bases import ALWAYS, HostRows, Place, Split, Where, placed
-from curvescope.algorithms.checks import check_choice, check_count, check_symmetric, of_one_matrix
-from curvescope.algorithms.sums import inner, norms
+from curvescope.algorithms.accurate_sums import inner, norms
+from curvescope.algorithms.checks import check_choice, check_count, check_symmetric, fixed_operator
+from curvescope.algorithms.krylov_storage import (
+    ALWAYS,
+    BasisPlacement,
+    HostRows,
+    SplitBasis,
+    Where,
+    place_basis,
+)
 from curvescope.algorithms.vectors import (
     LOOSE,
     SEMI,
     check_finite,
-    comfortable,
     fresh,
     none_is_zero,
     orthogonalize,
+    safe_vector_scale,
     three_terms,
 )
 from curvescope.core.errors import ShapeError
@@ -60,12 +67,12 @@ class Tridiagonals(Result):
 class Recurrence:
     """State of the Lanczos recurrence for columns (n, k), advanced by one batched product at a time.
 
-    Start columns are written to `vectors` before `begin`. Columns never meet: each is orthogonalized against
-    its own basis when `reorthogonalize`, else only against its two predecessors. A column whose space is
-    exhausted becomes zero and stays so.
+    Start columns are written to `vectors` before `begin`. Columns are independent: each is orthogonalized
+    against its own basis with `reorthogonalize`, else only against its two predecessors. A column whose space
+    is exhausted becomes zero and stays so.
 
-    Memory: k (num_steps + 1) vectors, or 2k without reorthogonalization. If `near` is given, so many of each
-    column are on the device, at least three, and the others in host memory (`bases`).
+    Memory: k (num_steps + 1) vectors, or 2k without reorthogonalization. If `near` is given, that many of
+        each column (at least three) are on the device, and the others in host memory (`krylov_storage`).
     """
 
     def __init__(
@@ -88,39 +95,39 @@ class Recurrence:
         self.alpha, self.beta = np.zeros((k, num_steps)), np.zeros((k, num_steps))
         self.lengths = np.zeros(k, dtype=int)
         self.alive = np.ones(k, dtype=bool)
-        self.overlap = [np.zeros(0)] * k  # of the last vector of each column with those before it
-        self.orthogonality = 0.0 if reorthogonalize else float("nan")  # the largest of them so far
-        self.num_passes = 0  # times that a basis was read
-        self._uneven = np.zeros(k)  # squares of what makes Qᵀ A Q differ from its transpose
-        self.factor = 0.0  # what products are multiplied by, once one shows their size
+        self.overlap = [np.zeros(0)] * k  # overlap of the last vector of each column with earlier ones
+        self.orthogonality = 0.0 if reorthogonalize else float("nan")  # largest overlap so far
+        self.num_passes = 0  # number of passes over a basis
+        self._uneven = np.zeros(k)  # squared asymmetry of Qᵀ A Q
+        self.factor = 0.0  # scale of products, set after the first one
 
     @property
     def vectors(self) -> Tensor:
-        """The columns (n, k) that the next product is taken with."""
+        """Columns (n, k) for the next product."""
         return self.rows[:, self._slot(self.count)].T
 
     def begin(self) -> None:
-        """Make unit vectors of the start columns."""
+        """Normalize the start columns."""
         for row, length in zip(self.rows[:, 0], norms(self.vectors, dim=0), strict=True):
             row.div_(length)
 
     def _slot(self, step: int) -> int:
-        """Where a vector lies that a step works with, the last or the next."""
+        """Return the index of a step's vector, the last or the next one."""
         if not self.reorthogonalize:
             return step % 2
         return min(step, self.depth - (2 if step == self.count else 1)) if self.far else step
 
     def _make_room(self) -> None:
-        """The last but two of the vectors goes to host memory, and the last two take its place."""
+        """Move the third-last vector to host memory, and shift the last two."""
         for rows, far in zip(self.rows, self.far, strict=True):
             far.append(rows[-3])
             rows[-3] = rows[-2]
             rows[-2] = rows[-1]
 
-    def _basis(self, c: int) -> Tensor | Split:
-        """The vectors that the next one of a column is to be orthogonal to."""
+    def _basis(self, c: int) -> Tensor | SplitBasis:
+        """Return the vectors against which the next one of a column is orthogonalized."""
         if self.far and len(self.far[c]):
-            return Split(self.rows[c, :-1], self.far[c])
+            return SplitBasis(self.rows[c, :-1], self.far[c])
         return self.rows[c, : self.count + 1]
 
     def advance(self, product: Tensor) -> None:
@@ -139,7 +146,7 @@ class Recurrence:
         q, w = basis[self._slot(j)], basis[self._slot(j + 1)]
         before = float(self.beta[c, j - 1]) if j else 0.0
         if self.factor == 0.0:
-            self.factor = comfortable(product)
+            self.factor = safe_vector_scale(product)
         if self.factor not in (0.0, 1.0):
             product = product * self.factor
         if self.reorthogonalize:
@@ -178,14 +185,14 @@ class Recurrence:
         return np.sqrt(self._uneven / 2) / (self.factor or 1.0)
 
     def finish(self) -> Tridiagonals:
-        """The tridiagonal matrices of the steps taken so far."""
+        """Return the tridiagonal matrices of the steps so far."""
         size = self.factor or 1.0
         alpha, beta = self.alpha[:, : self.count] / size, self.beta[:, : self.count] / size
         products = alpha.shape[0] * self.count
         return Tridiagonals(alpha, beta, self.lengths.copy(), products, self.orthogonality)
 
 
-@of_one_matrix
+@fixed_operator
 def lanczos(
     op: LinearOperator,
     start_columns: Tensor | np.ndarray,
@@ -201,8 +208,8 @@ def lanczos(
     eigenvalues (whose weights still add up).
 
     Args:
-        basis: where the bases are kept: "device"; "host", where of each only three vectors are on the device;
-            "auto", in host memory what half of a card's free memory, or 8 GiB, does not hold. See `bases`.
+        basis: Storage of the bases: "device"; "host", with only three vectors of each on the device; "auto",
+            in host memory as much as exceeds half of a GPU's free memory, or 8 GiB. See `krylov_storage`.
     """
     check_symmetric(op, "lanczos")
     start = as_columns(op, start_columns)
@@ -212,10 +219,10 @@ def lanczos(
         raise ShapeError("expected start columns that are not zero, got a zero column")
     steps = min(check_count("num_steps", num_steps, at_least=1), op.shape[0])
     check_choice("basis", basis, get_args(Where))
-    place = Place(None, 0)
+    place = BasisPlacement(None, 0)
     if reorthogonalize and (basis == "host" or (basis == "auto" and op.device.type == "cuda")):
         what = {"columns": start.shape[1], "what": f"{start.shape[1]} columns"}
-        place = placed(op, len(start), steps + 1, where=basis, max_gib=None, **what)
+        place = place_basis(op, len(start), steps + 1, where=basis, max_gib=None, **what)
     options = {"reorthogonalize": reorthogonalize, "near": place.near}
     recurrence = Recurrence(op, len(start), start.shape[1], steps, **options)
     recurrence.vectors.copy_(start)

@@ -1,20 +1,18 @@
 """Extreme eigenpairs of a symmetric operator.
 
-The eigenvalues that are smallest in absolute value: the largest of the inverse.
+The eigenvalues smallest in absolute value are the largest of the inverse.
 
 The search for extreme eigenpairs runs on A⁻¹, each of whose products is a system solved by minimal residuals.
 A vector v with ‖A⁻¹ v − μ v‖ ≤ r has, after one more solve w = A⁻¹ v, a residual of at most λ² r on A with
-λ = 1 / μ; so the vectors are polished by one solve each, and their residuals are measured with A itself.
-
-Where a system cannot be solved, because A is singular up to rounding or its small eigenvalues are too many
-and too close to zero, nothing is known of its inverse: what comes back are the best vectors of A², and that
-they are not resolved.
+λ = 1 / μ; so the vectors are refined by one solve each, and their residuals are measured with A itself. A
+system may be unsolvable because A is singular up to rounding, or has too many small eigenvalues too close to
+zero. Then the result has the best vectors of A², marked as not resolved.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -25,13 +23,13 @@ from curvescope.algorithms.checks import (
     check_choice,
     check_count,
     check_symmetric,
-    of_one_matrix,
+    fixed_operator,
     relative_tolerance,
 )
 from curvescope.algorithms.spectra.krylov import Tridiagonals, lanczos
 from curvescope.algorithms.spectra.restart import (
-    Found,
     Search,
+    SearchResult,
     Which,
     filled,
     measured,
@@ -39,28 +37,33 @@ from curvescope.algorithms.spectra.restart import (
     solved_directly,
 )
 from curvescope.algorithms.systems.solve import solve
-from curvescope.algorithms.vectors import comfortable, none_is_zero, on_all, orthonormalize, vector_bytes
+from curvescope.algorithms.vectors import (
+    none_is_zero,
+    on_all,
+    orthonormalize,
+    safe_vector_scale,
+    vector_bytes,
+)
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import Identity, LinearOperator, LowRank, as_columns
 from curvescope.core.operator.kinds import like
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.viz import estimates
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
 __all__ = ["Eigenpairs", "Tridiagonals", "eigsh", "lanczos"]
 
-DENSE_ROWS = 64  # operators up to this size are written out
+DENSE_ROWS = 64  # operators up to this size are solved directly
 BASIS_GIB = 8  # memory that the default basis may take
 SPARE = 4  # basis vectors needed beyond k
-SMALLEST_ROWS = 2048  # and up to this one for the smallest eigenvalues: systems take more products than rows
-MANY = 5  # times as many products for the smallest eigenvalues, each of which solves systems
+SMALLEST_ROWS = 2048  # the same for the smallest eigenvalues: systems take more products than rows
+MANY = 5  # factor on the default number of products for the smallest eigenvalues, which need solves
 
 
 @dataclass(frozen=True)
-class Eigenpairs(Result):
+class Eigenpairs(Tabular):
     """Extreme eigenvalues and eigenvectors, with the residuals that were measured.
 
     A symmetric operator has an eigenvalue within `residuals[i]` of `values[i]`.
@@ -77,19 +80,16 @@ class Eigenpairs(Result):
     seed: int
     reason: str = ""  # why the smallest, which="SM", are not converged
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per eigenvalue."""
-        import pandas as pd
-
-        columns = {"value": self.values, "residual": self.residuals, "converged": self.converged_mask}
-        return pd.DataFrame(columns)
+        return {"value": self.values, "residual": self.residuals, "converged": self.converged_mask}
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Eigenvalues by number, with their residuals; hollow where they are not converged."""
+        """Plot eigenvalues by number, with their residuals; hollow markers are not converged."""
         return estimates.eigenvalues(ax, self.values, self.residuals, self.converged_mask)
 
 
-@of_one_matrix
+@fixed_operator
 def eigsh(
     op: LinearOperator,
     k: int = 6,
@@ -104,20 +104,20 @@ def eigsh(
 ) -> Eigenpairs:
     """The k extreme eigenpairs of a symmetric operator, repeated eigenvalues as often as they occur.
 
-    Lanczos with full reorthogonalization, thick restarts, and sweeps from fresh random vectors that look
-    for what one Krylov space cannot hold. Operators with up to 64 rows, or no more rows than the basis,
-    are written out and solved directly. The residuals are measured with k further products.
+    Lanczos with full reorthogonalization, thick restarts, and sweeps from new random vectors that find
+    further copies of repeated eigenvalues. Operators with up to 64 rows, or no more rows than the basis, are
+    written out and solved directly. The residuals are measured with k further products.
 
-    A pair is wrong by at most its residual; what `converged` adds is that no eigenvalue lies beyond those
-    found by more than the tolerance. That is not proved but overlooked with a probability of at most 1e-3 at
-    each end, over the random start of the last sweep, whatever the spectrum and the number of rows.
+    The error of a value is at most its residual. `converged` also means that no eigenvalue lies beyond the
+    returned ones by more than the tolerance. This is not proved: the probability to overlook one is at most
+    1e-3 at each end, over the random start of the last sweep, for any spectrum and number of rows.
 
     Memory: max_basis + 1 vectors and what a product takes; k more when the residuals are measured, the
     products of the k vectors, and after that the vectors that are returned.
 
-    Work beyond the products: a step reads the m vectors it has once, those found twice, and all once more
-    where the measured overlap with them is above 0.03 tol, as it may be when an eigenvalue is far larger than
-    what is left.
+    Work beyond the products: a step reads its m vectors once and the converged ones twice. It reads all once
+    more if their measured overlap is above 0.03 tol, which may happen if an eigenvalue is far larger than the
+    remaining ones.
 
     Args:
         which: "LA" largest, returned descending; "SA" smallest, ascending; "LM" largest in absolute value,
@@ -129,16 +129,16 @@ def eigsh(
         tol: residual that counts as converged, relative to the largest |Ritz value| seen; 1e-8 in float64,
             1e-4 in float32 (about the square root of a rounding, so eigenvalues are good to its square).
             Eigenvalues nearer to each other than this count as equal.
-        max_products: most products with one vector, at least 2k; 1000 + 50 k by default, and five times
-            that for "SM". When they are used up, what there is is returned with `converged` false.
+        max_products: most products with one vector, at least 2k; 1000 + 50 k by default, and five times that
+            for "SM". When they are used up, the current result is returned with `converged` false.
         max_basis: vectors in memory, at least k + 4; max(2k + 20, 80) by default, fewer if that is more
             than 8 GiB.
-        vectors: whether to return the eigenvectors.
+        vectors: If True, return the eigenvectors.
         v0: vectors to start from, (n,) or columns (n, m), of torch or NumPy: eigenvectors found before, of
             this operator or one near it, `eigsh(…, v0=before.vectors)`. Each that is an eigenvector is
-            accepted after one product, one nearby after a few. The last sweep, which looks for what they
-            miss, still starts from a random vector: it takes a few products where the wanted eigenvalues
-            stand apart from the others, and as many as without v0 where they do not.
+            accepted after one product, one nearby after a few. The last sweep, which checks for missed
+            eigenvalues, still starts from a random vector. It takes a few products if the wanted eigenvalues
+            are well separated from the others, else as many as without v0.
 
     Returns:
         Eigenvectors are torch tensors in the operator's dtype and on its device, NumPy if v0 was.
@@ -164,14 +164,18 @@ def eigsh(
         )
         search.run()
         found = measured(search)
-    own = like(found.Y.clone().T, v0) if vectors else None  # without the rest of the basis
+    own = like(found.Y.clone().T, v0) if vectors else None  # a copy, so that the basis can be freed
     return _eigenpairs(found, own, tol, which, seed)
 
 
-def _eigenpairs(found: Found, vectors: Tensor | None, tol: float, which: Which, seed: int) -> Eigenpairs:
-    """The result: what is converged, and why the smallest are not."""
+def _eigenpairs(
+    found: SearchResult, vectors: Tensor | None, tol: float, which: Which, seed: int
+) -> Eigenpairs:
+    """Return the result with its convergence flags, and the reason if the smallest are not resolved."""
     values, residuals = found.values, found.residuals
-    scale = 0.0 if which == "SM" else found.scale  # what the smallest are small in is no measure of them
+    scale = (
+        0.0 if which == "SM" else found.scale
+    )  # the scale of the operator is no measure for its smallest eigenvalues
     mask = residuals <= tol * max(scale, float(np.abs(values).max()))
     converged = bool(mask.all()) and found.verified
     return Eigenpairs(
@@ -189,7 +193,7 @@ def _eigenpairs(found: Found, vectors: Tensor | None, tol: float, which: Which, 
 
 
 def basis_size(op: LinearOperator, k: int) -> int:
-    """Default number of basis vectors, within the memory it may take."""
+    """Return the default number of basis vectors within the memory limit."""
     vector = vector_bytes(op)
     fitting = BASIS_GIB * GIB // vector - 1
     if fitting < min(k + SPARE, op.shape[0]):
@@ -202,7 +206,7 @@ def basis_size(op: LinearOperator, k: int) -> int:
 
 
 def _start_columns(op: LinearOperator, v0: Tensor | np.ndarray) -> Tensor:
-    """The given start vectors as columns (n, m), none of them zero."""
+    """Return the given start vectors as columns (n, m), none of them zero."""
     columns = as_columns(op, v0)
     if columns.shape[1] == 0 or not none_is_zero(columns):
         raise ShapeError(
@@ -217,9 +221,9 @@ def _start_columns(op: LinearOperator, v0: Tensor | np.ndarray) -> Tensor:
 def deflate(op: LinearOperator, pairs: Eigenpairs | Tensor | np.ndarray) -> LinearOperator:
     """P A P with P = I − V Vᵀ, for orthonormal columns V (n, k): the eigenvalues of V become zero.
 
-    With eigenvectors V it is A − V Λ Vᵀ; with vectors that are so up to a residual it is still symmetric, and
-    positive semi-definite where A is. The part that is taken out is known: tr A = Σ vᵢᵀ A vᵢ + tr P A P, and
-    the values of `pairs` are those vᵢᵀ A vᵢ. Memory: k vectors. A product takes one product with A.
+    With eigenvectors V it is A − V Λ Vᵀ; with approximate eigenvectors it is still symmetric, and positive
+    semi-definite if A is. The removed part is known: tr A = Σ vᵢᵀ A vᵢ + tr P A P, and the values of `pairs`
+    are those vᵢᵀ A vᵢ. Memory: k vectors. A product takes one product with A.
 
     Args:
         pairs: what `eigsh` found, or vectors (n,) or (n, k), which are made orthonormal.
@@ -233,16 +237,17 @@ def deflate(op: LinearOperator, pairs: Eigenpairs | Tensor | np.ndarray) -> Line
         raise UsageError("expected finite vectors to deflate, got nan or inf")
     if V.shape[1] > V.shape[0]:
         raise ShapeError(f"expected at most {V.shape[0]} vectors to deflate, got {V.shape[1]}")
-    R = orthonormalize(V).diagonal().abs() if V.shape[1] else torch.ones(0)
+    with op.frozen():  # all ranks compute the same bits inside
+        R = orthonormalize(V).diagonal().abs() if V.shape[1] else torch.ones(0)
     if bool((100 * torch.finfo(op.dtype).eps * R.max() >= R).any()) if len(R) else False:
         raise UsageError("expected vectors that are independent, got one in the span of the others, or zero")
     P = Identity(op.shape[0], dtype=op.dtype, device=op.device) - LowRank(V)
     return P @ op @ P
 
 
-INNER = 0.1  # of the tolerance, for the systems
-RESERVE = 5  # one part in so many of the products is kept for the case that systems cannot be solved
-TIGHTEST = 50.0  # roundings: no system is solved to less
+INNER = 0.1  # tolerance of the solves, relative to that of the search
+RESERVE = 5  # one in so many products is reserved for the fallback if systems cannot be solved
+TIGHTEST = 50.0  # smallest tolerance of a solve, in roundings
 
 
 class _NotSolved(Exception):
@@ -279,7 +284,7 @@ def smallest(
     limit: int,
     seed: int,
     starts: Tensor | None = None,
-) -> Found:
+) -> SearchResult:
     """The k eigenpairs of a symmetric operator with the least |λ|, ascending by it.
 
     Args:
@@ -307,7 +312,7 @@ def smallest(
 
 def _searched(
     inverting: _Inverting, *, k: int, tol: float, max_basis: int, seed: int, starts: Tensor | None
-) -> Found:
+) -> SearchResult:
     """The search on the inverse, one solve more for each vector, and residuals on A."""
     search = Search(
         inverting,
@@ -315,23 +320,25 @@ def _searched(
         which="LM",
         tol=tol,
         max_basis=max_basis,
-        max_products=inverting.limit,  # which solves use up first
+        max_products=inverting.limit,  # solves use up this limit first
         seed=seed,
         starts=starts,
     )
     search.run()
     W = inverting @ filled(search).T
-    W = W * (comfortable(W) or 1.0)
+    W = W * (safe_vector_scale(W) or 1.0)
     orthonormalize(W)
     found = _on(inverting.op, W.T.contiguous(), inverting.products, verified=search.verified)
     inverting.products = found.products
     return found
 
 
-def _on(op: LinearOperator, Y: Tensor, products: int, *, verified: bool, reason: str = "") -> Found:
+def _on(op: LinearOperator, Y: Tensor, products: int, *, verified: bool, reason: str = "") -> SearchResult:
     """Ritz pairs of A on the rows of Y (k, n)."""
-    values, residuals = rayleigh_ritz(op, Y, "SM", factor=comfortable(op @ Y[0]) or 1.0)
-    return Found(values, Y, residuals, float(np.abs(values).max()), verified, products + len(Y) + 1, reason)
+    values, residuals = rayleigh_ritz(op, Y, "SM", factor=safe_vector_scale(op @ Y[0]) or 1.0)
+    return SearchResult(
+        values, Y, residuals, float(np.abs(values).max()), verified, products + len(Y) + 1, reason
+    )
 
 
 def _of_the_square(
@@ -344,7 +351,7 @@ def _of_the_square(
     tol: float,
     max_basis: int,
     seed: int,
-) -> Found:
+) -> SearchResult:
     """The vectors of the smallest eigenvalues of A² that the products left allow."""
     left = max((limit - used - k - 1) // 2, 1)
     search = Search(op @ op, k=k, which="SA", tol=tol, max_basis=max_basis, max_products=left, seed=seed)
@@ -353,7 +360,7 @@ def _of_the_square(
 
 
 def unresolved(values: np.ndarray, residuals: np.ndarray, reason: str) -> str:
-    """Why the smallest eigenvalues are not known, in a sentence."""
+    """Return the reason why the smallest eigenvalues are not resolved, in a sentence."""
     found = (
         f"not resolved: |λ| is at most {float(np.abs(values).max()):.2g}, with residuals of up to "
         f"{float(residuals.max()):.2g}"

@@ -4,13 +4,13 @@ With the measures Σ wᵢ δ(λ − θᵢ) of the probes and a threshold τ, the
 
     f(x) = Σ_{θᵢ > τ} wᵢ N(x; log₁₀ θᵢ, width²),    ∫ f dx = 1 − (share of the eigenvalues up to τ).
 
-What lies below the threshold has no place on such an axis: it is a number, with bounds.
+Eigenvalues below the threshold do not appear on such an axis: they are reported as a share, with bounds.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,19 +19,18 @@ from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
 from curvescope.algorithms.spectra.distribution import Share, cumulative
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.viz import spectrum
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
-ROUNDING = 1e-7  # of the largest node: smaller ones are rounding of float32 products
+ROUNDING = 1e-7  # relative to the largest node: smaller nodes are rounding of float32 products
 NARROWEST = 0.05  # decades
 
 
 @dataclass(frozen=True)
-class LogDensity(Result):
+class LogDensity(Tabular):
     """Density of log₁₀ λ, per decade, of the eigenvalues above a threshold, and the share that is not."""
 
     grid: np.ndarray  # (G,) eigenvalues, evenly in their logarithm
@@ -62,16 +61,16 @@ class LogDensity(Result):
         """Ends of the 95 % interval at each point, (G,) each; nan for one probe."""
         return positive_interval(self.density, self.stderr, self._degrees)
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per point of the grid."""
-        import pandas as pd
-
         low, high = self.band()
         columns = {"eigenvalue": self.grid, "density": self.density, "stderr": self.stderr}
-        return pd.DataFrame({**columns, "low": low, "high": high})
+        return {**columns, "low": low, "high": high}
 
     def plot(self, ax: Axes | None = None, *, label: str | None = None) -> Axes:
-        """Density per decade with a 95 % band over probes; what is below the threshold in words."""
+        """Plot the density per decade with a 95 % band over probes; a note gives the share below the
+        threshold.
+        """
         low, high = (100 * end for end in (self.below.low, self.below.high))
         words = f"kernel width {self.width:.2g} decades\n"
         words += f"λ ≤ {self.threshold:.2g}: {100 * self.below.value:.3g} % of eigenvalues"
@@ -92,7 +91,7 @@ def log_density(
     width: float | None = None,
     points: int = 512,
 ) -> LogDensity:
-    """From nodes and weights (P, S); see `SpectralDensity.on_log_axis`."""
+    """Density on a logarithmic axis from nodes and weights (P, S); see `SpectralDensity.on_log_axis`."""
     largest = float(nodes.max())
     tau = ROUNDING * largest if threshold is None else check_number("threshold", threshold, above=0.0)
     check_count("points", points, at_least=2)
@@ -120,7 +119,7 @@ MARGIN = 5.0  # widths beyond the outermost nodes that the grid covers
 
 
 def check_grid(grid: int | np.ndarray | None, width: float | None) -> None:
-    """Raise unless these are points, or how many, and a width; None is one's own choice."""
+    """Raise unless these are valid grid points (or their number) and a width; None means the default."""
     if isinstance(grid, np.ndarray):
         if grid.ndim != 1 or grid.size == 0 or not np.isfinite(grid).all():
             raise ShapeError(f"expected a grid of finite points (G,), got an array of shape {grid.shape}")
@@ -131,17 +130,18 @@ def check_grid(grid: int | np.ndarray | None, width: float | None) -> None:
 
 
 def check_range(low: float, high: float, width: float) -> None:
-    """Raise where a density, which is about one over the width, or the range is no number."""
+    """Raise if the range, or a density of about one over the width, overflows."""
     smallest = 1 / np.finfo(float).max
     if not (width > smallest and np.isfinite(high - low + 2 * MARGIN * width)):
         raise UsageError(
-            f"eigenvalues between {low:.2g} and {high:.2g} have no density in float64: numbers end there",
-            hint="take it of a multiple of the operator, 1e100 * op or 1e-100 * op",
+            f"eigenvalues between {low:.2g} and {high:.2g} have no density in float64, because it would "
+            f"overflow",
+            hint="scale the operator first: 1e100 * op or 1e-100 * op",
         )
 
 
 def default_width(low: float, high: float, num_steps: int) -> float:
-    """The range over the number of steps; a thousandth of the eigenvalue where they are all the same."""
+    """Return the range over the number of steps; a thousandth of the eigenvalue if all are equal."""
     largest = max(abs(low), abs(high))
     return (high - low) / num_steps if high - low > 1e-6 * largest else 1e-3 * (largest or 1.0)
 
@@ -152,11 +152,30 @@ def even_grid(low: float, high: float, width: float, points: int = GRID_POINTS) 
 
 
 def broadened(
-    grid: np.ndarray, nodes: np.ndarray, weights: np.ndarray, width: float, *, reflected: bool = False
+    grid: np.ndarray,
+    nodes: np.ndarray,
+    weights: np.ndarray,
+    width: float,
+    *,
+    ends: tuple[float, float] | None = None,
 ) -> np.ndarray:
-    """Σ wᵢ N(x; θᵢ, width²) at the points of the grid; `reflected` at zero, so that none is below it."""
-    z = (grid[:, None] - nodes) / width
-    found = np.exp(-0.5 * z**2) @ weights / (width * np.sqrt(2 * np.pi))
-    if not reflected:
-        return found
-    return np.where(grid >= 0, found + broadened(-grid, nodes, weights, width), 0.0)
+    """Σ wᵢ N(x; θᵢ, width²) at the points of the grid; `ends` reflect, so that none lies beyond them."""
+    return kernel(grid, nodes, width, ends=ends) @ weights
+
+
+def kernel(
+    grid: np.ndarray, places: np.ndarray, width: float, *, ends: tuple[float, float] | None = None
+) -> np.ndarray:
+    """N(x; θ, width²) at points x and places θ, (G, N); reflected at the ends if these are given."""
+    if ends is None:
+        return np.exp(-0.5 * ((grid[:, None] - places) / width) ** 2) / (width * np.sqrt(2 * np.pi))
+    low, high = ends
+    span = 2 * (high - low)
+    inside = np.clip(places, low, high)  # rounding may put a node beyond an end
+    farthest = int(np.ceil(MARGIN * width / span))
+    found = np.zeros((len(grid), len(places)))
+    for turn in range(-farthest, farthest + 1):
+        found += kernel(grid, inside + turn * span, width) + kernel(
+            grid, 2 * low - inside + turn * span, width
+        )
+    return np.where(((grid >= low) & (grid <= high))[:, None], found, 0.0)

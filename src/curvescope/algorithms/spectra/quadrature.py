@@ -1,8 +1,8 @@
-"""Spectral measures of diagonal blocks: nodes and weights, from Lanczos or from the block itself.
+"""Spectral measures of diagonal blocks: nodes and weights, from Lanczos or from the full block.
 
-The columns of one product may belong to different blocks: a column that is zero outside block b gives, in
-the rows of b, the product with that diagonal block. So all blocks advance in lock step. The eigenvalues of a
-block that is nothing but rounding, see `rounding`, are zero.
+The columns of one product may belong to different blocks: a column that is zero outside block b gives, in the
+rows of b, the product with that diagonal block. So all blocks advance in lock step. If a block is only
+rounding errors (`is_rounding`), its eigenvalues are zero.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.bases import TOGETHER_GIB, Where, placed
+from curvescope.algorithms.accurate_sums import add_up, is_rounding, length, to_numpy
 from curvescope.algorithms.checks import GIB, block_pieces, block_sizes
 from curvescope.algorithms.columns import columns_at_once
+from curvescope.algorithms.krylov_storage import TOGETHER_GIB, Where, place_basis
 from curvescope.algorithms.spectra.krylov import Recurrence, Tridiagonals
-from curvescope.algorithms.sums import add_up, is_rounding, length, to_numpy
 from curvescope.algorithms.vectors import check_finite
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
@@ -41,14 +41,14 @@ class Job:
     """Probes `first, …, first + count − 1` of one block, run together."""
 
     name: str
-    rows: slice  # where the block, or what is here of it, lies in a vector
+    rows: slice  # position of the block, or of this rank's piece of it, in a vector
     first: int
     count: int
     near: int | None = None  # vectors of a basis on the device, if some are in host memory
 
     @property
     def size(self) -> int:
-        """Number of rows that are here of the block."""
+        """Number of the block's rows on this rank."""
         return self.rows.stop - self.rows.start
 
 
@@ -73,7 +73,7 @@ def exact_measures(op: LinearOperator, blocks: Mapping[str, slice]) -> dict[str,
 
 
 def _own_rows(op: LinearOperator, name: str, size: int) -> Tensor:
-    """Which rows of a block are here."""
+    """Return the rows of a block that this rank holds."""
     here = block_pieces(op, name)
     return torch.arange(size) if here is None else here.positions()
 
@@ -101,14 +101,14 @@ def lanczos_measures(
     vectors = num_steps + 1 if reorthogonalize else 2
     groups = list(_grouped(op, blocks, num_probes, vectors, max_gib, basis))
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in blocks}
-    real: set[str] = set()  # blocks that are more than rounding
+    real: set[str] = set()  # blocks that are not only rounding errors
     overlaps = dict.fromkeys(blocks, 0.0)
     recurrences: list[Recurrence] = []
     columns: Tensor | None = None
     steps = [(group, step) for group in groups for step in range(num_steps)]
     for group, step in track(steps, "spectral density"):
         if step == 0:
-            recurrences, columns = [], None  # the last group's memory goes first
+            recurrences, columns = [], None  # free the last group's memory first
             recurrences = [_started(op, job, num_steps, probe, seed, reorthogonalize) for job in group]
             columns = _buffer(op, group)
         _advance(op, group, recurrences, columns)
@@ -128,7 +128,7 @@ def _finish(
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]],
     overlaps: dict[str, float],
 ) -> set[str]:
-    """Add what every job found to that of its block; the blocks that are more than rounding."""
+    """Add the result of every job to its block; return the blocks that are not only rounding errors."""
     real = set()
     for job, recurrence in zip(group, recurrences, strict=True):
         steps_taken = recurrence.finish()
@@ -140,7 +140,7 @@ def _finish(
 
 
 def _all_rounding(found: Tridiagonals, asymmetry: np.ndarray) -> bool:
-    """Whether the matrix is rounding in the Krylov space of every column."""
+    """Return True if the matrix is rounding in the Krylov space of every column."""
     return all(
         is_rounding(np.concatenate([a, b[:-1], b[:-1]]), float(uneven))
         for a, b, uneven in zip(found.alpha, found.beta, asymmetry, strict=True)
@@ -195,7 +195,7 @@ def _grouped(
 ) -> Iterator[list[Job]]:
     """Jobs that run together: as many columns as one product takes and as the memory holds bases of.
 
-    A basis that is alone too much for it runs alone, as does one that is partly in host memory.
+    A basis that exceeds the memory runs alone, as does one that is partly in host memory.
     """
     width = columns_at_once(op)
     together = (TOGETHER_GIB if max_gib is None else max_gib) * GIB
@@ -206,7 +206,7 @@ def _grouped(
     for name, rows in blocks.items():
         what = f"one probe of {name or 'the operator'}"
         each = -(-sizes[name] // ranks)
-        place = placed(op, each, vectors, where=where, max_gib=max_gib, what=what)
+        place = place_basis(op, each, vectors, where=where, max_gib=max_gib, what=what)
         alone = place.near is not None or place.num_bytes > together
         first = 0
         while first < num_probes:

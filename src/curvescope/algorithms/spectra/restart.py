@@ -1,11 +1,11 @@
 """Search for extreme eigenpairs: Lanczos with full reorthogonalization, thick restarts and locking.
 
-A sweep runs Lanczos from a random vector, orthogonal to the eigenvectors locked so far, and restarts from
-its best Ritz vectors whenever the basis is full. When what it wants has converged, it locks those vectors
-and another sweep looks for something better outside them. One Krylov space holds one copy of a repeated
-eigenvalue, so copies come one sweep at a time. The search ends when a sweep has found nothing better and
-it is improbable that it overlooked something (`Search._nothing_missed`); small residuals alone never end
-it, for in many dimensions a random vector has one.
+A sweep runs Lanczos from a random vector, orthogonal to the eigenvectors locked so far, and restarts from its
+best Ritz vectors whenever the basis is full. When the wanted Ritz vectors have converged, it locks them, and
+another sweep searches outside them for better ones. One Krylov space holds one copy of a repeated eigenvalue,
+so copies come one sweep at a time. The search ends when a sweep has found nothing better and it is improbable
+that it overlooked something (`Search._nothing_missed`); small residuals alone never end it, because in many
+dimensions even a random vector may have one.
 
 Start vectors that are given are tried first, one sweep each, which ends when the vector has converged.
 """
@@ -19,16 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvescope.algorithms.accurate_sums import dots, gram, inner, norms, to_numpy
 from curvescope.algorithms.columns import columns_at_once
-from curvescope.algorithms.sums import dots, gram, inner, norms, to_numpy
 from curvescope.algorithms.vectors import (
     check_finite,
-    comfortable,
     fresh,
     orthogonalize,
     own_entries,
     random_vector,
     rotate,
+    safe_vector_scale,
 )
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
@@ -36,8 +36,8 @@ from curvescope.core.progress import track
 Which = Literal["LA", "SA", "LM", "BE", "SM"]
 
 MISSED = 1e-3  # accepted probability, at each end, that the last sweep overlooked an eigenvalue
-SAFETY = 0.3  # of the tolerance, for residuals that are estimated
-ORTHOGONAL = 0.03  # of the tolerance, for overlaps within the basis: they move residuals by as much
+SAFETY = 0.3  # share of the tolerance for estimated residuals
+ORTHOGONAL = 0.03  # share of the tolerance for overlaps within the basis: they change residuals by as much
 
 
 def choose(values: np.ndarray, k: int, which: Which, bonus: np.ndarray | float = 0.0) -> np.ndarray:
@@ -60,7 +60,9 @@ def choose(values: np.ndarray, k: int, which: Which, bonus: np.ndarray | float =
 
 
 def thresholds(values: np.ndarray, which: Which) -> list[tuple[int, float]]:
-    """What an eigenvalue must exceed to displace one of `values`: (1, t) if λ > t, (−1, t) if −λ > t."""
+    """Thresholds that an eigenvalue must exceed to displace one of `values`: (1, t) if λ > t, (−1, t) if −λ >
+    t.
+    """
     if which == "LA":
         return [(1, values.min())]
     if which == "SA":
@@ -96,11 +98,11 @@ class Search:
         self.seed, self.starts = seed, [] if starts is None else list(starts.T)
         self.rows = fresh(op, self.max_basis + 1, op.local_shape[0])
         self.H = np.zeros((self.max_basis, self.max_basis))  # upper triangle of the projection
-        self.beta = 0.0  # norm of what the last product left outside the basis
+        self.beta = 0.0  # norm of the last product's part outside the basis
         self.locked = np.zeros(0)  # Ritz values of the locked vectors
-        self.overlap = np.zeros(0)  # of the next vector with the locked ones and the basis
-        self.coupling = np.zeros(0)  # of the next vector, through the operator, with the basis
-        self.factor = 0.0  # what the operator is multiplied by, once a product shows its size
+        self.overlap = np.zeros(0)  # overlap of the next vector with the locked ones and the basis
+        self.coupling = np.zeros(0)  # entries of the projection for the next vector and the basis
+        self.factor = 0.0  # scale of products, set after the first one
         self.scale, self.products, self.sweeps = 0.0, 0, 0
         self.verified = False
         self._begin()
@@ -114,7 +116,7 @@ class Search:
 
     @property
     def _given(self) -> bool:
-        """Whether the sweep started from a given vector."""
+        """Return True if the sweep started from a given vector."""
         return self.sweeps <= len(self.starts)
 
     def _begin(self) -> None:
@@ -137,7 +139,7 @@ class Search:
         """The product of the operator, times `factor`, with v."""
         product = self.op @ v
         if self.factor == 0.0:
-            self.factor = comfortable(product)
+            self.factor = safe_vector_scale(product)
         return product if self.factor in (0.0, 1.0) else product * self.factor
 
     def _step(self) -> None:
@@ -179,7 +181,7 @@ class Search:
         return len(self.locked) + self.count == self.max_basis
 
     def _check_is_due(self) -> bool:
-        """After 1, 2, 4, 8, 16, 24, … steps while a sweep collects; after each where it may soon end."""
+        """Return True after 1, 2, 4, 8, 16, 24, … steps of a sweep, and after every step near its end."""
         new = self.count - self.kept
         ending = self._full or self.products == self.max_products or self.beta == 0
         return ending or self._given or len(self.locked) == self.k or new in (1, 2, 4) or new % 8 == 0
@@ -191,7 +193,7 @@ class Search:
         small = residual <= SAFETY * self.tol * self.scale
         enough = len(self.locked) + self.count >= self.k
         settled = enough and len(found) > 0 and bool(small[found].all())
-        lead = int(np.abs(S[0]).argmax())  # what a given start has become
+        lead = int(np.abs(S[0]).argmax())  # the Ritz vector closest to the given start
         tracked = self._given and (not len(found) or (self.kept == 0 and bool(small[lead])))
         spent = self.products == self.max_products
         whole = len(self.locked) + self.count == self.n
@@ -222,7 +224,7 @@ class Search:
         return best[best >= len(self.locked)] - len(self.locked)
 
     def _lock(self, found: np.ndarray, theta: np.ndarray, S: np.ndarray) -> None:
-        """Move the found Ritz vectors to the locked ones and let go of those that they displace."""
+        """Lock the converged Ritz vectors and drop those that they displace."""
         before = len(self.locked)
         rotate(self.rows[before : before + self.count], S[:, found])
         values = np.concatenate([self.locked, theta[found]])
@@ -234,7 +236,7 @@ class Search:
         self.locked = values[stay]
 
     def _restart(self, theta: np.ndarray, S: np.ndarray) -> None:
-        """Keep the wanted Ritz vectors, half of the others, and the vector the sweep would go on with."""
+        """Keep the wanted Ritz vectors, half of the others, and the next vector of the sweep."""
         first, room = len(self.locked), self.count
         wanted = max(1, self.k - first)
         keep = choose(theta, min(room - 2, wanted + (room - wanted) // 2), self.which)
@@ -248,7 +250,7 @@ class Search:
         self.count = self.kept = len(keep)
 
     def _nothing_missed(self, theta: np.ndarray, residual: np.ndarray) -> bool:
-        """Whether a sweep from a random vector q that found nothing better shows that there is nothing.
+        """Return True if a sweep from a random vector q shows that no better eigenvalue exists.
 
         An eigenvector u of λ outside the locked ones has uᵀ A V = λ uᵀ V, so its inner products with the
         basis follow from η, that with the next vector: (uᵀ xᵢ) = η rᵢ / (λ − θᵢ) for the Ritz vectors with
@@ -274,20 +276,20 @@ class Search:
         return True
 
 
-class Found(NamedTuple):
-    """Eigenpairs, wanted ones first, with what is known of them."""
+class SearchResult(NamedTuple):
+    """Eigenpairs, best first, with their residuals and status."""
 
     values: np.ndarray  # (k,)
     Y: Tensor  # (k, n)
     residuals: np.ndarray  # (k,) measured
     scale: float  # largest |eigenvalue| seen
-    verified: bool  # nothing was found that belongs before them
+    verified: bool  # True if no better eigenvalue was found
     products: int
-    reason: str = ""  # why they are not what was looked for
+    reason: str = ""  # reason if they are not resolved
 
 
-def solved_directly(op: LinearOperator, k: int, which: Which) -> Found:
-    """From the matrix itself, in float64; residuals with the rounding of vectors in the operator's type."""
+def solved_directly(op: LinearOperator, k: int, which: Which) -> SearchResult:
+    """Solve from the matrix in float64; residuals include the rounding of vectors in the operator's type."""
     A = to_numpy(op.to_dense())
     check_finite(A)
     theta, S = np.linalg.eigh((A + A.T) / 2)
@@ -297,7 +299,7 @@ def solved_directly(op: LinearOperator, k: int, which: Which) -> Found:
     scale = float(np.abs(theta).max())
     residuals = np.linalg.norm(A @ S - S * values, axis=0) + torch.finfo(op.dtype).eps * scale
     Y = own_entries(op, torch.as_tensor(S)).T.to(op.dtype, copy=True).contiguous()
-    return Found(values, Y, residuals, scale, True, op.shape[0])
+    return SearchResult(values, Y, residuals, scale, True, op.shape[0])
 
 
 def filled(search: Search) -> Tensor:
@@ -313,15 +315,15 @@ def filled(search: Search) -> Tensor:
     return Y
 
 
-def measured(search: Search) -> Found:
+def measured(search: Search) -> SearchResult:
     """Rayleigh–Ritz on the span of the k vectors of a search.
 
-    The products go where the basis was; k further vectors only if it was shorter than 2k.
+    The products reuse the memory of the basis; k further vectors are needed only if it was shorter than 2k.
     """
     Y, k, factor = filled(search), search.k, search.factor or 1.0
     room = search.rows[k : 2 * k] if len(search.rows) >= 2 * k else None
     values, residuals = rayleigh_ritz(search.op, Y, search.which, factor=factor, room=room)
-    return Found(values, Y, residuals, search.scale / factor, search.verified, search.products + k)
+    return SearchResult(values, Y, residuals, search.scale / factor, search.verified, search.products + k)
 
 
 def rayleigh_ritz(
@@ -330,8 +332,8 @@ def rayleigh_ritz(
     """Ritz values and residuals (k,) of an operator on the rows of Y (k, n), which become the Ritz vectors.
 
     Args:
-        factor: what products are multiplied by, to bring them near one.
-        room: memory for the products, (k, n).
+        factor: Scale that brings products near one.
+        room: Buffer (k, n) for the products.
     """
     P, k = torch.empty_like(Y) if room is None else room, len(Y)
     width = columns_at_once(op)

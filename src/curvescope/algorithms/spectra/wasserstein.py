@@ -1,12 +1,12 @@
-"""How far two spectra are from each other: the Wasserstein-1 distance of their distributions.
+"""Wasserstein-1 distance between two spectra.
 
 With F and G the shares of eigenvalues up to x,
 
     W₁ = ∫ |F(x) − G(x)| dx,
 
-the mean way that eigenvalues go when one spectrum is turned into the other: both sorted, Σ |λᵢ − μᵢ| / n. By
-Hoffman and Wielandt W₁ ≤ ‖A − B‖_F / √n for symmetric A and B. Between two quadratures, which are sums of
-point masses, it is a finite sum, computed as it stands and without broadening.
+the mean distance that eigenvalues move when one spectrum is turned into the other: Σ |λᵢ − μᵢ| / n, both
+sorted. By Hoffman and Wielandt W₁ ≤ ‖A − B‖_F / √n for symmetric A and B. Between two quadratures, which are
+sums of point masses, it is a finite sum, computed as it stands and without broadening.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ EXHAUSTED = 1e-12  # of the largest node: what is left of a vector is rounding
 class SpectralDistance(Result):
     """W₁ between two spectra from the same probes.
 
-    `low` and `high` hold the distance of the quadratures' expectations 95 times in 100. Few Lanczos steps
-    leave something open: `least` and `most` are the ends of what the last half of them, one after the other,
-    would have said, and `unresolved` bounds it: inside the outermost nodes the measures of the probes
-    themselves are at most that much nearer or farther. All errors of two exact spectra are zero.
+    `low` and `high` hold the distance of the quadratures' expectations 95 times in 100. Few Lanczos steps add
+    another error: `least` and `most` are the range of the values after each step of the last half.
+    `unresolved` bounds this error: between the outermost nodes, the distance of the probes' exact measures
+    differs by at most this. All errors of two exact spectra are zero.
     """
 
     value: float
     stderr: float  # by leaving out one probe after the other; nan for one
-    bias: float  # by the same: noise makes equal spectra look different
+    bias: float  # from the same jackknife: noise makes equal spectra look different
     low: float
     high: float
     least: float
@@ -46,7 +46,7 @@ class SpectralDistance(Result):
 
     @property
     def error(self) -> float:
-        """Of both kinds together: the standard error, and how far the last half of the steps has moved it."""
+        """Total error: the standard error, and the change over the last half of the steps."""
         return math.hypot(self.stderr, max(self.most - self.value, self.value - self.least))
 
 

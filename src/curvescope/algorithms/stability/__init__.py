@@ -1,1 +1,1 @@
-"""How large a step training can take: the sharpness that an optimizer sees."""
+"""Stability of training steps: the sharpness that an optimizer sees."""

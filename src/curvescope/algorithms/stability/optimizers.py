@@ -1,12 +1,12 @@
-"""What PyTorch's optimizers do to a gradient, from their settings and their state.
+"""Preconditioners of PyTorch's optimizers, read from their settings and state.
 
     SGD       P = I                                          g = 1 − dampening
     RMSprop   P = √v + ε, centered: √(v − m²) + ε              g = 1
     Adam(W)   P = (1 − β₁ᵗ) (√(v / (1 − β₂ᵗ)) + ε)             g = 1 − β₁, momentum β₁
 
-with v the running mean of squared gradients as it is now. Where groups have learning rates of their own, P is
-divided by their share of the largest one. An entry whose v is zero never had a gradient: it stays where
-it is, and its row of P^(−½) is zero. All other optimizers of torch are refused by name.
+with v the running mean of squared gradients as it is now. If groups have different learning rates, P is
+divided by their ratio to the largest one. An entry whose v is zero never had a gradient: it does not move,
+and its row of P^(−½) is zero. Other optimizers of torch raise an error.
 
 Descent on a quadratic with a fixed preconditioner, and the learning rate up to which it is stable.
 
@@ -47,7 +47,7 @@ class Descent:
     nesterov: bool = False
     gain: float = 1.0  # g
     coupled: Tensor | None = None  # (n,) weight decay that is part of the gradient: added to H
-    decoupled: Tensor | None = None  # (n,) weight decay beside it, over the largest learning rate
+    decoupled: Tensor | None = None  # (n,) weight decay outside the gradient, over the largest learning rate
     assumed: list[str] = field(default_factory=list)
 
     @property
@@ -59,7 +59,7 @@ class Descent:
 
     @property
     def formula(self) -> str:
-        """The bound in words."""
+        """Return the bound as text."""
         if self.momentum == 0 and self.gain == 1:
             return "2 / λ_max"
         if self.nesterov:
@@ -72,13 +72,13 @@ class Descent:
 
 Group = Mapping[str, Any]
 Denominator = Callable[[Group, Mapping[str, Any]], Tensor]
-HELD = "the preconditioner stays as it is now, while its optimizer goes on adapting it"
+HELD = "the preconditioner is held fixed, although the optimizer keeps adapting it"
 
 
 def read_optimizer(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], space: ParamSpace
 ) -> Descent:
-    """The descent of an optimizer over the entries of a space, whose parameters are looked up by identity."""
+    """Read the descent of an optimizer over the entries of a space; parameters are matched by identity."""
     kind = type(optimizer)
     if kind not in _READERS:
         known = ", ".join(each.__name__ for each in _READERS)
@@ -106,7 +106,7 @@ def _groups(
         if id(parameters[name]) not in of:
             raise UsageError(
                 f"{type(optimizer).__name__} does not train {name}, which is part of the operator",
-                hint="choose the blocks that it trains, or make it of the parameters of this model",
+                hint="choose the blocks that it trains, or create it with the parameters of this model",
             )
     return {name: of[id(parameters[name])] for name in space.parameter_names}
 
@@ -117,7 +117,7 @@ def _assumed(
     found = ["every step uses the gradient of this operator's data"]
     trained = sum(len(group["params"]) for group in optimizer.param_groups)
     if trained > len(groups):
-        found.append(f"{trained - len(groups)} other parameters of the optimizer stay where they are")
+        found.append(f"{trained - len(groups)} other parameters of the optimizer do not move")
     if set(share.values()) != {1.0}:
         found.append("learning rates of groups stay in proportion; the bound is for the largest")
     return found
@@ -138,7 +138,7 @@ class _Reading:
         self.groups, self.share = groups, share
 
     def one(self, setting: str, what: str) -> Any:
-        """A setting that all groups have in common."""
+        """Return a setting that must be the same in all groups."""
         found = {_plain(group[setting]) for group in self.groups.values()}
         if len(found) > 1:
             raise UsageError(
@@ -148,12 +148,13 @@ class _Reading:
         return found.pop()
 
     def state(self, name: str) -> Mapping[str, Any]:
-        """What the optimizer keeps of a parameter."""
+        """Return the optimizer's state of a parameter."""
         found = self.optimizer.state.get(self.parameters[name], {})
         adam = isinstance(self.optimizer, torch.optim.Adam)  # a fused one may skip its first step
         if not found or (adam and float(found["step"]) == 0):
             raise UsageError(
-                f"{type(self.optimizer).__name__} has no state of {name} yet", hint="let it take a step first"
+                f"{type(self.optimizer).__name__} has no state of {name} yet",
+                hint="take a step with it first",
             )
         return found
 
@@ -161,7 +162,7 @@ class _Reading:
         """(n,) from a tensor of each parameter's shape, or a number."""
         space = self.space
         tree = {
-            name: torch.as_tensor(values(name), dtype=space.dtype, device=space.device)
+            name: torch.as_tensor(_here(values(name)), dtype=space.dtype, device=space.device)
             .detach()
             .expand(space.shapes[name])
             .contiguous()
@@ -170,7 +171,9 @@ class _Reading:
         return space.gather(tree)
 
     def decay(self, *, apart: bool = False) -> Tensor | None:
-        """(n,) weight decay in the gradient, or beside it, then over the largest rate; None where none is."""
+        """(n,) weight decay in the gradient, or outside it, then over the largest rate; None if there is
+        none.
+        """
         own = {
             name: float(group["weight_decay"]) if self._apart(group) == apart else 0.0
             for name, group in self.groups.items()
@@ -180,12 +183,14 @@ class _Reading:
         return self.vector(lambda name: own[name] * (self.share[name] if apart else 1.0))
 
     def _apart(self, group: Group) -> bool:
-        """Whether weight decay is beside the gradient: AdamW, or a group of an Adam that is told so."""
+        """Return True if weight decay is decoupled from the gradient: AdamW, or an Adam group with that
+        option.
+        """
         told = bool(group.get("decoupled_weight_decay", False))
         return told or isinstance(self.optimizer, torch.optim.AdamW)
 
     def inverse_root(self, denominator: Denominator | None, still: Tensor | None = None) -> Diagonal | None:
-        """P^(−½), from what the gradient is divided by; None where that is one, zero for still entries."""
+        """P^(−½), from the denominator of the gradient; None if that is one, and zero for still entries."""
         if denominator is None and set(self.share.values()) == {1.0}:
             return None
         P = self.vector(lambda name: 1.0 if denominator is None else denominator(*self.of(name)))
@@ -201,6 +206,11 @@ class _Reading:
     def of(self, name: str) -> tuple[Group, Mapping[str, Any]]:
         """A parameter's settings and state."""
         return self.groups[name], self.state(name)
+
+
+def _here(value: Any) -> Any:
+    """The part of a tensor that is on this rank, of one that is spread over several."""
+    return value.to_local() if hasattr(value, "to_local") else value
 
 
 def _plain(setting: Any) -> Any:
@@ -251,7 +261,8 @@ def _rmsprop(reading: _Reading, rate: float, assumed: list[str]) -> Descent:
 def _small_entries(
     reading: _Reading, squares: Denominator, under_root: Denominator
 ) -> tuple[Tensor, list[str]]:
-    """Return which entries (n,) never had a gradient, and notes about them and about entries set by ε.
+    """Return a mask (n,) of entries that never had a gradient, and notes on them and on entries dominated by
+    ε.
 
     Args:
         squares: running mean of squared gradients: zero in an entry that never had a gradient.
@@ -262,17 +273,17 @@ def _small_entries(
     eps = reading.vector(lambda name: float(reading.groups[name]["eps"]))
     faint, notes = ~still & (root < eps), []
     if bool(still.any()):
-        notes.append(f"{int(still.sum())} entries never had a gradient and stay where they are")
+        notes.append(f"{int(still.sum())} entries never had a gradient and do not move")
     if bool(faint.any()):
         notes.append(
-            f"√v is below eps in {int(faint.sum())} entries: eps alone sets the size of their steps, "
-            "and a large value may come from them alone"
+            f"√v is below eps in {int(faint.sum())} entries: only eps limits their steps, and a large "
+            f"value may come from them alone"
         )
     return still, notes
 
 
 def _squares(group: Group, state: Mapping[str, Any]) -> Tensor:
-    """v of a parameter, or the largest that it was."""
+    """Return v of a parameter, or its running maximum (AMSGrad)."""
     return state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
 
 
@@ -287,7 +298,7 @@ def _adam(reading: _Reading, rate: float, assumed: list[str]) -> Descent:
     still, notes = _small_entries(reading, _squares, _squares)
     decoupled = reading.decay(apart=True)
     if decoupled is not None:
-        notes.append("weight decay, beside the gradient, is part of λ_max")
+        notes.append("decoupled weight decay is part of λ_max")
     return Descent(
         name=type(reading.optimizer).__name__,
         inverse_root=reading.inverse_root(denominator, still),

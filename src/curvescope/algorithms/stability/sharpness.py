@@ -17,22 +17,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.checks import check_count, check_number, check_symmetric
+from curvescope.algorithms.checks import check_count, check_number, check_symmetric, fixed_operator
 from curvescope.algorithms.spectra.krylov import lanczos
 from curvescope.algorithms.spectra.lanczos import eigsh
 from curvescope.algorithms.stability.optimizers import Descent, read_optimizer
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import Diagonal, FunctionOperator, LinearOperator
-from curvescope.core.result import Result
-
-if TYPE_CHECKING:
-    import pandas as pd
+from curvescope.core.result import Result, Tabular
 
 Preconditioner = torch.optim.Optimizer | LinearOperator | Callable[[Tensor], Tensor] | None
 
@@ -44,19 +41,19 @@ class Sharpness(Result):
     value: float  # λ_max
     residual: float  # the matrix has an eigenvalue within this of the value
     converged: bool  # and none is larger, as `eigsh` says it
-    max_learning_rate: float  # up to which steps on the quadratic stay bounded; inf if λ_max is not positive
-    learning_rate: float  # the present one; nan where none is known
-    formula: str  # of max_learning_rate
+    max_learning_rate: float  # steps on the quadratic stay bounded below it; inf if λ_max is not positive
+    learning_rate: float  # current learning rate; nan if unknown
+    formula: str  # formula for max_learning_rate
     momentum: float  # β
     optimizer: str
-    assumed: list[str]  # what the bound takes for granted
+    assumed: list[str]  # assumptions of the bound
     num_products: int
     tol: float
     seed: int
 
     @property
     def ratio(self) -> float:
-        """Present learning rate over the largest stable one: unstable above 1, nan where it is not known."""
+        """Current learning rate over the largest stable one: unstable above 1, nan if unknown."""
         return self.learning_rate / self.max_learning_rate
 
 
@@ -84,7 +81,7 @@ def preconditioned_sharpness(
             `Diagonal` and `KFAC` have; or a function V ↦ P^(−½) V of columns (n, k), symmetric. None is
             P = I.
         damping: δ of P + δ I, for an operator.
-        learning_rate: the present one, where no optimizer of torch says it.
+        learning_rate: the current one, if it does not come from a torch optimizer.
         momentum: β of heavy-ball momentum, or Nesterov's, likewise.
         tol: of `eigsh`, relative.
     """
@@ -118,14 +115,19 @@ def preconditioned_sharpness(
 
 
 def seen_by(descent: Descent, op: LinearOperator) -> LinearOperator:
-    """What a descent sees of H: P^(−½) (H + W) P^(−½) + (1 + β)/g W', W in the gradient and W' beside it."""
+    """Precondition H like a descent: P^(−½) (H + W) P^(−½) + (1 + β)/g W', W in the gradient and W' beside
+    it.
+    """
     if descent.coupled is not None:
-        op = op + Diagonal(descent.coupled)
+        op = op + Diagonal(descent.coupled).spread_like(op)
     root = descent.inverse_root
+    if isinstance(root, Diagonal):
+        root = root.spread_like(op)
     if root is not None:
         op = root.T @ op @ root
     if descent.decoupled is not None:
-        op = op + Diagonal(descent.decoupled * (1 + descent.momentum) / descent.gain)
+        own = Diagonal(descent.decoupled * (1 + descent.momentum) / descent.gain)
+        op = op + own.spread_like(op)
     return op
 
 
@@ -138,7 +140,7 @@ def _given(
     *,
     nesterov: bool,
 ) -> Descent:
-    """A descent with a preconditioner that is no optimizer of torch."""
+    """Return a descent with a preconditioner that is not a torch optimizer."""
     rate = None if rate is None else check_number("learning_rate", rate, above=0.0)
     momentum = check_number("momentum", momentum, at_least=0.0)
     if momentum >= 1:
@@ -155,13 +157,13 @@ def _given(
         )
     if not root.symmetric:
         raise UsageError(f"expected a symmetric inverse root of the preconditioner, got {root!r}")
-    name = type(P).__name__ if isinstance(P, LinearOperator) else "a preconditioner of one's own"
-    assumed = [*plain.assumed, "the preconditioner stays as it is"]
+    name = type(P).__name__ if isinstance(P, LinearOperator) else "a custom preconditioner"
+    assumed = [*plain.assumed, "the preconditioner is held fixed"]
     return replace(plain, name=name, inverse_root=root, assumed=assumed)
 
 
 def _root(op: LinearOperator, P: Any, damping: float) -> LinearOperator:
-    """(P + δ I)^(−½) of an operator that knows it, or a function that is it."""
+    """Return (P + δ I)^(−½) of an operator with `inverse_root`, or the given function."""
     if isinstance(P, LinearOperator):
         root = getattr(P, "inverse_root", None)
         if not callable(root):
@@ -192,7 +194,7 @@ def _named(op: LinearOperator) -> tuple[Mapping[str, Tensor], Any]:
 
 
 def _parameters(op: LinearOperator) -> Mapping[str, Tensor] | None:
-    """Those of the operator, or of the first of its parts that has some."""
+    """Return the parameters of the operator, or of its first part that has some."""
     named_parameters = getattr(op, "named_parameters", None)
     if named_parameters is not None:
         return dict(named_parameters())
@@ -201,8 +203,8 @@ def _parameters(op: LinearOperator) -> Mapping[str, Tensor] | None:
 
 
 @dataclass(frozen=True)
-class QuadraticDescent(Result):
-    """What gradient descent does on a quadratic, for R learning rates and K steps."""
+class QuadraticDescent(Tabular):
+    """Losses of gradient descent on a quadratic, for R learning rates and K steps."""
 
     learning_rates: np.ndarray  # (R,)
     change: np.ndarray  # (R, K + 1) q(δ_k), zero at first: what is added to the loss
@@ -211,28 +213,25 @@ class QuadraticDescent(Result):
     weights: np.ndarray  # (m,) shares of ‖g‖² at them
     num_products: int
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per learning rate and step."""
-        import pandas as pd
-
         R, K = self.change.shape
-        return pd.DataFrame(
-            {
-                "learning_rate": np.repeat(self.learning_rates, K),
-                "step": np.tile(np.arange(K), R),
-                "change": self.change.ravel(),
-                "gradient_norm": self.gradient_norm.ravel(),
-            }
-        )
+        return {
+            "learning_rate": np.repeat(self.learning_rates, K),
+            "step": np.tile(np.arange(K), R),
+            "change": self.change.ravel(),
+            "gradient_norm": self.gradient_norm.ravel(),
+        }
 
 
+@fixed_operator
 def quadratic_descent(
     op: LinearOperator, gradient: Tensor, learning_rates: Sequence[float], num_steps: int
 ) -> QuadraticDescent:
     """Losses and gradient norms of gradient descent on gᵀδ + ½ δᵀHδ from δ = 0, exactly in exact arithmetic.
 
-    It takes num_steps + 1 products, fewer where g lies in a smaller invariant subspace, and as many vectors
-    in memory. A quadratic with negative curvature has no lowest point: its descent falls without end.
+    It takes num_steps + 1 products, fewer if g lies in a smaller invariant subspace, and as many vectors in
+    memory. With negative curvature the quadratic has no minimum, and the loss decreases without bound.
 
     Args:
         op: H, symmetric.

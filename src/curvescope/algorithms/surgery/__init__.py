@@ -1,1 +1,1 @@
-"""Weights that are removed or rounded, and what the others do about it: functions of matrices."""
+"""Removal and rounding of weights with optimal updates of the others: functions of matrices."""

@@ -1,11 +1,10 @@
-"""Grids that weights are rounded to: symmetric and uniform, with a step for each column or for all.
+"""Symmetric uniform quantization grids, with one step per column or one for all.
 
 With b bits the grid is s · {−m, …, m}, m = 2^(b−1) − 1, and the step s = max |w| / m has the largest weight
 on it. Zero is on the grid, and −w is where w is.
 
-Rounding as Optimal Brain Surgeon does it, which is GPTQ (Frantar et al., 2023).
-
-Weights are rounded one after the other; each time those that are still free move to the minimum of
+Rounding by Optimal Brain Surgeon is GPTQ (Frantar et al., 2023). Weights are rounded one after the other;
+after each, the remaining free weights move to the minimum of
 ½ δᵀ H δ, given all that are fixed. When w_i, as moved so far, goes to its point q_i of the grid,
 
     δ_F = −((w_i − q_i) / [H_F⁻¹]_ii) H_F⁻¹ e_i    over the free ones F, i among them,
@@ -25,18 +24,18 @@ from torch import Tensor
 from curvescope.core.errors import ShapeError, UsageError
 
 Steps = Literal["column", "tensor"]
-"""One step for every output of a matrix, or one for all of it."""
+"""Choice of one step per output of a matrix, or one for the full matrix."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What the entries of an (n, m) matrix are rounded to."""
+    """Grid that the entries of an (n, m) matrix are rounded to."""
 
     step: Tensor  # (m,)
     most: int  # the largest multiple of a step
 
     def rounded(self, W: Tensor) -> Tensor:
-        """The nearest points to W (…, m); the ends of the grid for what lies beyond."""
+        """Return the nearest grid points to W (…, m); entries beyond the grid get its ends."""
         return self.step * torch.clamp(torch.round(W / self.step), -self.most, self.most)
 
 
@@ -44,7 +43,7 @@ def grid(W: Tensor, bits: int, steps: Steps = "column") -> Grid:
     """The grid of a matrix W (n, m), inputs × outputs.
 
     Args:
-        bits: From 2 on.
+        bits: Bits per weight, at least 2.
         steps: `column`, a step for every output, or `tensor`, one for all.
     """
     if W.dim() != 2:
@@ -67,13 +66,13 @@ class Rounded(NamedTuple):
 
 
 def compensated(W: Tensor, inverse: Tensor, grid: Grid) -> Rounded:
-    """W (n, m) on the grid, row after row, the rows below answering for what those above have lost.
+    """Round W (n, m) to the grid row by row; each later row compensates the errors of earlier ones.
 
     Args:
         W: Columns that share one H: the outputs of a linear layer, whose H = E[x xᵀ] is that of its inputs,
             or one column with all weights of a block.
         inverse: H⁻¹ (n, n).
-        grid: Of the columns; for one column of a matrix's entries its step may be (n, 1), row by row.
+        grid: Grid of the columns; if W is one column of a matrix's entries, the step may be (n, 1).
     """
     n = len(W)
     if W.dim() != 2 or inverse.shape != (n, n):

@@ -1,20 +1,20 @@
-"""Optimal Brain Surgeon: weights of a quadratic loss go to zero, and the others make up for it.
+"""Optimal Brain Surgeon: remove weights from a quadratic loss, and update the others to compensate.
 
 With ΔL(δ) = ½ δᵀ H δ, H positive definite, the best change that removes the weight q is
 
     δ = −(w_q / [H⁻¹]_qq) H⁻¹ e_q,    ΔL = w_q² / (2 [H⁻¹]_qq),
 
-(Hassibi & Stork, 1993), with the factor w_q that some slides leave out of δ: without it w_q + δ_q = 0 holds
-for w_q = 1 alone. For a set Q of weights that go together
+(Hassibi & Stork, 1993), with the factor w_q, which some slides omit in δ: without it w_q + δ_q = 0 holds only
+for w_q = 1. For a set Q of weights removed together
 
     δ = −H⁻¹_{·Q} ([H⁻¹]_QQ)⁻¹ w_Q,    ΔL = ½ w_Qᵀ ([H⁻¹]_QQ)⁻¹ w_Q.
 
-Removing them one after the other, with H⁻¹ brought down by e_q each time, ends at the same point: the
-minimum of the quadratic where w_Q = 0. What an order decides is only which weights are in Q. Optimal Brain
-Damage (LeCun et al., 1990) has a diagonal H: nothing makes up for anything, ΔL = ½ Σ_Q H_qq w_q².
+Removing them one after the other, with H⁻¹ downdated by e_q each time, ends at the same point: the minimum of
+the quadratic with w_Q = 0. The order only decides which weights are in Q. Optimal Brain Damage (LeCun et al.,
+1990) has a diagonal H, so that other weights do not compensate: ΔL = ½ Σ_Q H_qq w_q².
 
-A loss that is not at its minimum changes by gᵀδ more. That is left out of the choice of δ, where it would
-add a step of training, and belongs to every prediction.
+If the loss is not at its minimum, it also changes by gᵀδ. The choice of δ ignores this term, which would add
+a training step; predictions include it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def damped_inverse(H: Tensor, damping: float) -> tuple[Tensor, float]:
 
     Args:
         H: Positive semi-definite (n, n).
-        damping: Above 0 where H has no inverse; one share for blocks of all sizes.
+        damping: Above 0 if H is singular; relative, so that one value fits blocks of all sizes.
     """
     _check_square(H)
     if not damping >= 0:
@@ -62,18 +62,18 @@ def damped_inverse(H: Tensor, damping: float) -> tuple[Tensor, float]:
         raise UsageError(
             f"expected a positive definite matrix, got one that is not with a damping of {damping:g} of its "
             "mean diagonal",
-            hint="a larger damping, or the GGN in place of the Hessian",
+            hint="use a larger damping, or the GGN instead of the Hessian",
         )
     return torch.cholesky_inverse(factor), shift
 
 
 def diagonal_saliencies(w: Tensor, diagonal: Tensor) -> Tensor:
-    """½ H_qq w_q² for every weight (n,): what its removal costs while the others stay (OBD)."""
+    """½ H_qq w_q² for every weight (n,): the loss increase of its removal if the others stay fixed (OBD)."""
     return diagonal * w.square() / 2
 
 
 def saliencies(w: Tensor, inverse_diagonal: Tensor) -> Tensor:
-    """w_q² / (2 [H⁻¹]_qq) for every weight (n,): what its removal costs when the others make up for it."""
+    """w_q² / (2 [H⁻¹]_qq) for every weight (n,): loss increase of its removal with compensation."""
     return w.square() / (2 * inverse_diagonal)
 
 
@@ -93,12 +93,12 @@ def remove(w: Tensor, inverse: Tensor, removed: Tensor) -> Removal:
         w[removed, None], torch.linalg.cholesky(columns[removed, :]), upper=False
     )[:, 0]
     delta = -(columns @ multipliers)
-    delta[removed] = -w[removed]  # to the last bit
+    delta[removed] = -w[removed]  # exactly zero
     return Removal(delta, float(w[removed] @ multipliers) / 2)
 
 
 def eliminate(w: Tensor, inverse: Tensor, count: int) -> Elimination:
-    """The weights of least saliency, one after the other, each with the others' answer to those before.
+    """Remove the weights of least saliency one after the other; after each, the others compensate.
 
     After q the inverse on what is left is H⁻¹ − H⁻¹ e_q e_qᵀ H⁻¹ / [H⁻¹]_qq. The order is greedy, and H is
     the same throughout. Time: O(k n²), in products of matrices for all but n k of it; memory n².
@@ -115,7 +115,9 @@ def eliminate(w: Tensor, inverse: Tensor, count: int) -> Elimination:
     there = torch.ones(len(w), dtype=torch.bool, device=w.device)
     order, increases = [], []
     for start in range(0, count, AT_ONCE):
-        factors = inverse.new_zeros(len(w), min(AT_ONCE, count - start))  # of what the inverse has lost
+        factors = inverse.new_zeros(
+            len(w), min(AT_ONCE, count - start)
+        )  # factors of the downdate of the inverse
         for j in range(factors.shape[1]):
             cost = torch.where(there, saliencies(w, diagonal), torch.inf)
             q = int(cost.argmin())
@@ -151,9 +153,10 @@ def remove_by_products(
     max_products: int = MAX_PRODUCTS,
     tol: float = TOL,
 ) -> tuple[Removal, float]:
-    """As `removal.remove`, of H + λ I: (H + λ I)_RR δ_R = H_RQ w_Q by conjugate gradients, R what is left.
+    """Solve `removal.remove` for H + λ I by conjugate gradients: (H + λ I)_RR δ_R = H_RQ w_Q, R the kept
+    entries.
 
-    Whatever its residual, the change takes w_Q to zero, and ½ δᵀ (H + λ I) δ is that of this change.
+    For any residual, the change sets w_Q to zero, and ½ δᵀ (H + λ I) δ belongs to this change.
 
     Args:
         w: Weights (n,).

@@ -23,7 +23,7 @@ class Inverse(LinearOperator):
     """(A + λ I)⁻¹ by products with A, or for `method="lsmr"` the pseudo-inverse; made by `inverse`.
 
     `last` is the `Solution` of the last product: x, residuals, products, whether and why it converged.
-    Products are right up to the tolerance alone: to an algorithm this is a matrix with so much noise.
+    Products are correct up to the tolerance, so algorithms see a matrix with noise of that size.
     """
 
     def __init__(self, op: LinearOperator, *, inexact: bool, **options: Any):
@@ -53,7 +53,7 @@ class Inverse(LinearOperator):
             raise CurvescopeError(
                 f"the inverse was not found to tol = {found.tol:g}: the residual is "
                 f"{float(found.residual.max()):.2g} of b, {found.reason}",
-                hint="inexact=True takes what there is, inverse(…).last says what it was",
+                hint="inexact=True accepts the result; inverse(…).last has its residual",
             )
         return found.x
 
@@ -76,7 +76,7 @@ def inverse(
     Args:
         method: as in `solve`; "lsmr" for operators that are not symmetric, or not square: it gives the
             pseudo-inverse.
-        inexact: whether a product that misses the tolerance is taken as it is; otherwise it is an error.
+        inexact: If True, accept a product that misses the tolerance; otherwise raise.
     """
     check_choice("method", method, get_args(Method))
     (check_operator if method == "lsmr" else check_square)(op, "inverse")

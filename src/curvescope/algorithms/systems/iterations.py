@@ -1,15 +1,15 @@
 """Conjugate gradients on several right-hand sides in lock step, and what the iterations share.
 
-Each column has its own scalars, in float64; one that is done stays as it is while the others go on. Whether
-any is left is read back once for each product. Vectors (n, k) are updated in place.
+Each column has its own scalars, in float64; a finished column stays fixed while the others continue. The
+number of unfinished columns is read back once per product. Vectors (n, k) are updated in place.
 
 Least squares, min ‖A x − b‖, on several right-hand sides in lock step: LSMR (Fong and Saunders 2011).
 
-Golub and Kahan's bidiagonalization A V = U B, with two plane rotations for each step: what minimal residuals
-do for AᵀA x = Aᵀb, without squaring the condition of A. ‖Aᵀ r‖ never grows.
+It uses Golub and Kahan's bidiagonalization A V = U B, with two plane rotations per step. It equals minimal
+residuals for AᵀA x = Aᵀb, without squaring the condition number of A. ‖Aᵀ r‖ never grows.
 
-It stops at ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖, where what is left of b is outside the range of A, or along singular vectors
-whose singular values are below tol ‖A‖: these are cut off.
+It stops at ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖. The rest of b is then outside the range of A, or along singular vectors with
+singular values below tol ‖A‖, which are ignored.
 
 Minimal residuals on several right-hand sides in lock step, with a preconditioner.
 
@@ -25,22 +25,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.sums import DotSum, chunks, column_dots, norms
+from curvescope.algorithms.accurate_sums import DotSum, chunks, column_dots, norms
 from curvescope.algorithms.vectors import add_multiple, factors
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import track
 
-FLAT = 10.0  # roundings: curvature below this many, relative to the largest seen, is none
+FLAT = 10.0  # curvature below so many roundings of the largest one seen counts as zero
 
 Multiply = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Why an iteration ended before its target; empty if it reached it or its products were used up."""
+    """Reason why an iteration ended before its target; empty if it reached it or used all products."""
 
     reason: str = ""
-    size: float = 0.0  # of the operator, where it is known: no more than its largest singular value
+    size: float = 0.0  # lower bound of the operator's largest singular value, if known
 
 
 def quotient(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
@@ -57,13 +57,13 @@ def distance(B: Tensor, C: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def weighted_square(R: Tensor, MR: Tensor) -> Tensor:
-    """rᵀ M r (k,) of each column; an error where it is negative, so that M is not positive definite."""
+    """rᵀ M r (k,) of each column; raise if it is negative, because M is then not positive definite."""
     found = column_dots(R, MR)
     least = float(found.min()) if len(found) else 0.0
     if least < 0 or not bool(torch.isfinite(found).all()):
         raise UsageError(
             f"expected a positive definite preconditioner, but rᵀ M r = {least:.3g} for a residual r",
-            hint="M is to be near the inverse of the operator",
+            hint="M should approximate the inverse of the operator",
         )
     return found
 
@@ -161,14 +161,14 @@ class _Lsmr:
         # for ‖r‖
         self.beta_dd, self.beta_d, self.rho_d, self.tau_tilde, self.theta_tilde = beta, zero, one, zero, zero
         self.residual, self.slope = beta, alpha_beta
-        self.done = alpha_beta == 0  # nothing of b is in the range, or it is all found
+        self.done = alpha_beta == 0  # b is orthogonal to the range, or x is exact
 
     def least(self, tol: float) -> Tensor:
-        """Whether ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖, for each column."""
+        """Return True if ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖, for each column."""
         return self.slope <= tol * self.scale * self.residual
 
     def advance(self, product: Multiply, transposed: Multiply, active: Tensor) -> None:
-        """One step in the active columns; the others stay as they are."""
+        """Take one step in the active columns; the others stay fixed."""
         rounding = FLAT * torch.finfo(self.U.dtype).eps
         beta = _continue(self.U, product(self.V), self.alpha)
         beta = torch.where(beta > rounding * self.scale, beta, 0)
@@ -231,16 +231,16 @@ def _inverse(length: Tensor, like: Tensor) -> Tensor:
 
 
 def _continue(before: Tensor, product: Tensor, c: Tensor) -> Tensor:
-    """product − c · before in the place of `before`: its norm (k,)."""
+    """Overwrite `before` by product − c · before; return its norm (k,)."""
     squares, back = DotSum(before), factors(-c, before)
     for x, y in chunks(before, product):
         squares.add(x.mul_(back).add_(y))
     return squares.root()
 
 
-NULL = 3.0  # square roots of a rounding: below, ‖A r‖ / (‖A‖ ‖r‖) may be all that rounding allows
-CHECKED = 50  # steps between two looks at the true residual
-DRIFT = 3.0  # how far it may be above what the recurrence says
+NULL = 3.0  # in square roots of a rounding: a smaller ‖A r‖ / (‖A‖ ‖r‖) may be rounding
+CHECKED = 50  # steps between two measurements of the true residual
+DRIFT = 3.0  # largest ratio of the true residual to the recurrence's
 
 
 def minimal_residuals(
@@ -248,13 +248,13 @@ def minimal_residuals(
 ) -> tuple[Tensor, Stop, int]:
     """MINRES (Paige and Saunders 1975) from zero until ‖r‖ ≤ target (k,): x, why it stopped, products used.
 
-    A column whose residual cannot be reduced ends at its least-squares solution. Rounding lets x drift away
-    from what the recurrence says of it, so the true residual is measured now and then; the iteration ends
-    where they disagree, with the better of the last two x measured. Memory: five times B and a product; one
-    more after fifty steps, and one where b may lie outside the range; two with a preconditioner.
+    A column whose residual cannot be reduced ends at its least-squares solution. Rounding makes x drift from
+    the recurrence, so the true residual is measured regularly. The iteration ends if they disagree, with the
+    better of the last two measured x. Memory: five times B and a product; one more after fifty steps, and one
+    where b may lie outside the range; two with a preconditioner.
     """
     state, used = _Minres(B, precondition), 0
-    if precondition is not None:  # the same reduction, of the norm that the recurrence has
+    if precondition is not None:  # the same reduction in the norm of the recurrence
         sizes = norms(B, dim=0).double()
         target = quotient(target * state.tau, sizes, sizes > 0)
     checked, checked_rest = None, state.tau
@@ -292,7 +292,7 @@ class _Minres:
 
     Lanczos gives a tridiagonal T; plane rotations make it upper triangular, with three entries ε, δ, γ in
     each column. |τ| is the norm of the residual r. For b outside the range, A r goes to zero and then, by
-    rounding, grows again and x with it: the column is stuck, and goes back to the x with the least ‖A r‖.
+    rounding, grows again and x with it: the column is stuck, and returns to the x with the least ‖A r‖.
 
     U are the vectors of Lanczos and V = M U those that products are taken with; without M they are the same.
     """
@@ -309,7 +309,7 @@ class _Minres:
         zero, one = torch.zeros_like(self.tau), torch.ones_like(self.tau)
         self.beta, self.scale, self.stuck = zero, zero, torch.zeros_like(zero, dtype=torch.bool)
         self.cos, self.sin, self.cos_before, self.sin_before = one, zero, one, zero
-        self.best_X: Tensor | None = None  # zero until there is a better one
+        self.best_X: Tensor | None = None  # None stands for zero
         self.best_slope, self.best_tau = one * torch.inf, self.tau
 
     def advance(self, AV: Tensor, active: Tensor) -> None:
@@ -333,7 +333,7 @@ class _Minres:
         self.beta = beta
 
     def _lanczos_step(self, AV: Tensor, alpha: Tensor) -> Tensor:
-        """A v − α u − β u_before in the place of u_before: its norm (k,)."""
+        """Overwrite u_before by A v − α u − β u_before; return its norm (k,)."""
         squares, back, down = DotSum(AV), factors(-self.beta, AV), factors(-alpha, AV)
         for before, u, av in chunks(self.U_before, self.U, AV):
             squares.add(add_multiple(before.mul_(back).add_(av), u, down))
@@ -354,9 +354,8 @@ class _Minres:
         self.V = self.U if self.precondition is None else self.next_V * one
 
     def _judge(self, slope: Tensor, active: Tensor, dtype: torch.dtype) -> Tensor:
-        """Columns (k,) that are stuck, given ‖A r‖ / ‖r‖ of their present residuals.
-
-        An x is only remembered where its slope is near what would count as none.
+        """Return a mask (k,) of stuck columns, given ‖A r‖ / ‖r‖ of their current residuals. An x is stored
+        only if its slope is nearly zero.
         """
         eps = torch.finfo(dtype).eps
         near = slope <= 10 * NULL * eps**0.5 * self.scale

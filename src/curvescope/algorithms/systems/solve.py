@@ -1,9 +1,9 @@
-"""Linear systems (A + λ I) x = b, by products alone.
+"""Linear systems (A + λ I) x = b, solved by products only.
 
 Neumann's series, A⁻¹ b = s Σ_j (I − s A)ʲ b, on several right-hand sides in lock step.
 
 Its partial sums are the steps of Richardson's iteration x + s M (b − A x), with a preconditioner M or none.
-They converge where all eigenvalues of s M A lie between 0 and 2.
+They converge if all eigenvalues of s M A lie between 0 and 2.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvescope.algorithms.accurate_sums import column_dots, norms, to_numpy
 from curvescope.algorithms.checks import (
     check_choice,
     check_count,
@@ -25,11 +26,10 @@ from curvescope.algorithms.checks import (
     check_operator,
     check_square,
     check_symmetric,
-    of_one_matrix,
+    fixed_operator,
     relative_tolerance,
 )
 from curvescope.algorithms.spectra.krylov import lanczos
-from curvescope.algorithms.sums import column_dots, norms, to_numpy
 from curvescope.algorithms.systems.iterations import (
     LEAST_SQUARES,
     Multiply,
@@ -40,7 +40,7 @@ from curvescope.algorithms.systems.iterations import (
     least_squares,
     minimal_residuals,
 )
-from curvescope.algorithms.vectors import check_finite, columns_of, comfortable, on_all
+from curvescope.algorithms.vectors import check_finite, columns_of, on_all, safe_vector_scale
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, Vector, as_columns
 from curvescope.core.operator.kinds import is_single, like
@@ -49,7 +49,7 @@ from curvescope.core.result import Result
 from curvescope.core.seeds import probes
 
 Method = Literal["cg", "minres", "lsmr", "neumann"]
-STEPS = 20  # of Lanczos, for the size of the largest eigenvalue
+STEPS = 20  # Lanczos steps for the size of the largest eigenvalue
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Solution(Result):
     damping: float
 
 
-@of_one_matrix
+@fixed_operator
 def solve(
     op: LinearOperator,
     b: Vector,
@@ -87,13 +87,12 @@ def solve(
     Args:
         method: "cg", conjugate gradients, for positive definite systems: `op` must be declared psd, or
             damped. A direction of no or negative curvature ends that column and is named in `reason`.
-            "minres", minimal residuals, for any symmetric operator; where b is not in the range it gives
-            a least-squares solution, `converged` false.
-            "lsmr", least squares min ‖A x − b‖ for any operator with transposed products, square or not; of
-            several solutions the shortest. A step takes two products. It ends where ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖ too:
-            what b has along singular values below tol times the largest is cut off, as what lies outside the
-            range is, and `reason` says so; a smaller tol takes it in.
-            "neumann", the series s Σ (I − s A)ʲ b for positive definite systems.
+            "minres", minimal residuals, for any symmetric operator; where b is not in the range it gives a
+            least-squares solution, `converged` false. "lsmr", least squares min ‖A x − b‖ for any operator
+            with transposed products, square or not; of several solutions the shortest. A step takes two
+            products. It also ends if ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖: parts of b along singular values below tol times
+            the largest are ignored, like those outside the range, and `reason` says so; a smaller tol
+            includes them. "neumann", the series s Σ (I − s A)ʲ b for positive definite systems.
         tol: relative residual that counts as converged; 1e-8 in float64, 1e-4 in float32.
         max_products: most products for each right-hand side; min(10 n + 10, 1000) by default, twice that
             for "lsmr".
@@ -118,7 +117,7 @@ def solve(
     limit = min(10 * max(op.shape) + 10, 1000) * (2 if method == "lsmr" else 1)
     if max_products is not None:
         limit = check_count("max_products", max_products, at_least=2)
-    sizes = [comfortable(column) or 1.0 for column in B.T]
+    sizes = [safe_vector_scale(column) or 1.0 for column in B.T]
     if any(size != 1.0 for size in sizes):
         B = B * torch.tensor(sizes, dtype=B.dtype, device=B.device)
     system = System(op, damping)
@@ -179,7 +178,7 @@ def _iteration(
         longest = 1.0 if precondition is not None else _longest_step(system)
         s = longest if scale is None else check_number("scale", scale, above=0.0)
         parts = [system] if precondition is None else [system, precondition]
-        # what brings the products near one is taken off again
+        # undo the scaling of the products
         return partial(
             neumann_series,
             precondition=precondition,
@@ -230,12 +229,12 @@ def _longest_step(system: System) -> float:
 
 
 def _least_squares(system: System, found: Refined, tol: float, used: int) -> tuple[bool, int]:
-    """Whether every column that is no solution has ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖, as measured; products used."""
+    """Return True if each unsolved column has ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖, as measured; and the products used."""
     slope, left = to_numpy(norms(system.transposed(found.R), dim=0)), to_numpy(norms(found.R, dim=0))
     return bool(((slope <= tol * found.size * left) | (found.residual <= tol)).all()), used + 1
 
 
-GROWN = 1e3  # times its start: a residual that large diverges
+GROWN = 1e3  # a residual so many times its start means divergence
 
 
 def neumann_series(
@@ -250,7 +249,7 @@ def neumann_series(
     """Terms of the series until ‖r‖ ≤ target (k,): x, why it stopped, products used.
 
     Args:
-        scale: s, asked for when the first product is known.
+        scale: Returns s; called after the first product.
     """
     X, R, used = torch.zeros_like(B), B.clone(), 0
     rest = column_dots(R, R).sqrt()
@@ -270,15 +269,15 @@ def neumann_series(
     return X, Stop(reason if diverged else ""), used
 
 
-ROUNDS = 10  # solves, each for the residual that the last one left
+ROUNDS = 10  # most solves, each for the residual of the previous one
 GAIN = 0.9  # a round must bring some residual below this multiple of itself
 
 
 def rescale(x: Tensor, factor: float, other: float, tol: float) -> bool:
-    """x · factor · other, in place: whether it can be written down, up to the tolerance, in x's dtype."""
+    """Multiply x by both factors in place; return True if the result fits x's dtype up to the tolerance."""
     if factor == other == 1.0:
         return True
-    first, second = sorted((factor, other))  # what makes x smaller goes first
+    first, second = sorted((factor, other))  # the smaller factor first, against overflow
     before = x.clone()
     x.mul_(first).mul_(second)
     back = x.div(second).div_(first)
@@ -303,7 +302,7 @@ class System:
         if self.damping:
             product = torch.add(product, V, alpha=self.damping)
         if self.factor == 0.0:
-            self.factor = comfortable(product)
+            self.factor = safe_vector_scale(product)
         return product if self.factor in (0.0, 1.0) else product * self.factor
 
 
@@ -312,14 +311,14 @@ Iteration = Callable[[Multiply, Tensor, Tensor, int], tuple[Tensor, Stop, int]]
 
 @dataclass(frozen=True)
 class Refined:
-    """What the rounds came to."""
+    """Result of the refinement rounds."""
 
     X: Tensor  # (n, k)
     R: Tensor  # (m, k) B − A X
     residual: np.ndarray  # (k,) relative
     reason: str
     used: int  # products
-    size: float  # of the operator, as the iteration found it
+    size: float  # size of the operator, from the iteration
 
 
 def refined(iterate: Iteration, system: System, B: Tensor, tol: float, limit: int) -> Refined:
@@ -338,7 +337,7 @@ def refined(iterate: Iteration, system: System, B: Tensor, tol: float, limit: in
         new_residual = to_numpy(distance(B, system(step), out=new_R) / safe)
         check_finite(new_residual)
         used, size = used + spent + 1, max(size, stop.size)
-        # the first x is kept even if its residual is not below that of zero: CG reduces another norm
+        # keep the first x even if its residual is not below that of zero: CG reduces another norm
         better = (new_residual < residual) | (turn == 0)
         gained = (new_residual < GAIN * residual).any() or used + 2 > limit
         if better.all():

@@ -3,9 +3,9 @@
     min over ‖d‖ ≤ Δ of q(d) = gᵀd + ½ dᵀBd,        B symmetric, of any sign
 
 Conjugate gradients from d = 0 have growing ‖d‖ and falling q, so that the first iterate outside of the ball,
-or the first direction p with pᵀBp ≤ 0, along which q falls without end, says where to cross the boundary
-(Steihaug, 1983; Nocedal & Wright, 2006, algorithm 7.2). q(d) is at most that of the lowest point along −g,
-and exactly that of the ball where conjugate gradients converge inside.
+or the first direction p with pᵀBp ≤ 0, along which q is unbounded below, determines where to cross the
+boundary (Steihaug, 1983; Nocedal & Wright, 2006, algorithm 7.2). q(d) is at most its minimum along −g, and
+equals the minimum over the ball if conjugate gradients converge inside.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.checks import check_count, check_symmetric, of_one_matrix
-from curvescope.algorithms.sums import gram
+from curvescope.algorithms.accurate_sums import gram
+from curvescope.algorithms.checks import check_count, check_symmetric, fixed_operator
 from curvescope.algorithms.vectors import check_finite
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator
@@ -26,7 +26,7 @@ End = Literal["converged", "boundary", "negative curvature", "limit"]
 
 
 class TrustStep(NamedTuple):
-    """A step, what the quadratic promises of it, and how it was found."""
+    """Step, its predicted change of the quadratic, and the reason why the iteration ended."""
 
     step: Tensor  # (n,)
     change: float  # q(step), at most zero
@@ -36,11 +36,11 @@ class TrustStep(NamedTuple):
 
     @property
     def at_boundary(self) -> bool:
-        """Whether ‖step‖ = Δ."""
+        """Return True if ‖step‖ = Δ."""
         return self.end in ("boundary", "negative curvature")
 
 
-@of_one_matrix
+@fixed_operator
 def trust_step(
     op: LinearOperator,
     gradient: Tensor,
@@ -54,7 +54,7 @@ def trust_step(
     Args:
         op: B, symmetric.
         gradient: g, (n,).
-        radius: Δ, above 0; `math.inf` where B is positive definite.
+        radius: Δ, above 0; `math.inf` if B is positive definite.
         tolerance: Converged when ‖g + Bd‖ ≤ tolerance · ‖g‖.
         num_products: The most iterations, by default n.
     """
@@ -67,7 +67,7 @@ def trust_step(
     norm = _norm(gradient)
     if not norm:
         return TrustStep(torch.zeros_like(gradient), 0.0, 0.0, 0, "converged")
-    g = gradient / norm  # r and p are in units of ‖g‖, so that no product leaves the range of numbers
+    g = gradient / norm  # r and p are in units of ‖g‖, so that no product overflows
     d, r, p = torch.zeros_like(g), g.clone(), -g
     for k in range(limit):
         Bp = op @ p
@@ -78,8 +78,8 @@ def trust_step(
         if ahead >= edge:
             if math.isinf(edge):
                 raise UsageError(
-                    f"the quadratic falls without end: pᵀBp = {bent * norm**2:.3g}",
-                    hint="give a finite radius",
+                    f"the quadratic has no minimum: pᵀBp = {bent * norm**2:.3g}",
+                    hint="pass a finite radius",
                 )
             d, r = d + edge * norm * p, r + edge * Bp
             return _found(norm, g, d, r, k + 1, "boundary" if bent > 0 else "negative curvature")
@@ -96,11 +96,11 @@ def to_boundary(d: Tensor, p: Tensor, radius: float) -> float:
         return math.inf
     a, b, c = _dot(p, p), _dot(d, p), _dot(d, d) - radius**2
     root = math.sqrt(max(b * b - a * c, 0.0))
-    return -c / (b + root) if b > 0 else (root - b) / a  # the form that does not cancel
+    return -c / (b + root) if b > 0 else (root - b) / a  # the form without cancellation
 
 
 def _found(norm: float, g: Tensor, d: Tensor, r: Tensor, count: int, end: End) -> TrustStep:
-    """With r = g + Bd in units of the norm: q(d) = ½ (g + r)ᵀd, dᵀBd = (r − g)ᵀd."""
+    """Return the step from r = g + Bd in units of the norm: q(d) = ½ (g + r)ᵀd, dᵀBd = (r − g)ᵀd."""
     along, rest = norm * _dot(g, d), norm * _dot(r, d)
     return TrustStep(d, (along + rest) / 2, rest - along, count, end)
 

@@ -35,7 +35,7 @@ LOSSES = {
 
 
 def list_names(json: AsJson = False) -> None:
-    """What can be named: studies, papers, models, corpora, tasks, losses.
+    """List studies, papers, models, data and losses.
 
     Examples: curvescope list; curvescope list --json
     """
@@ -57,7 +57,7 @@ def list_names(json: AsJson = False) -> None:
     typer.echo("\nsettings of a study, with defaults and meaning: curvescope run STUDY --settings")
 
 
-@declares("data tokens tokenizer dtype device checkpoints query seed")
+@declares("data tokens tokenizer dtype device checkpoints seed")
 def info(
     model: Annotated[str, typer.Argument(help=MODEL, autocompletion=options.models)],
     revision: Revision = None,
@@ -75,6 +75,12 @@ def info(
     ] = None,
     config: ConfigFile = None,
     set: Set = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            "--precision", help="With --plan: how many tokens the Hessian's numbers need, such as 10%."
+        ),
+    ] = None,
     profile: Profile = None,
     budget: Budget = None,
     json: AsJson = False,
@@ -82,34 +88,41 @@ def info(
     *,
     given: dict[str, Value],
 ) -> None:
-    """What a model is made of: roles, blocks, parameters, what was switched, what to know about it.
+    """Describe a model, or plan a study of it.
+
+    Shows roles, blocks, parameters, and notes on how it is measured.
 
     With --plan STUDY what `curvescope run STUDY MODEL` would take with the same settings, in one process: a
     few products are measured, nothing is written. The exit code is 0 whether it fits or not; --json says
-    it in plan.fits.
+    it in plan.fits. With --precision also how many tokens the trace, the norm and the extreme eigenvalues of
+    the Hessian need: predicted from a pilot, and checked on other data.
 
     Examples: curvescope info tiny-gpt --revision early; curvescope info tiny-gpt --blocks 'L0.h*.W_Q';
-    curvescope info tiny-gpt --plan spectrum --tokens 128
+    curvescope info tiny-gpt --plan spectrum --tokens 128; curvescope info tiny-gpt --plan spectrum
+    --precision 10%
     """
     from curvescope.cli import model_info
-    from curvescope.studies.folder import Limit
+    from curvescope.studies.run_study import Limit
 
     if plan is None:
         others = {"config": config and str(config), "set": set, "profile": profile, "budget": budget}
+        others |= {"precision": precision}
         model_info.refuse_options({**given, **others})
         model_info.show_model(model, revision=revision, heads=heads, blocks=blocks or (), as_json=json)
         return
     given |= {"model": model, "revision": revision, "blocks": blocks}
     limit = Limit(profile, budget)
-    model_info.show_plan(plan, config, set or [], given, limit=limit, quiet=quiet, as_json=json)
+    model_info.show_plan(
+        plan, config, set or [], given, limit=limit, precision=precision, quiet=quiet, as_json=json
+    )
 
 
 def doctor(json: AsJson = False) -> None:
-    """What is installed, which engines and devices work, whether test models are found.
+    """Check packages, engines, devices and test models.
 
     Examples: curvescope doctor; curvescope doctor --json
     """
-    from curvescope.cli import checkup
+    from curvescope.cli import doctor as check
 
-    if not checkup.show(as_json=json):
+    if not check.show(as_json=json):
         raise typer.Exit(1)

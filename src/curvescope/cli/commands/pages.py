@@ -51,7 +51,9 @@ def report(
     *,
     given: dict[str, Value],
 ) -> None:
-    """One self-contained HTML page of a model, or of run folders.
+    """Write one HTML page about a model or run folders.
+
+    The page is one file that needs no network.
 
     Of a model it runs the studies that the sections need, and takes those that are finished as they are; what
     was stopped goes on with the same command. From run folders it loads no model, and a run that is not
@@ -61,7 +63,7 @@ def report(
     --sections spectra,heads; curvescope report runs; curvescope report runs/spectrum/* --page spectra.html
     """
     from curvescope.cli import page_run
-    from curvescope.cli.typed.asking import split
+    from curvescope.cli.typed.settings_parsing import split
 
     wish = page_run.Wish(page, out, profile, split(sections), force, quiet, json, open)
     page_run.show(what or [], given, wish)
@@ -76,7 +78,9 @@ def runs(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before removing.")] = False,
     json: AsJson = False,
 ) -> None:
-    """The run folders that are there: study, model, data, settings, date, size, finished or not.
+    """List run folders.
+
+    Each line has study, model, data, settings, date, size, and if the run is finished.
 
     Examples: curvescope runs; curvescope runs --remove runs/spectrum/20260101-120000-0123abcd
     """
@@ -98,7 +102,9 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Print what is there and end.")] = False,
     json: AsJson = False,
 ) -> None:
-    """The curvature of a training run while it goes on: λ_max, η·λ_max against its threshold, sharp blocks.
+    """Watch the curvature of a training run.
+
+    Shows λ_max, η·λ_max against its threshold, and the sharp blocks.
 
     On a terminal it is shown live until the run is finished, and Ctrl-C leaves; in a pipe every measurement
     is a line. With --json the last row is printed as an object.
@@ -143,7 +149,9 @@ def reproduce(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Measure a paper's figures again: pictures, tables and arrays, published next to measured.
+    """Reproduce the figures of a paper.
+
+    Writes pictures, tables and arrays, with published numbers next to measured ones.
 
     A run that was stopped goes on where it was when the same command is given again, and figures that are
     finished are read. `curvescope reproduce PAPER --settings` lists what can be set.

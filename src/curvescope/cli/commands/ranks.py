@@ -11,7 +11,7 @@ import typer
 
 from curvescope.cli.typed.line import wants_traceback
 from curvescope.core.errors import UsageError
-from curvescope.core.ranks.launch import launch_of
+from curvescope.core.ranks.rank_environment import launch_of
 
 SHARED = ("run", "diagnose", "compare")
 """Commands of which all ranks do a part."""
@@ -44,7 +44,7 @@ def over_ranks(words: Sequence[str]) -> Iterator[None]:
 
 
 def speaks() -> bool:
-    """Whether this process prints what a person reads: rank 0, or the only one."""
+    """Return True if this process prints what a person reads: rank 0, or the only one."""
     launch = launch_of(os.environ)
     return launch is None or launch.rank == 0
 
@@ -72,7 +72,7 @@ def complain(message: str, hint: str | None, to: object = None) -> None:
 
 
 def _silence() -> None:
-    """Only rank 0 speaks; what others have to say in an error goes where it would have gone."""
+    """Silence all ranks but rank 0; errors of the others go to their usual place."""
     nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stdout = nowhere
     if not wants_traceback():

@@ -18,7 +18,7 @@ from curvescope.core.config import Value
 
 
 @declares(
-    "data tokens tokenizer revision dtype device blocks checkpoints query seed",
+    "data tokens tokenizer revision dtype device blocks checkpoints seed",
     "profile budget parallel force tables json out quiet",
 )
 def run(
@@ -29,10 +29,6 @@ def run(
         str | None,
         typer.Argument(help=f"{MODEL} Default: the study's own.", autocompletion=options.models),
     ] = None,
-    experiments: Annotated[
-        list[str] | None,
-        typer.Option("--experiments", help="Of a study that has several: a,b; repeatable."),
-    ] = None,
     config: ConfigFile = None,
     set: Set = None,
     settings: Settings = False,
@@ -40,20 +36,22 @@ def run(
     given: dict[str, Value],
     wish: dict[str, Any],
 ) -> None:
-    """Run a study and save its numbers, tables and figures in a run folder.
+    """Run a study and save its numbers and figures.
+
+    The run folder has numbers, tables and figures.
 
     A run that was stopped goes on where it was when the same command is given again; one that is finished is
-    shown. `curvescope run STUDY --settings` lists what can be set. With --quiet the folder alone is printed.
+    shown. `curvescope run STUDY --settings` lists what can be set, and which settings are options of that
+    study. With --quiet the folder alone is printed.
 
     Examples: curvescope run spectrum; curvescope run spectrum tiny-gpt --data notes.txt --set num_probes=8
     """
     from curvescope.cli import study_run
-    from curvescope.cli.typed.asking import split
 
     if settings:
         study_run.show_settings(study)
         return
-    given |= {"model": model, "experiments": split(experiments)}
+    given |= {"model": model}
     wishes = study_run.Wish(alone=wish["quiet"], **wish)
     study_run.show(study, config, set or [], given, wishes)
 
@@ -72,7 +70,9 @@ def diagnose(
     given: dict[str, Value],
     wish: dict[str, Any],
 ) -> None:
-    """What is wrong with a model, if anything: findings, worst first, with numbers, errors and evidence.
+    """Diagnose a model or a monitored run.
+
+    Lists findings, worst first, with numbers, errors and evidence.
 
     The same as `run diagnose`, which prints tables too; the exit code is 0 whatever is found.
 
@@ -115,7 +115,9 @@ def compare(
     given: dict[str, Value],
     wish: dict[str, Any],
 ) -> None:
-    """Two or more models, checkpoints or data sets side by side: differences with intervals.
+    """Compare models, checkpoints or data sets.
+
+    Differences have 95 % intervals.
 
     λ_max, λ_min, trace, norm, what the GGN misses, loss, densities and blocks, each against the first. The
     same as `run compare`.
@@ -170,7 +172,9 @@ def bench(
     given: dict[str, Value],
     wish: dict[str, Any],
 ) -> None:
-    """What a Hessian or Gauss-Newton product costs here, or a derivative of attention: time and memory.
+    """Measure the cost of curvature products.
+
+    Time and memory of Hessian and GGN products, or of derivatives of attention.
 
     Products are in gradients. Where the package has figures of a device of the same name, they stand beside
     those measured, and what takes over 10 % more time or memory is told. Whom to measure: --set

@@ -1,1 +1,1 @@
-"""What a person types: options that commands share, settings, completion of names."""
+"""Command line input: options that commands share, settings, completion of names."""

@@ -27,12 +27,12 @@ def remember(words: Sequence[str]) -> None:
 
 
 def wants_traceback() -> bool:
-    """Whether --debug was typed."""
+    """Return True if --debug was typed."""
     return "--debug" in _words.get()
 
 
 def value_behind(option: str) -> str | None:
-    """What was typed behind an option, `--tokens 5` or `--tokens=5`; None where it was not."""
+    """Return the value after an option, `--tokens 5` or `--tokens=5`; None without the option."""
     words = _words.get()
     found = [after for word, after in pairwise(words) if word == option]
     found += [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
@@ -40,7 +40,7 @@ def value_behind(option: str) -> str | None:
 
 
 def go_on() -> str:
-    """What goes on with a run that was stopped: the same command."""
+    """Return the command that resumes a stopped run, which is the same command."""
     return f"to go on: {shlex.join(['curvescope', *_words.get()])}"
 
 
@@ -70,7 +70,7 @@ def in_our_words(error: Any) -> UsageError:
 
 
 def _bad_value(error: Any) -> str:
-    """Of an option or argument whose value is no number."""
+    """Return the error for an option or argument whose value is not a number."""
     names = error.param.opts
     came = next((value for name in names if (value := value_behind(name)) is not None), None)
     kind = re.search(r"valid (integer|float|number)", error.message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,14 +45,14 @@ def revisions(incomplete: str = "") -> list[str]:
 
 
 def sides(incomplete: str = "") -> list[str]:
-    """What `compare` takes: bundled models, their checkpoints as NAME@REVISION, files and folders."""
+    """Complete a side of `compare`: bundled models, their checkpoints as NAME@REVISION, files and folders."""
     pairs = [f"{model}@{revision}" for model in BUNDLED for revision in REVISIONS]
     return [*_begun([*BUNDLED, *pairs], incomplete), *_files(incomplete)]
 
 
 def sections(incomplete: str = "") -> list[str]:
     """Sections and studies of `report`; of a list the last one is completed."""
-    from curvescope.report.wanted import names
+    from curvescope.report.study_selection import names
 
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in _begun(names(), last)]
@@ -73,7 +74,7 @@ def devices(incomplete: str = "") -> list[str]:
 
 
 def profiles(incomplete: str = "") -> list[str]:
-    """How long something may take."""
+    """Complete a profile, quick or full."""
     return _begun(("quick", "full"), incomplete)
 
 
@@ -134,9 +135,6 @@ Checkpoints = Annotated[
         autocompletion=revisions,
     ),
 ]  # fmt: skip
-Query = Annotated[
-    list[str] | None, typer.Option("--query", help="A text that `influence` asks about; repeatable.")
-]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting, NAME=VALUE, a list as 0,1; repeatable.")
@@ -178,7 +176,6 @@ SETTINGS = {
     "device": Device,
     "blocks": Blocks,
     "checkpoints": Checkpoints,
-    "query": Query,
     "seed": Seed,
 }
 """Options that are settings of studies; one that is not given is None."""
@@ -207,7 +204,7 @@ def declares(settings: str, wishes: str = "") -> Callable[[Callable[..., None]],
     def declared(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def called(**values: Any) -> None:
-            from curvescope.cli.typed.asking import split
+            from curvescope.cli.typed.settings_parsing import split
 
             given = {name: values.pop(name) for name in settings.split()}
             if "checkpoints" in given:
@@ -235,8 +232,26 @@ class Settable(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The words as options and arguments."""
         known = {name for option in self.params for name in (*option.opts, *option.secondary_opts)}
+        args = with_own_options(str(self.name), args)
         explain(str(self.name), args, known)
         return super().parse_args(ctx, args)
+
+
+def with_own_options(command: str, words: Sequence[str]) -> list[str]:
+    """The words, with options that the named study alone has as --set.
+
+    `--query TEXT --query OTHER` becomes `--set 'query=["TEXT", "OTHER"]'`.
+    """
+    own = {f"--{s.name}": s.name for kind in _kinds(command, words) for s in kind.settings() if s.option}
+    rest, values, pending = list[str](), dict[str, list[str]](), list(words)
+    while pending:
+        option, equals, value = pending.pop(0).partition("=")
+        if option in own and (equals or pending):
+            values.setdefault(own[option], []).append(value if equals else pending.pop(0))
+        else:
+            rest.append(f"{option}{equals}{value}")
+    pairs = [f"{name}={json.dumps(given, ensure_ascii=False)}" for name, given in values.items()]
+    return [*(word for pair in pairs for word in ("--set", pair)), *rest]
 
 
 def explain(command: str, words: Sequence[str], known: set[str]) -> None:
@@ -256,7 +271,7 @@ def explain(command: str, words: Sequence[str], known: set[str]) -> None:
 
 
 def _value(setting: Setting, rest: Sequence[str]) -> str:
-    """What was typed behind the option; in capitals what should have been."""
+    """Return the value after the option; in capitals the kind of value that is missing."""
     if rest and (not rest[0].startswith("-") or re.match(r"-[\d.]", rest[0])):
         return rest[0]
     return "true" if setting.kind == SIGN else "VALUE"

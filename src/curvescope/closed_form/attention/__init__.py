@@ -3,16 +3,14 @@
 from curvescope.closed_form.attention.hessian import AttentionCurvature, Split
 from curvescope.closed_form.attention.layer import AttentionOptions, rope_table
 from curvescope.closed_form.attention.model_layer import attention_curvature as from_model
-from curvescope.closed_form.attention.one_head import blocks, curvature, merged_blocks, merged_curvature
+from curvescope.closed_form.attention.one_head import curvature, merged_curvature
 
 __all__ = [
     "AttentionCurvature",
     "AttentionOptions",
     "Split",
-    "blocks",
     "curvature",
     "from_model",
-    "merged_blocks",
     "merged_curvature",
     "rope_table",
 ]

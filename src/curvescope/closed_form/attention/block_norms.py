@@ -28,7 +28,7 @@ from torch import Tensor
 
 from curvescope.closed_form.attention.layer import AttentionLayer
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.core.parts import Part, check_part
+from curvescope.core.hessian_terms import Part, check_part
 
 Weight = Literal["Q", "K", "V", "O"]
 WEIGHTS: tuple[Weight, ...] = ("Q", "K", "V", "O")

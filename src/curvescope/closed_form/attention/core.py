@@ -58,7 +58,7 @@ class CorePoint:
 
 @dataclass(frozen=True)
 class CoreTangent:
-    """How attention moves along tangents of queries, keys and values. Make one with `core_push`."""
+    """Change of attention along tangents of queries, keys and values; `core_push` makes one."""
 
     d: Triple
     dt: Tensor  # of the scores, centered under a if η = 1: (…, T, T)
@@ -102,7 +102,7 @@ def core_vjp(at: CorePoint, G: Tensor) -> Triple:
 
 
 def core_curve(at: CorePoint, G: Tensor, moved: CoreTangent, dG: Tensor | None = None) -> Triple:
-    """How `core_vjp(at, G)` changes along tangents (dq, dk, dv), and as G changes by dG.
+    """Change of `core_vjp(at, G)` along tangents (dq, dk, dv) and a change dG of G.
 
     Without dG that is ∇²⟨G, O⟩ (dq, dk, dv): dτ = a ∘ (dρ − η Σ a dρ) + η (τ ∘ dt − a Σ τ dt), where
     dρ = G dvᵀ + dG vᵀ. A few T × T matrices.

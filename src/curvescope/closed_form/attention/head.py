@@ -108,7 +108,7 @@ class Head:
         return [Term(side.vectors, right.flatten(0, 1), core, side.on, "e")]
 
     def score_side(self, name: str) -> Side:
-        """How the scores depend on a weight: vectors of the queries and a feature of the keys."""
+        """Dependence of the scores on a weight: vectors of the queries and a feature of the keys."""
         if name not in self._sides:
             self._sides[name] = self._query_side(name) if ROLE[name] == "Q" else self._key_side(name)
         return self._sides[name]
@@ -138,7 +138,7 @@ class Head:
         return Side(None, "", Feature((x.shape[-1], q.shape[-1]), turned))
 
     def _input(self, name: str) -> Feature:
-        """What the weight `name` multiplies at the keys."""
+        """Feature at the keys that the weight `name` multiplies."""
         if name not in self._inputs:
             self._inputs[name] = self.token(self.layer.feature(name))
         return self._inputs[name]

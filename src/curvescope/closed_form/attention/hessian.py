@@ -3,8 +3,8 @@
 The Hessian of an attention layer times a direction, from scratch: no moments, no blocks.
 
 One forward pass with tangents, then one backward pass: H_o pulls B dF back, the functional Hessian
-differentiates the pull-back of a fixed G. What happens between queries, keys, values and the heads' outputs
-is in `core`; here are the projections around it, with rotations and shared heads.
+differentiates the pull-back of a fixed G. The module `core` covers the map from queries, keys and values to
+the heads' outputs. This module adds the projections around it, with rotations and shared heads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from curvescope.closed_form.attention.layer import ROLE, AttentionLayer
 from curvescope.closed_form.attention.terms import Term, dense_sum, frobenius_squared
 from curvescope.closed_form.block_matrix import BlockMatrix, slices
 from curvescope.core.errors import ShapeError, UsageError, near_misses
-from curvescope.core.parts import Part, check_part
+from curvescope.core.hessian_terms import Part, check_part
 
 Pair = tuple[str, str]
 ORDER = "QKVO"
@@ -149,7 +149,7 @@ class AttentionCurvature:
         return Split(self.to_dense(pair, "outer"), self.to_dense(pair, "functional"))
 
     def blocks(self) -> dict[Pair, Split]:
-        """Every block, dense; of two different weights also with the weights exchanged, as a view."""
+        """Return all blocks, dense; pairs of different weights also in exchanged order, as a view."""
         found: dict[Pair, Split] = {}
         for i, one in enumerate(self.names):
             for two in self.names[i:]:
@@ -214,7 +214,7 @@ class AttentionCurvature:
         return range(slot * share, (slot + 1) * share)
 
     def _layout(self, name: str) -> tuple[int, int]:
-        """Which axis of a stacked weight the heads cut, and into how many places."""
+        """Return the axis of a stacked weight that the heads cut, and the number of places."""
         if name == "b_O":
             return 1, 1
         return int(name != "O"), self.layer.num_kv_heads if ROLE[name] in "KV" else self.layer.num_heads

@@ -25,7 +25,7 @@ ROLE = {"Q": "Q", "b_Q": "Q", "QK": "Q", "K": "K", "b_K": "K", "V": "V", "b_V": 
 
 
 class AttentionOptions(TypedDict, total=False):
-    """What may be said about a layer besides its weights."""
+    """Options of a layer besides its weights."""
 
     X_K: Tensor | None  # inputs of the keys (S, d); X unless given (cross-attention)
     X_V: Tensor | None  # inputs of the values (S, d'); X_K unless given
@@ -60,7 +60,7 @@ class AttentionLayer:
     kind: Kind
 
     def feature(self, name: str) -> Tensor:
-        """What the weight `name` multiplies: the inputs of its side, or a column of ones for a bias."""
+        """Return the input that the weight `name` multiplies; a column of ones for a bias."""
         source = {"Q": self.X, "K": self.X_K, "V": self.X_V}[ROLE[name]]
         return torch.ones_like(source[..., :1]) if name.startswith("b_") else source
 

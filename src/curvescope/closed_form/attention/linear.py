@@ -42,7 +42,7 @@ def blocks(
     c: float,
     scale: float | None = None,
 ) -> dict[Pair, Split]:
-    """Every block [a, c, b, e] of the Hessian, from the data's two matrices.
+    """Return all blocks [a, c, b, e] of the Hessian, from the two matrices of the data.
 
     Args:
         S_XX: Σ_XX (d, d), or (n, d, d) for the sum of the Hessians of n samples.

@@ -6,7 +6,7 @@
 A batch is a `Batch`, `Batches` or a pair (inputs, targets), with sequences of one length. The loss is divided
 once by the number of terms, as in a `Problem`, so that blocks are those of `cs.Hessian` over the same data.
 
-What a layer sees of the loss are G = ∂L/∂F and B = ∂²L/∂F² in its output F. They are the one place in this
+A layer depends on the loss through G = ∂L/∂F and B = ∂²L/∂F² in its output F. They are the one place in this
 package where derivatives are taken by machine: those of everything behind F. Norms and later layers couple
 all tokens of a sequence, so B is an (L d) × (L d) matrix for each.
 """
@@ -24,13 +24,13 @@ from curvescope.closed_form import softmax
 from curvescope.closed_form.attention.hessian import AttentionCurvature, Pair, Split
 from curvescope.closed_form.attention.layer import AttentionOptions, make_layer, rope_table
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.core.parts import MatrixName
+from curvescope.core.hessian_terms import MatrixName
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch, Batches
 from curvescope.losses import Loss
 from curvescope.models.load import load
 from curvescope.models.model import Model
-from curvescope.models.running.exchange import evaluating
+from curvescope.models.running.patching import evaluating
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.problem import Problem
 
@@ -101,7 +101,7 @@ def as_transformer(model: Model) -> Transformer:
 
 
 def capture(module: Transformer, inputs: Any, *places: str) -> list[Tensor]:
-    """What the model records at the given places, such as 'L0.attn.pattern'."""
+    """Record the model's tensors at the given places, such as 'L0.attn.pattern'."""
     seen: dict[str, Tensor] = {}
 
     def record(place: str, tensor: Tensor) -> None:
@@ -295,7 +295,7 @@ def _weights(model: Model, layer: int, head: int | None) -> dict[str, Tensor | N
 
 
 def _options(module: Transformer, layer: int, head: int | None, X: Tensor) -> AttentionOptions:
-    """What a layer is besides its weights, on the tokens X (n, L, d)."""
+    """Return the options of a layer on the tokens X (n, L, d)."""
     cfg, L = module.cfg, X.shape[1]
     options: AttentionOptions = {"kind": cfg.attention, "scale": cfg.head_size**-0.5}
     if cfg.causal:

@@ -14,7 +14,7 @@ from typing import Unpack
 
 from torch import Tensor
 
-from curvescope.closed_form.attention.hessian import AttentionCurvature, Pair, Split
+from curvescope.closed_form.attention.hessian import AttentionCurvature
 from curvescope.closed_form.attention.layer import AttentionOptions, make_layer
 
 
@@ -52,31 +52,3 @@ def multihead_curvature(
     weights = {"Q": W_Q, "b_Q": b_Q, "K": W_K, "b_K": b_K, "V": W_V, "b_V": b_V, "O": W_O, "b_O": b_O}
     layer = make_layer(X, weights, G, B, num_heads=num_heads, num_kv_heads=num_kv_heads, **options)
     return AttentionCurvature(layer)
-
-
-def multihead_blocks(
-    X: Tensor,
-    W_Q: Tensor,
-    W_K: Tensor,
-    W_V: Tensor,
-    W_O: Tensor,
-    G: Tensor,
-    B: float | Tensor,
-    *,
-    num_heads: int,
-    num_kv_heads: int | None = None,
-    b_Q: Tensor | None = None,
-    b_K: Tensor | None = None,
-    b_V: Tensor | None = None,
-    b_O: Tensor | None = None,
-    **options: Unpack[AttentionOptions],
-) -> dict[Pair, Split]:
-    """Every block of a multi-head layer, dense, in the layout of the whole matrices.
-
-    Names are Q, K, V, O and, where given, b_Q, b_K, b_V, b_O; arguments as for `multihead_curvature`.
-    """
-    found = multihead_curvature(
-        X, W_Q, W_K, W_V, W_O, G, B, num_heads=num_heads, num_kv_heads=num_kv_heads,
-        b_Q=b_Q, b_K=b_K, b_V=b_V, b_O=b_O, **options,
-    )  # fmt: skip
-    return found.blocks()

@@ -25,7 +25,7 @@ from typing import Unpack
 
 from torch import Tensor
 
-from curvescope.closed_form.attention.hessian import AttentionCurvature, Pair, Split
+from curvescope.closed_form.attention.hessian import AttentionCurvature
 from curvescope.closed_form.attention.layer import AttentionOptions, make_layer
 
 
@@ -57,27 +57,6 @@ def curvature(
     return AttentionCurvature(make_layer(X, weights, G, B, **_one_head(options)))
 
 
-def blocks(
-    X: Tensor,
-    W_Q: Tensor,
-    W_K: Tensor,
-    W_V: Tensor,
-    G: Tensor,
-    B: float | Tensor,
-    *,
-    b_Q: Tensor | None = None,
-    b_K: Tensor | None = None,
-    b_V: Tensor | None = None,
-    **options: Unpack[AttentionOptions],
-) -> dict[Pair, Split]:
-    """Every block of the Hessian of one head, dense: ("Q", "K") ↦ H_o and H_f [a, c, b, e].
-
-    Arguments as for `curvature`. Both orders of a pair are there, one a view of the other.
-    """
-    found = curvature(X, W_Q, W_K, W_V, G, B, b_Q=b_Q, b_K=b_K, b_V=b_V, **options)
-    return found.blocks()
-
-
 def merged_curvature(
     X: Tensor,
     W_QK: Tensor,
@@ -101,20 +80,6 @@ def merged_curvature(
     options.setdefault("scale", 1.0)
     layer = make_layer(X, {"QK": W_QK, "V": W_V, "b_V": b_V}, G, B, **_one_head(options))
     return AttentionCurvature(layer)
-
-
-def merged_blocks(
-    X: Tensor,
-    W_QK: Tensor,
-    W_V: Tensor,
-    G: Tensor,
-    B: float | Tensor,
-    *,
-    b_V: Tensor | None = None,
-    **options: Unpack[AttentionOptions],
-) -> dict[Pair, Split]:
-    """Every block in the merged parameterization, dense; arguments as for `merged_curvature`."""
-    return merged_curvature(X, W_QK, W_V, G, B, b_V=b_V, **options).blocks()
 
 
 def _one_head(options: AttentionOptions) -> AttentionOptions:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from curvescope.closed_form.attention.hessian import AttentionCurvature, Pair
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.core.parts import PARTS
+from curvescope.core.hessian_terms import PARTS
 from curvescope.core.result import Result
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def block_split(
     """The map over the named weights; of the `pairs` asked for only, if any, each with its transpose.
 
     Blocks are formed one after the other and let go. That of two d × k matrices takes 3 (d k)² numbers for
-    the moment: 64 MB in float32 for d = 96, k = 24. What is kept are 3 m² numbers for m rows.
+    the moment: 64 MB in float32 for d = 96, k = 24. It stores 3 m² numbers for m rows.
     """
     _check(found, names, pairs, resolution)
     wanted = [(a, b) for i, a in enumerate(names) for b in names[i:]] if pairs is None else list(pairs)
@@ -85,7 +85,7 @@ def _reduced(block: Tensor, one: str, two: str, resolution: str) -> Tensor:
 
 
 def _feature_axis(name: str) -> int:
-    """Which index of a weight counts features of heads: the first of W_O, the second of all others."""
+    """Return the index of a weight that counts features of heads: the first of W_O, else the second."""
     return 0 if name == "O" else 1
 
 

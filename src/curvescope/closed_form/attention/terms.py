@@ -129,7 +129,7 @@ class Term:
 
     @property
     def count(self) -> int:
-        """How many summands."""
+        """Number of summands."""
         return next(f.shape[0] for f in (self.left, self.right, self.core) if f is not None)
 
     def _core_factors(self) -> list[tuple[Tensor | None, str]]:

@@ -50,7 +50,7 @@ class BlockPoint:
 
 @dataclass(frozen=True)
 class _Norms:
-    """What the bound of each pair of weights is made of, weights in the order of NAMES."""
+    """Norms that the bound of each pair of weights consists of; weights in the order of NAMES."""
 
     J: Tensor  # (5,) ‖∂Z/∂W_i‖
     B: Tensor  # (5,) ‖∂S/∂W_i‖

@@ -1,4 +1,4 @@
-"""How the blocks of a softmax attention layer grow with data, weights and attention moments, as tables.
+"""Growth of the blocks of a softmax attention layer with data, weights and attention moments, as tables.
 
 A block is a sum of terms, each a power of the scaled quantity. A table lists the exponents: near zero the
 smallest gives the slope of log ‖block‖ against log scale, and the largest bounds the growth at any scale.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from curvescope.closed_form.block_matrix import Pair
-from curvescope.core.parts import Half
+from curvescope.core.hessian_terms import Half
 
 Exponents = tuple[int, ...]
 PAIRS: tuple[Pair, ...] = (("Q", "Q"), ("Q", "K"), ("K", "K"), ("Q", "V"), ("K", "V"), ("V", "V"))

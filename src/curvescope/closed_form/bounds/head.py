@@ -24,7 +24,7 @@ from curvescope.closed_form.bounds.sums import (
     symmetric_sum_bound,
     unit_rows,
 )
-from curvescope.core.parts import MatrixName, check_matrix_name
+from curvescope.core.hessian_terms import MatrixName, check_matrix_name
 from curvescope.core.result import Result
 
 NAMES = ["Q", "K", "V"]
@@ -160,7 +160,7 @@ def _lower(f: HeadFactors) -> tuple[Tensor, Tensor]:
 
 
 def _starts(f: HeadFactors) -> dict[str, Tensor]:
-    """For each weight a unit matrix on which its diagonal block is nearly largest."""
+    """Return for each weight a unit matrix on which its diagonal block is nearly largest."""
     at = f.at
     q, k, v = separable_rayleigh(at.X, f.C), separable_rayleigh(at.q, f.D), separable_rayleigh(at.m, f.at.B)
     return {"Q": torch.outer(q.a, q.c), "K": torch.outer(k.c, k.a), "V": torch.outer(v.a, v.c)}

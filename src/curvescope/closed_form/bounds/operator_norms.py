@@ -100,7 +100,9 @@ def attention_norm_bounds(
     mask: Tensor | None = None,
     scale: float | None = None,
 ) -> BlockBounds:
-    """As `theorem1_corrected` for any loss, by its gradient G and Hessian B in the outputs."""
+    """Bound the norms like `theorem1_corrected`, for any loss given by its gradient G and Hessian B in the
+    outputs.
+    """
     head = head_inputs(X, W_Q, W_K, W_V, mask=mask, scale=scale)
     if measured:
         return _measured_bounds(head, G, B)
@@ -130,8 +132,8 @@ def a_priori_norms(head: HeadInputs, *, G: Tensor, frobenius: Tensor, pulled: Te
     ‖M2_i‖ ≤ min(½‖X‖², ¼ diam²), ‖T_i‖ ≤ min(√2‖X‖, diam) ‖M2‖ max|W_V G_i|, ‖J_V‖ ≤ √L ‖X‖,
     ‖J_Q‖ ≤ s‖W_V‖‖W_K‖‖M2‖‖X‖, ‖J_K‖ ≤ s‖W_V‖‖M2‖‖X‖‖W_Q‖, ‖Γ‖ ≤ s‖X‖‖M2‖‖W_V‖‖G‖_F.
 
-    Of the gradient of the loss in the outputs, all tokens stacked, its spectral norm `G`, its norm
-    `frobenius` = ‖G‖_F and `pulled` = max_i |W_V G_i| are given.
+    The gradient of the loss in the outputs, all tokens stacked, enters by its spectral norm `G`, its norm
+    `frobenius` = ‖G‖_F and `pulled` = max_i |W_V G_i|.
     """
     X, scale = head.X, head.scale
     x, w_Q, w_K, w_V = map(spectral_norm, (X.flatten(0, -2), head.W_Q, head.W_K, head.W_V))

@@ -1,4 +1,4 @@
-"""What the bounds of one attention head are made of: small matrices for each query, from one forward pass.
+"""Small matrices for each query, from one forward pass, that the bounds of one attention head consist of.
 
 With x̃_ij = x_j − Σ_l A_il x_l, the second moment M2_i = Σ_j A_ij x̃ x̃ᵀ and the tilted one
 T_i = Σ_j A_ij (G_i·W_Vᵀx̃_ij) x̃ x̃ᵀ give every block of the Hessian:

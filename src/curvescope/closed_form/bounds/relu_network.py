@@ -118,7 +118,7 @@ def _names(layers: Sequence[Tensor]) -> list[str]:
 
 
 def _checked(x: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """In float64, refused where shapes do not follow each other."""
+    """Convert to float64, and check that the shapes fit together."""
     shapes = [tuple(W.shape) for W in weights]
     width = tuple(x.shape)
     for shape in shapes or [()]:

@@ -194,7 +194,7 @@ def _largest(A: Tensor) -> Tensor:
 
 
 def _frobenius(U: Tensor, W: Tensor, N: Tensor) -> Tensor:
-    """‖Σ_i (u_i ⊗ I) N_i (w_i ⊗ I)ᵀ‖_F from Gram matrices, with room for their cancellation."""
+    """‖Σ_i (u_i ⊗ I) N_i (w_i ⊗ I)ᵀ‖_F from Gram matrices, with an allowance for their cancellation."""
     flat = N.flatten(1)
     terms = (U @ U.mT) * (W @ W.mT) * (flat @ flat.mT)
     return (terms.sum().clamp(min=0) + 8 * flat.shape[1] * _EPS * terms.abs().sum()).sqrt()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from curvescope.closed_form.block_matrix import INPUT, BlockMatrix, Pair, symmetric
 from curvescope.core.errors import ShapeError, UsageError, near_misses
-from curvescope.core.parts import Part, check_part
+from curvescope.core.hessian_terms import Part, check_part
 
 ActivationName = Literal["relu", "gelu", "gelu_tanh", "silu", "identity", "swiglu", "geglu"]
 
@@ -240,7 +240,7 @@ def ffn_curvature(at: FeedForwardPoint, g: Tensor) -> dict[str, dict[Pair, Tenso
 def ffn_blocks(
     at: FeedForwardPoint, g: Tensor, B: float | Tensor, *, part: Part = "total", with_input: bool = True
 ) -> BlockMatrix:
-    """Every block over (x, parameters): Jᵀ B J (`outer`), ∇²⟨g, y⟩ (`functional`), or their sum.
+    """Return all blocks over (x, parameters): Jᵀ B J (`outer`), ∇²⟨g, y⟩ (`functional`), or their sum.
 
     Args:
         at: the layer at its tokens.
@@ -314,7 +314,7 @@ def _add_outgoing(at: FeedForwardPoint, branch: Branch, g: Tensor, blocks: dict[
 
 
 def features(at: FeedForwardPoint, branch: Branch) -> list[tuple[str, Tensor]]:
-    """What multiplies each parameter of a branch: x for the weight, 1 for the bias: (L, rows)."""
+    """Return the factor of each parameter of a branch: x for the weight, 1 for the bias: (L, rows)."""
     found = [(branch.weight, at.x)]
     return found if branch.bias is None else [*found, (branch.bias, torch.ones_like(at.x[:, :1]))]
 

@@ -21,7 +21,7 @@ from curvescope.closed_form.block_matrix import BlockMatrix, Pair, symmetric
 from curvescope.closed_form.ffn.layer import FeedForwardPoint, features
 from curvescope.closed_form.objectives import token_curvature
 from curvescope.core.errors import UsageError
-from curvescope.core.parts import Part, check_part
+from curvescope.core.hessian_terms import Part, check_part
 
 
 @dataclass(frozen=True)

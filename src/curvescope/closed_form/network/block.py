@@ -30,7 +30,7 @@ from curvescope.core.errors import ShapeError, UsageError
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the parameters do not say about a network.
+    """Properties of a network that its parameters do not determine.
 
     Biases, γ and β, the unembedding, the number of blocks and whether a block has attention or a feed-forward
     layer follow from the names that are there.
@@ -259,7 +259,7 @@ class Attention(Primitive):
         return u.reshape(B, T, self.heads[role], -1).transpose(1, 2)
 
     def _spread(self, u: Tensor, role: str) -> Tensor:
-        """As `_split`, with shared heads repeated for each query head."""
+        """Split u into heads like `_split`, with shared heads repeated for each query head."""
         return self._split(u, role).repeat_interleave(self.heads["Q"] // self.heads[role], dim=1)
 
     def _gather(self, u: Tensor, role: str) -> Tensor:

@@ -184,7 +184,7 @@ class Recorder:
         self.x = primitive.output if skip is None else primitive.output + scale * self._variables[skip]
 
     def tape(self) -> Tape:
-        """What was recorded."""
+        """Recorded steps."""
         return Tape(tuple(self._steps), self.x)
 
 

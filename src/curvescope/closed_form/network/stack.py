@@ -30,12 +30,12 @@ from torch import Tensor
 
 from curvescope.closed_form.block_matrix import INPUT, BlockMatrix, slices, symmetric
 from curvescope.closed_form.network.block import Architecture, record_block, record_norm
-from curvescope.closed_form.network.ends import Embedding, Linear, MeanOverTokens, Positions
+from curvescope.closed_form.network.input_output_layers import Embedding, Linear, MeanOverTokens, Positions
 from curvescope.closed_form.network.primitives import Primitive, Recorder, Step, Tape, Tree
 from curvescope.closed_form.objectives import Objective
 from curvescope.core.errors import ShapeError, UsageError, near_misses
+from curvescope.core.hessian_terms import Part, check_part
 from curvescope.core.operator import FunctionOperator
-from curvescope.core.parts import Part, check_part
 
 
 def stack_tape(params: Tree, inputs: Tensor, arch: Architecture) -> Tape:
@@ -104,14 +104,14 @@ class StackCurvature:
         return {name: self._swept[1][name] for name in self.names}
 
     def hessian(self) -> BlockMatrix:
-        """Every block of the Hessian, by backward assembly. Small models only.
+        """Return all blocks of the Hessian, by backward assembly. Small models only.
 
-        Rows are the parameters, and the input `x` where that is real: `.to_dense(names)` chooses.
+        Rows are the parameters, and the input `x` if it is real: `.to_dense(names)` chooses.
         """
         return self._ordered(assemble(self.tape, self.objective))
 
     def ggn(self) -> BlockMatrix:
-        """Every block of the GGN Jᵀ B J, by backward assembly without curvatures."""
+        """Return all blocks of the GGN Jᵀ B J, by backward assembly without curvatures."""
         return self._ordered(assemble(self.tape, self.objective, functional=False))
 
     def sources(self) -> dict[str, BlockMatrix]:
@@ -278,7 +278,7 @@ def stages(tape: Tape) -> list[Tape]:
 
 
 def assemble(tape: Tape, objective: Objective, *, functional: bool = True) -> BlockMatrix:
-    """Every block over the input and the parameters, backwards over the stages.
+    """Assemble all blocks over the input and the parameters, backwards over the stages.
 
     With J, K of stage l at its input and the current g, in this order: H_ll = J_θᵀ C J_θ + K_θθ;
     H_lm = J_θᵀ X_m (m > l); X_m ← J_xᵀ X_m; X_l = J_xᵀ C J_θ + K_xθ; C ← J_xᵀ C J_x + K_xx; g ← J_xᵀ g. A
@@ -318,7 +318,7 @@ def assemble(tape: Tape, objective: Objective, *, functional: bool = True) -> Bl
 
 
 def _accumulate(H: Tensor, rows: Tensor, columns: Tensor, block: Tensor) -> None:
-    """Add a block at positions of which each list has no repetition."""
+    """Add a block at positions; neither list may repeat a position."""
     H[rows[:, None], columns] += block
 
 

@@ -1,1 +1,1 @@
-"""What papers print, as they print it and put right: Kronecker forms, theorems and bounds to compare with."""
+"""Formulas of papers as printed and as corrected: Kronecker forms, theorems and bounds."""

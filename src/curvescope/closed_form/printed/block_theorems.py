@@ -174,7 +174,7 @@ def block_second_derivatives_theorem5(block: PostNormBlock) -> dict[Pair, Tensor
 def block_second_derivatives_theorem5_as_printed(block: PostNormBlock) -> dict[Pair, Tensor]:
     """Theorem 5 for (W_1, W_2) with the ξ printed for it, which is ∂B_2/∂W_1; wrong.
 
-    What is printed for (W_2, W_1) and (W_1, attention) has shapes that do not fit, so it has no value.
+    The printed formulas for (W_2, W_1) and (W_1, attention) have inconsistent shapes, so they have no value.
     """
     printed: dict[Pair, Tensor] = {("W_1", "W_2"): inner_second_derivatives(block)["W_2", "W_1"]}
     return _second_derivatives(block, printed)
@@ -187,7 +187,9 @@ def block_functional_theorem5(block: PostNormBlock, target: Tensor) -> dict[Pair
 
 
 def block_functional_theorem5_as_printed(block: PostNormBlock, target: Tensor) -> dict[Pair, Tensor]:
-    """As printed, with R^tr = vec_r(Z − target)ᵀ ⊗ I: the loss's factor 2/(L d) is lost."""
+    """Evaluate the printed formula, with R^tr = vec_r(Z − target)ᵀ ⊗ I; it loses the loss's factor 2/(L
+    d).
+    """
     return _contracted(block, (block.output - target).reshape(-1))
 
 
@@ -253,7 +255,7 @@ def _xi_attention(block: PostNormBlock) -> dict[Pair, Tensor]:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What the proofs name: LN(X) = P M, ∂P/∂X = A_1 B_1/√d, B_1 = E A_2 N."""
+    """Quantities of the proofs: LN(X) = P M, ∂P/∂X = A_1 B_1/√d, B_1 = E A_2 N."""
 
     M: Tensor  # (L, d)
     P: Tensor  # (L, L)

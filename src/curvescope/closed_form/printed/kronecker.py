@@ -1,7 +1,7 @@
 """Theorems 3.1 and 3.2 of Ormaniec et al. (2025), line by line: the Hessian of one head in Kronecker form.
 
 The model is F = A X W_V, A = softmax(X W_Q W_Kᵀ Xᵀ / √d_K), without mask, with ℓ = ‖F − Y‖² / (L d_V). vec is
-row-major. What makes the printed statement exact when d ≠ d_V, and how it is read here:
+row-major. The printed statement is exact for d ≠ d_V with these corrections and this reading:
 
 1. Query- and key-side identities, and those in Z₁, Z₂, K and R, have the size d of the tokens; the shuffling
    matrix S is then two matrices, S_V for the blocks of W_V and S_Q for the mixed term of H_f(Q, K).

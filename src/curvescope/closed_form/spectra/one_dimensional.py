@@ -24,7 +24,7 @@ from curvescope.closed_form.spectra.reduction import (
     reduced_spectrum,
 )
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.core.parts import MatrixName, check_matrix_name
+from curvescope.core.hessian_terms import MatrixName, check_matrix_name
 
 __all__ = [
     "ExactSpectrum",
@@ -42,7 +42,7 @@ Samples = Tensor | Sequence[Tensor]
 
 
 class SpectrumOptions(TypedDict, total=False):
-    """Which loss, and what of its spectrum."""
+    """Options: the loss, and the part of its spectrum."""
 
     targets: Samples | None  # squared error: the mean over tokens, then over samples
     G: Tensor | None  # instead of targets, the gradient of any loss in the outputs, samples end to end: (N,)
@@ -168,7 +168,7 @@ def _heads(
 
 
 def _biases(samples: list[Tensor], score_bias: Samples | None) -> list[Tensor]:
-    """What is added to the scores of each sequence; zeros (L,) where nothing is given."""
+    """Return the biases of the scores of each sequence; zeros (L,) by default."""
     if score_bias is None:
         return [torch.zeros_like(x) for x in samples]
     biases = [score_bias] if isinstance(score_bias, Tensor) else list(score_bias)
@@ -250,7 +250,7 @@ def _spectrum(
 
 
 def _interleaved(heads: int, d: int, p: int) -> Tensor:
-    """Where the entries of (w_1, v_1, w_2, v_2, …, φ) lie in (all w, all v, φ)."""
+    """Return the positions of the entries of (w_1, v_1, w_2, v_2, …, φ) in (all w, all v, φ)."""
     entry = torch.arange(2 * heads * d).view(2, heads, d).transpose(0, 1).flatten()
     return torch.cat([entry, torch.arange(2 * heads * d, 2 * heads * d + p)])
 

@@ -2,8 +2,8 @@
 
 If the loss depends on pairs of vectors (w_r, v_r) only through a_r = s_r ⟨w_r, v_r⟩, and on a few more
 scalars φ, its Hessian has the bulk values ±b_r, b_r = s_r ∂ℓ/∂a_r, of multiplicity m_r − 1 for each pair, and
-2h + p outliers that a small symmetric matrix holds (`reduced_spectrum`), for any loss and any data. Of
-matrices that the loss sees through W Uᵀ, as queries and keys, the bulk remains (`product_bulk`).
+2h + p outliers that a small symmetric matrix holds (`reduced_spectrum`), for any loss and any data. If the
+loss depends on matrices through W Uᵀ, as for queries and keys, the bulk remains (`product_bulk`).
 """
 
 from __future__ import annotations

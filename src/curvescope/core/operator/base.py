@@ -19,11 +19,16 @@ from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace, by_role
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.operator import exports
 from curvescope.core.operator.index import Index, named_rows, positions
 from curvescope.core.operator.kinds import as_columns, in_kind, named
-from curvescope.core.ranks.spread import Pieces
+from curvescope.core.progress import track
+from curvescope.core.ranks.shard_layout import Pieces
 
 if TYPE_CHECKING:
+    from curvlinops._torch_base import PyTorchLinearOperator
+    from hessian_eigenthings.operators.base import CurvatureOperator
+    from linear_operator.operators import LinearOperator as GPyTorchOperator
     from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
 
@@ -144,7 +149,7 @@ class LinearOperator(ABC):
     def _selection(self, index: Index, side: str, axis: int) -> Selection:
         if self.pieces is not None:
             raise UsageError(
-                "a submatrix is not for vectors that are spread over ranks", hint="op.block(name)"
+                "a submatrix does not support vectors that are sharded over ranks", hint="op.block(name)"
             )
         names = [index] if isinstance(index, str) else index
         if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
@@ -173,11 +178,11 @@ class LinearOperator(ABC):
         return self._selection(index, "space" if axis == 0 else "columns", axis)
 
     def is_same_as(self, other: LinearOperator) -> bool:
-        """Whether both are one matrix by how they are made; False where that is not known."""
+        """Return True if both are the same matrix by construction; False if that is unknown."""
         return self is other
 
     def is_transpose_of(self, other: LinearOperator) -> bool:
-        """Whether this is the transpose of the other, by how they are made; False where that is not known."""
+        """Return True if this is the transpose of the other by construction; False if that is not known."""
         if isinstance(other, Transpose):
             return self.is_same_as(other.A)
         return self.symmetric and self.is_same_as(other)
@@ -188,10 +193,10 @@ class LinearOperator(ABC):
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Products inside belong together, as those of an algorithm: they are products of one matrix.
+        """Declare that all products inside belong to one matrix, such as the products of an algorithm.
 
-        Whoever keeps something between products gives its guarantee once for all of them; an operator that
-        is made of others asks each of them.
+        Operators that cache data check once for all of these products; an operator made of others calls
+        `frozen` of each.
         """
         with ExitStack() as parts:
             for part in vars(self).values():
@@ -206,7 +211,7 @@ class LinearOperator(ABC):
         m, n = self.shape
         out = torch.zeros(m, n, dtype=self.dtype, device=self.device)
         rows, columns = (slice(None), slice(None)) if self.pieces is None else _positions(self.pieces)
-        for start in range(0, n, chunk):
+        for start in track(range(0, n, chunk), "columns of the matrix"):
             stop = min(start + chunk, n)
             basis = torch.zeros(n, stop - start, dtype=self.dtype, device=self.device)
             basis[torch.arange(start, stop), torch.arange(stop - start)] = 1
@@ -233,8 +238,21 @@ class LinearOperator(ABC):
             self.shape, matvec=forward, rmatvec=backward, matmat=forward, rmatmat=backward, dtype=numpy_dtype
         )
 
+    def to_curvlinops(self) -> PyTorchLinearOperator:
+        """Return the same operator for curvlinops, on flat vectors."""
+        return exports.to_curvlinops(self)
+
+    def to_linear_operator(self) -> GPyTorchOperator:
+        """Return the same operator for GPyTorch's linear_operator: its solvers and log determinants."""
+        return exports.to_linear_operator(self)
+
+    def to_eigenthings(self) -> CurvatureOperator:
+        """Return the same operator for the algorithms of hessian-eigenthings; it must be symmetric."""
+        check_square_symmetric(self, "hessian-eigenthings")
+        return exports.to_eigenthings(self)
+
     def _repr_html_(self) -> str:
-        """For a notebook: shape, kind, what it is made of, and its rows by role; no product is taken."""
+        """HTML for a notebook: shape, kind, parts, and rows by role; it takes no product."""
         from curvescope.viz import notebook
 
         made_of = {name: part for name, part in vars(self).items() if isinstance(part, LinearOperator)}
@@ -445,7 +463,7 @@ def _both(A: LinearOperator, B: LinearOperator) -> tuple[Pieces, Pieces] | None:
     """The pieces of a sum or product; both operators are over vectors that are spread alike, or neither."""
     if (A.pieces is None) != (B.pieces is None):
         raise ShapeError(
-            f"cannot put {A!r} and {B!r} together: the vectors of one are spread over ranks",
+            f"cannot combine {A!r} and {B!r}: the vectors of one of them are sharded over ranks",
             hint="damping=λ and weight_decay=w of an operator add a diagonal",
         )
     return None if A.pieces is None or B.pieces is None else (A.pieces[0], B.pieces[1])

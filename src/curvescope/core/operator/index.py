@@ -1,4 +1,4 @@
-"""Which rows or columns of an operator: by numbers, slices, masks, or names of blocks."""
+"""Selection of rows or columns of an operator by numbers, slices, masks, or block names."""
 
 from __future__ import annotations
 

@@ -72,14 +72,14 @@ def as_columns(A: LinearOperator, v: Vector) -> Tensor:
 
 
 def is_single(v: Vector) -> bool:
-    """Whether it is one vector and not several columns."""
+    """Return True if it is one vector and not several columns."""
     return not isinstance(v, Tensor | np.ndarray) or v.ndim == 1
 
 
 def in_kind(A: LinearOperator, product: Tensor, v: Vector) -> Any:
     """Columns (m, k) of a product A V as the kind of vector that V was given as.
 
-    Where rows have no names, as those of a Jacobian, a product with a dictionary or a list is a tensor.
+    If rows have no names, such as the rows of a Jacobian, a product with a dictionary or a list is a tensor.
     """
     if isinstance(v, np.ndarray):
         return (product[:, 0] if v.ndim == 1 else product).cpu().numpy()
@@ -125,7 +125,7 @@ def _from_names(given: Mapping[str, Tensor], space: ParamSpace) -> Tensor:
     strange = [name for name in given if name not in space.shapes and name not in blocks]
     if strange:
         raise UsageError(
-            f"no parameter and no block of the operator is called {strange[0]!r}",
+            f"the operator has no parameter or block called {strange[0]!r}",
             hint=near_misses(str(strange[0]), [*space.shapes, *blocks]),
         )
     if not given.keys() <= known.keys():
@@ -133,8 +133,8 @@ def _from_names(given: Mapping[str, Tensor], space: ParamSpace) -> Tensor:
     missing = [name for name in known if name not in given]
     if missing:
         raise ShapeError(
-            f"expected a tensor for each of {len(known)} names, {missing[0]!r} is missing",
-            hint="torch.zeros_like(parameter) where there is none",
+            f"expected a tensor for each of {len(known)} names, but {missing[0]!r} is missing",
+            hint="use torch.zeros_like(parameter) for missing ones",
         )
     for name, shape in known.items():
         _check_part(name, given[name], tuple(shape), space)

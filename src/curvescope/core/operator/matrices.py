@@ -9,6 +9,7 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator.base import LinearOperator
+from curvescope.core.ranks.shard_layout import Pieces
 
 
 def _check_real(A: Tensor, dim: int, what: str) -> None:
@@ -18,7 +19,7 @@ def _check_real(A: Tensor, dim: int, what: str) -> None:
     if A.dim() != dim:
         raise ShapeError(f"expected {what}, got a tensor of shape {tuple(A.shape)}")
     if not A.is_floating_point():
-        raise UsageError(f"expected {what} of real numbers, got {A.dtype}", hint="A.double() makes them so")
+        raise UsageError(f"expected {what} of real numbers, got {A.dtype}", hint="use A.double()")
 
 
 class Matrix(LinearOperator):
@@ -88,15 +89,24 @@ class Identity(LinearOperator):
 class Diagonal(LinearOperator):
     """diag(f(d)) of a vector d (n,), f the identity unless given; psd where no entry is negative.
 
-    d is read whenever it is asked: numbers that are written into it are those of the next product.
+    d is read whenever it is asked: numbers that are written into it are those of the next product. With
+    `pieces`, d holds the entries that are on this rank of a diagonal that is spread over several.
     """
 
     symmetric = keeps_names = True
 
-    def __init__(self, d: Tensor, f: Callable[[Tensor], Tensor] | None = None):
+    def __init__(
+        self, d: Tensor, f: Callable[[Tensor], Tensor] | None = None, *, pieces: Pieces | None = None
+    ):
         _check_real(d, 1, "a diagonal")
         self._source, self._f = d, f
-        self.shape, self.dtype, self.device = (len(d), len(d)), d.dtype, d.device
+        n = len(d) if pieces is None else pieces.length
+        self.shape, self.dtype, self.device = (n, n), d.dtype, d.device
+        self.pieces = None if pieces is None else (pieces, pieces)
+
+    def spread_like(self, op: LinearOperator) -> Diagonal:
+        """The same entries, over the ranks that the rows of another operator are spread over."""
+        return self if op.pieces is None else Diagonal(self._source, self._f, pieces=op.pieces[0])
 
     @property
     def d(self) -> Tensor:
@@ -105,14 +115,14 @@ class Diagonal(LinearOperator):
 
     @property
     def psd(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether no entry is negative."""
+        """Return True if no entry is negative."""
         return bool((self.d >= 0).all())
 
     def is_same_as(self, other: LinearOperator) -> bool:
         return isinstance(other, Diagonal) and other._source is self._source and other._f is self._f
 
     def power(self, exponent: float) -> Diagonal:
-        """diag(d)^p, entry by entry: `power(-0.5)` is the inverse root. Where it is not finite, an error."""
+        """Return diag(d)^p, entry by entry: `power(-0.5)` is the inverse root. Raise if it is not finite."""
         return self._then(lambda d: _finite_power(d, exponent))
 
     def inverse_root(self, damping: float = 0.0) -> Diagonal:

@@ -1,6 +1,6 @@
 """Processes that compute one thing: how they keep in step (`steps`), how they were started (`launch`)."""
 
-from curvescope.core.ranks.steps import (
+from curvescope.core.ranks.collectives import (
     Apart,
     Division,
     alone,

@@ -43,12 +43,13 @@ def addition(
 ) -> Batches:
     """Sums of two numbers of D = `digits` digits; how they are drawn stands at the top of this file.
 
-    The whole sequence is the input, (n, 3D + 3). What counts are the D + 1 positions 2D + 1 … 3D + 1, from
-    "=" to the last but one: each predicts the digit of z that follows.
+    The full sequence is the input, (n, 3D + 3). The D + 1 positions 2D + 1 … 3D + 1 count, from "=" to the
+    last but one: each predicts the digit of z that follows.
 
-    Targets: "next" are integers with −100 where nothing counts. "onehot_next" and "onehot_current" are real,
-    (n, 3D + 3, 12), with weights (n, 3D + 3) that are 1 where a position counts, for the loss "mse_mean"; the
-    published squared error used the current token, and was a sum: 12 (D + 1) n times this mean.
+    Targets: "next" are integers, −100 at positions that do not count. "onehot_next" and "onehot_current" are
+    real, (n, 3D + 3, 12), with weights (n, 3D + 3) that are 1 where a position counts, for the loss
+    "mse_mean"; the published squared error used the current token, and was a sum: 12 (D + 1) n times this
+    mean.
     """
     draw_size = num_sequences if draw_size is None else draw_size
     check_counts(num_sequences=num_sequences, digits=digits, draw_size=draw_size)
@@ -145,8 +146,8 @@ def sorting(
 ) -> Batches:
     """m = `length` letters of {0, …, vocab − 1}, then the same letters in ascending order.
 
-    Construction: letters are uniform, one randint with `seed`. Of the 2m tokens the input is all but the
-    last, (n, 2m − 1), and position m − 1 + i predicts the i-th sorted letter (i from 0): the last unsorted
+    Construction: letters are uniform, one randint with `seed`. The input is the first 2m − 1 of the 2m
+    tokens, (n, 2m − 1), and position m − 1 + i predicts the i-th sorted letter (i from 0): the last unsorted
     letter and what follows it count. The defaults have the layout of minGPT's sorting demonstration, which
     draws words with few different letters more often.
     """
@@ -169,8 +170,8 @@ def copy(
     """A word w₁ … w_m of m = `length` random letters, a separator, and the word again.
 
     Ids: the letters 0 … vocab − 1, the separator is `vocab`. Construction: letters are uniform, one randint
-    with `seed`. Of the 2m + 1 tokens the input is all but the last, (n, 2m), and position m + i predicts
-    w_{i+1}: the separator and what follows it count, the first copy does not.
+    with `seed`. The input is the first 2m of the 2m + 1 tokens, (n, 2m), and position m + i predicts w_{i+1}:
+    the separator and what follows it count, the first copy does not.
     """
     check_counts(num_sequences=num_sequences, length=length, vocab=vocab)
     word = torch.randint(0, vocab, (num_sequences, length), generator=generator(seed))

@@ -10,14 +10,14 @@ from curvescope.core.errors import UsageError, near_misses
 
 
 def check_counts(least: int = 1, **counts: Any) -> None:
-    """Every count is an integer of at least `least`."""
+    """Check that every count is an integer of at least `least`."""
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, Integral) or count < least:
             raise UsageError(f"expected {name} to be an integer of at least {least}, got {count!r}")
 
 
 def check_not_negative(**numbers: Any) -> None:
-    """Every number is real, finite and not negative."""
+    """Check that every number is real, finite and not negative."""
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, Real) or not isfinite(number) or number < 0:
             raise UsageError(f"expected {name} to be a number that is not negative, got {number!r}")

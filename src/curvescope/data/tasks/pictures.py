@@ -1,14 +1,14 @@
-"""Labeled pictures to train on: scikit-learn's digits, and others through the package `datasets`.
+"""Labeled pictures to train on: scikit-learn's digits, local folders, and others through `datasets`.
 
 Those are known by name (MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100: read from the hub, or from its cache where
-there is no network), or lie in a folder that `Dataset.save_to_disk` wrote.
+there is no network), or lie in a local folder (`curvescope.data.image_folders` lists the layouts).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from curvescope.core.errors import CurvescopeError, MissingExtra, UsageError, ne
 from curvescope.core.requirements import how_to_install
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batches
+from curvescope.data.image_folders import PREFIX, read_image_folder
 from curvescope.data.tasks.checks import check_choice, check_counts
 
 Dtype = Literal["float32", "float64"]
@@ -66,7 +67,6 @@ HUB = {
 }
 PICTURES = ("digits", *HUB)
 """Names of all of them."""
-IMAGES, LABELS = ("image", "img"), ("label", "fine_label")  # columns of a folder, the first that is there
 
 
 class Pictures(NamedTuple):
@@ -80,84 +80,86 @@ class Pictures(NamedTuple):
 
 
 def check_pictures(name: str) -> None:
-    """Raise unless there are pictures of that name; whether they can be read is seen when they are."""
-    if name not in PICTURES and not Path(name).is_dir():
+    """Raise unless there are pictures of that name; reading them may still fail."""
+    if name not in PICTURES and not _folder(name).is_dir():
         raise UsageError(
-            f"expected the name of pictures, or a folder that the package datasets saved, got {name!r}",
+            f"expected the name of pictures, or a folder of images, got {name!r}",
             hint=near_misses(name, [*PICTURES]),
         )
+
+
+def _folder(name: str) -> Path:
+    return Path(name.removeprefix(PREFIX)).expanduser()
 
 
 def pictures(name: str, *, num: int | None = None, validation: float = 0.2, seed: int = 0) -> Pictures:
     """The pictures of that name in float64, a randperm with `seed` of them cut in two.
 
     Args:
-        name: one of PICTURES, or a folder that `datasets` saved.
-        num: how many in all; None: all that there are. The split `train` of a dataset is read.
-        validation: the share of them that is held out, the last ones of the permutation.
+        name: One of PICTURES, or a folder, also as `images:FOLDER`.
+        num: How many in all; None: all. The training images are read. From the hub these are the first
+            `num` ones, from a folder a random choice.
+        validation: The share that is held out, the last ones of the permutation.
     """
     check_pictures(name)
-    X, y, num_classes = _digits() if name == "digits" else _read(name, num)
-    total = len(y) if num is None else num
+    stored = _digits() if name == "digits" else _from_hub(name, num) if name in HUB else _from_folder(name)
+    total = len(stored.classes) if num is None else num
     held = round(validation * total)
-    if not 2 <= total <= len(y) or not 1 <= held < total:
+    if not 2 <= total <= len(stored.classes) or not 1 <= held < total:
         raise UsageError(
-            f"expected from 2 to {len(y)} pictures, some of them to validate, got {total} and {held} of them"
+            f"expected from 2 to {len(stored.classes)} pictures, some of them to validate, "
+            f"got {total} and {held} of them"
         )
-    chosen = torch.randperm(len(y), generator=generator(seed))[:total]
-    own, other = chosen[: total - held], chosen[total - held :]
-    return Pictures(X[own], y[own], X[other], y[other], num_classes)
+    chosen = torch.randperm(len(stored.classes), generator=generator(seed))[:total]
+    X, y = stored.images(chosen), stored.classes[chosen]
+    if X.shape[2] != X.shape[3]:
+        raise UsageError(f"expected square pictures in {name!r}, got {X.shape[2]} × {X.shape[3]}")
+    own = total - held
+    return Pictures(X[:own], y[:own], X[own:], y[own:], stored.num_classes)
 
 
-def _digits() -> tuple[Tensor, Tensor, int]:
+class _Stored(NamedTuple):
+    """All pictures of a source: classes (n,), and a function that gives the images at some places."""
+
+    images: Callable[[Tensor], Tensor]
+    classes: Tensor
+    num_classes: int
+
+
+def _digits() -> _Stored:
     everything = digits()[0]
     assert isinstance(everything.inputs, Tensor)
     assert isinstance(everything.targets, Tensor)
-    return everything.inputs, everything.targets, 10
+    return _Stored(everything.inputs.__getitem__, everything.targets, 10)
 
 
-def _read(name: str, num: int | None) -> tuple[Tensor, Tensor, int]:
-    """All images of the split `train`, or the first ones where only `num` are wanted."""
+def _from_folder(name: str) -> _Stored:
+    folder = read_image_folder(name)
+
+    def images(places: Tensor) -> Tensor:
+        return folder.tensor(places.tolist())
+
+    return _Stored(images, torch.as_tensor(folder.labels), folder.num_classes)
+
+
+def _from_hub(name: str, num: int | None) -> _Stored:
+    """All images of the split `train`, or the first ones if only `num` are wanted."""
     try:
         import datasets
     except ImportError:
         raise MissingExtra(
             f"the pictures {name!r} need the package datasets", hint=how_to_install("datasets")
         ) from None
-    read: Callable[[Any, str, int | None], _Rows] = _from_hub if name in HUB else _from_folder
+    source = HUB[name]
     try:
-        found = read(datasets, name, num)
-        X = np.stack([np.asarray(image, dtype=np.float64) for image in found.images]) / 255
-        y = np.asarray(found.labels, dtype=np.int64)
-    except Exception as problem:  # whatever the network, the hub or the dataset's own reader raise
+        rows = datasets.load_dataset(source.hub, split="train" if num is None else f"train[:{num}]")
+        X = np.stack([np.asarray(image, dtype=np.float64) for image in rows[source.image]]) / 255
+        y = np.asarray(rows[source.label], dtype=np.int64)
+    except Exception as problem:  # raised by the network, the hub or the dataset's own reader
         reason = str(problem).split("\n", 1)[0][:200] or type(problem).__name__
         raise CurvescopeError(
             f"could not read the pictures {name!r}: {reason}",
-            hint="check the network, or take digits, which need none",
+            hint="check the network, give a folder as images:FOLDER, or take digits, which need neither",
         ) from problem
-    X = X[:, None] if X.ndim == 3 else X.transpose(0, 3, 1, 2)
-    return torch.as_tensor(np.ascontiguousarray(X)), torch.as_tensor(y), found.num_classes
-
-
-class _Rows(NamedTuple):
-    """Columns of a dataset as it gives them."""
-
-    images: Any
-    labels: Any
-    num_classes: int
-
-
-def _from_hub(datasets: Any, name: str, num: int | None) -> _Rows:
-    source = HUB[name]
-    rows = datasets.load_dataset(source.hub, split="train" if num is None else f"train[:{num}]")
-    return _Rows(rows[source.image], rows[source.label], source.num_classes)
-
-
-def _from_folder(datasets: Any, name: str, num: int | None) -> _Rows:
-    """Its split `train` where it has splits; columns by their usual names."""
-    rows = datasets.load_from_disk(name)
-    rows = rows["train"] if isinstance(rows, dict) else rows
-    image, label = (next(c for c in names if c in rows.column_names) for names in (IMAGES, LABELS))
-    classes = getattr(rows.features[label], "num_classes", None) or max(rows[label]) + 1
-    rows = rows if num is None else rows.select(range(min(num, len(rows))))
-    return _Rows(rows[image], rows[label], classes)
+    X = torch.as_tensor(np.ascontiguousarray(X[:, None] if X.ndim == 3 else X.transpose(0, 3, 1, 2)))
+    return _Stored(X.__getitem__, torch.as_tensor(y), source.num_classes)

@@ -68,7 +68,7 @@ def stationary_distribution(P: Tensor) -> Tensor:
     b[-1] = 1
     if int(torch.linalg.matrix_rank(A[:-1])) < V - 1:
         raise UsageError(
-            "expected a chain with one stationary distribution, got one that falls apart",
+            "expected a chain with one stationary distribution, got a reducible chain",
             hint="raise the concentration, or take another seed",
         )
     return torch.linalg.lstsq(A, b).solution[:, 0].clamp(min=0)

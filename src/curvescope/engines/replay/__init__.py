@@ -1,1 +1,1 @@
-"""Work that is asked for again, written down and replayed: operations on a CPU, a graph on a GPU."""
+"""Record repeated products and replay them: operations on a CPU, a CUDA graph on a GPU."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.geometry.factored import Factored
+from curvescope.geometry.low_rank import Factored
 from curvescope.geometry.sphere import NormKind, fold, project
 from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer
@@ -29,8 +29,8 @@ from curvescope.models.zoo.transformer import Transformer
 class Circuit:
     """One head. Matrices act from the right and have the norm in them where `folded`.
 
-    `kind` is the norm of the stream (`none` where nothing is folded). `note` says why a head is not
-    `foldable`, or what else the bilinear form leaves out (a norm on queries and keys, a cap on the scores).
+    `kind` is the norm of the stream (`none` if nothing is folded). `note` says why a head is not `foldable`,
+    or what else the bilinear form leaves out (a norm on queries and keys, a cap on the scores).
     """
 
     W_Q: Tensor  # (d, h), folded: Ŵ_Q
@@ -178,7 +178,7 @@ class Circuit:
         return (s if seen is None else s.masked_fill(~seen, -torch.inf)).softmax(-1)
 
     def output(self, n: Tensor, *, seen: Tensor | None = None) -> Tensor:
-        """What the head adds to the stream (…, T, d), without b_O, for normalized rows n (…, T, d)."""
+        """Output of the head to the stream (…, T, d), without b_O, for normalized rows n (…, T, d)."""
         return self.pattern(n, seen=seen) @ self.values(n)
 
     def _queries(self, n: Tensor, *, bias: bool = True) -> Tensor:

@@ -1,30 +1,27 @@
-"""How heads feed each other: composition scores against chance, copying scores."""
+"""Composition of heads: composition scores against chance, and copying scores."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.core.seeds import generator
 from curvescope.geometry.attention.circuits import Circuit
-from curvescope.geometry.factored import Factored
-
-if TYPE_CHECKING:
-    import pandas as pd
+from curvescope.geometry.low_rank import Factored
 
 Kind = Literal["Q", "K", "V"]
 
 
 @dataclass(frozen=True)
-class Composition(Result):
+class Composition(Tabular):
     """Scores |M₁ M₂|_F / (|M₁|_F |M₂|_F) of every earlier head (rows) with every later one (columns).
 
     M₁ is the earlier head's value-output matrix; M₂ is the later head's W_QK (Q), its transpose (K) or its
@@ -42,15 +39,13 @@ class Composition(Result):
     layers: list[int | None]  # of the earlier and the later heads
     seed: int
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per pair of heads."""
-        import pandas as pd
-
         first, second = np.indices(self.scores.shape).reshape(2, -1)
         columns = {"from": first, "to": second}
         for name in ("scores", "chance_mean", "chance_std", "z"):
             columns[name.removesuffix("s")] = getattr(self, name).reshape(-1)
-        return pd.DataFrame(columns)
+        return columns
 
 
 def composition(

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from curvescope.core.errors import UsageError
-from curvescope.core.result import Result
+from curvescope.core.result import Result, Tabular
 from curvescope.geometry.attention.circuits import Circuit
 from curvescope.geometry.attention.composition import copying_score
 from curvescope.geometry.attention.heads import heads, without_svd
-from curvescope.geometry.factored import Factored
+from curvescope.geometry.low_rank import Factored
 from curvescope.geometry.roles import read_norm
 from curvescope.geometry.vocabulary.decode import TopTokens, top_tokens
 from curvescope.geometry.vocabulary.names import names_of
 from curvescope.geometry.vocabulary.references import Reference, ReferenceKind, reference
 from curvescope.models.model import Model
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Sides = Literal[1, 2]
 Written = Literal["logit", "embedding"]
@@ -41,7 +38,7 @@ class Spectra(Result):
 
 
 @dataclass(frozen=True)
-class Directions(Result):
+class Directions(Tabular):
     """Pairs of singular vectors of all heads, decoded; row p is pair `rank[p]` of head `head[p]`.
 
     Axis 1 of the token tables is the sign: both vectors of a pair are turned together so that side 0 is the
@@ -58,10 +55,8 @@ class Directions(Result):
     left: TopTokens  # (p, 2, k)
     right: TopTokens
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per pair and side, its tokens joined by spaces."""
-        import pandas as pd
-
         rows = []
         for p in range(len(self.head)):
             for side in range(self.left.ids.shape[1]):
@@ -70,7 +65,7 @@ class Directions(Result):
                 for name, top in (("left", self.left), ("right", self.right)):
                     row[name] = " ".join(repr(token) for token in top.text[p][side])
                 rows.append(row)
-        return pd.DataFrame(rows)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -184,7 +179,7 @@ def _check(k: int, num: int | None, sides: int, written: str) -> None:
 def _references(
     model: Model, layer: int, head: Circuit, written: Written, names: Any
 ) -> tuple[Reference, Reference]:
-    """What is read (queries, keys, sources) and what is written is compared with."""
+    """Return the references for directions that are read (queries, keys, sources) and written."""
     options: dict[str, Any] = {"tokenizer": names}
     norm, _ = read_norm(model, layer)
     kind: ReferenceKind = "sphere" if head.folded else "normed" if norm.kind != "none" else "raw"
@@ -203,7 +198,7 @@ def _decode(
     num: int | None,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Every direction in two goes over the vocabulary, one for what is read and one for what is written."""
+    """Decode every direction twice over the vocabulary, as read and as written."""
     parts = {
         "qk left": [f.left.T[:num] for f in qk],
         "qk right": [f.right.T[:num] for f in qk],
@@ -253,7 +248,7 @@ def _pairs(
 
 
 def _flips(top: TopTokens, vectors: Tensor, right: Reference, sides: Sides) -> np.ndarray:
-    """Whether the negative side is the stronger one: (p,)."""
+    """Return True if the negative side is the stronger one: (p,)."""
     if sides == 1:
         return top.scores[:, 1, 0] > top.scores[:, 0, 0]
     middle = np.zeros(len(vectors)) if right.centered else (vectors @ right.mean).numpy()

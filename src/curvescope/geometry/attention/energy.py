@@ -1,4 +1,4 @@
-"""How much of what a head does on real text goes through each of its singular pairs."""
+"""Share of each singular pair in the work of a head on real text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 from curvescope.geometry.attention.circuits import Circuit
 from curvescope.geometry.attention.heads import heads
-from curvescope.geometry.factored import Factored
+from curvescope.geometry.low_rank import Factored
 from curvescope.geometry.roles import read_norm
 from curvescope.geometry.sphere import unscale
 from curvescope.models.capture import capture
@@ -75,7 +75,7 @@ def _pattern(model: Model, circuit: Circuit, n: Tensor, seen: Tensor, bias: Tens
 
 
 def _score_bias(model: Model, layer: int, T: int) -> Tensor | None:
-    """What a zoo model adds to the scores by offset: (H, T, T)."""
+    """Bias that a zoo model adds to the scores by offset: (H, T, T)."""
     if not isinstance(model.module, Transformer) or model.module.cfg.score_bias == "none":
         return None
     module: Any = model.module.get_submodule(f"L{layer}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from curvescope.geometry.attention.circuits import Circuit, circuits, rotary_of
-from curvescope.geometry.factored import factor_all
+from curvescope.geometry.low_rank import factor_all
 from curvescope.geometry.roles import check_layer, norm_of, read_norm, weight
 from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer
@@ -30,7 +30,7 @@ def heads(model: Model, layer: int, *, folded: bool = True) -> list[Circuit]:
 
 
 def without_svd(model: Model, layer: int, *, folded: bool) -> list[Circuit]:
-    """As `heads`, with singular triples left until they are asked for."""
+    """Return the circuits like `heads`, and compute their singular triples only when they are read."""
     check_layer(model, layer)
     norm, why = read_norm(model, layer)
     num_heads, num_kv = model.facts["n_heads"], model.facts["n_kv_heads"]
@@ -77,7 +77,7 @@ def _attention(model: Model, layer: int) -> Any:
 
 
 def _scale(model: Model, layer: int) -> float:
-    """What scores are multiplied by; 1/√h unless the family says otherwise."""
+    """Factor of the scores; 1/√h unless the family has another."""
     attention, usual = _attention(model, layer), float(model.facts["d_head"]) ** -0.5
     if model.facts.get("kind") == "hooked_transformer":
         return 1 / float(attention.attn_scale)
@@ -100,7 +100,7 @@ def _marks(model: Model, layer: int) -> dict[str, Any]:
 
 
 def _notes(model: Model, layer: int, marks: dict[str, Any]) -> list[str]:
-    """What the bilinear form leaves out."""
+    """Notes on what the bilinear form leaves out."""
     notes = []
     if "q_gain" in marks:
         notes.append("queries and keys are normed: the form is that of their directions, not bilinear")

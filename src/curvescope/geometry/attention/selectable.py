@@ -8,14 +8,14 @@ vertex, but a head sees their image in h < d dimensions, where it may not be.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.core.result import Result
+from curvescope.core.result import Result, Tabular
 from curvescope.core.seeds import generator
 from curvescope.geometry.attention.heads import without_svd
 from curvescope.geometry.roles import embedding, read_norm
@@ -24,17 +24,13 @@ from curvescope.geometry.vocabulary.names import names_of
 from curvescope.geometry.vocabulary.representations import How, represent
 from curvescope.models.model import Model
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-
 SAME = 1e-6  # of the longest key: what float32 states cannot tell apart
 NEAR = 0.1  # of the median distance between keys: all but the same
 
 
 @dataclass(frozen=True)
 class Hull(Result):
-    """Which points are vertices of their convex hull, with a proof for each.
+    """Vertices of the convex hull of some points, with a proof for each.
 
     Numbers are of the points less their mean and scaled so that every direction has the same variance, which
     changes no hull, and the largest length is 1. For a vertex, `margin` is the least q · (p_i − p_j) over j
@@ -50,7 +46,7 @@ class Hull(Result):
 
 
 @dataclass(frozen=True)
-class Selectable(Result):
+class Selectable(Tabular):
     """Keys of a sample of tokens that no query of a head can prefer.
 
     Keys that coincide are tested as one, and each counts as selectable if that one is: a query can prefer
@@ -71,21 +67,17 @@ class Selectable(Result):
     seed: int
     notes: list[str]
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per head: how many keys cannot be selected.
 
         `of_them_crowded` counts those (with γ) that have another key within a tenth of the median distance,
         `only_together` keys that can be selected, but not alone, because another one is the same.
         """
-        import pandas as pd
-
         names = ("with_gain", "without_gain", "without_norm")
         columns = {f"unselectable_{name}": (~getattr(self, name)).sum(1) for name in names}
         columns["of_them_crowded"] = self.crowded.sum(1)
         columns["only_together"] = (self.with_gain & (self.nearest == 0)).sum(1)
-        return pd.DataFrame(
-            {"head": np.arange(len(self.with_gain)), "num_tokens": self.num_tokens, **columns}
-        )
+        return {"head": np.arange(len(self.with_gain)), "num_tokens": self.num_tokens, **columns}
 
     @property
     def crowded(self) -> np.ndarray:
@@ -103,7 +95,8 @@ def selectable_keys(
     tolerance: float = 1e-9,
     tokenizer: Any = None,
 ) -> Selectable:
-    """Which keys of a random sample of tokens each head could attend to most, with and without γ and norm.
+    """Find the keys, in a random sample of tokens, that each head could attend to most, with and without γ
+    and norm.
 
     A key counts against the others of the sample only: one that cannot be selected here cannot be selected
     among the whole vocabulary either, one that can be selected here may not be.
@@ -148,7 +141,7 @@ def _keys(x: Tensor, W_K: Tensor, norm: Norm) -> Tensor:
 
 
 def _selectable(keys: Tensor, tolerance: float) -> np.ndarray:
-    """Whether each key can be selected, those that coincide as one: (n,) bool."""
+    """Return True if each key can be selected, those that coincide as one: (n,) bool."""
     first = _same(keys)
     own, at = first.unique(return_inverse=True)
     if len(own) < 2:
@@ -167,7 +160,7 @@ def _nearest_other(keys: Tensor) -> np.ndarray:
 
 
 def _same(keys: Tensor) -> Tensor:
-    """For each key, the first one that it coincides with, to rounding: (n,)."""
+    """Return for each key the first key that it coincides with, up to rounding: (n,)."""
     close = _distances(keys) <= SAME * keys.norm(dim=1).max()
     return close.int().argmax(1)
 
@@ -177,7 +170,7 @@ def _distances(keys: Tensor) -> Tensor:
 
 
 def hull_vertices(points: Tensor, *, tolerance: float = 1e-9) -> Hull:
-    """Which of the points (n, h) are vertices of their convex hull; points that coincide are none.
+    """Find the points (n, h) that are vertices of their convex hull; points that coincide are not vertices.
 
     Most are found at once by a direction: the point itself, seen from the mean and with equal variance in all
     directions, or what a few steps of a perceptron make of that. For each of the rest, the nearest convex
@@ -230,8 +223,8 @@ def _margins_by_direction(p: Tensor, steps: int = 30) -> Tensor:
 def _nearest(p: Tensor, i: int) -> tuple[float, float]:
     """The margin of point i, for |q| = 1, and its distance to the combination of the others nearest to it.
 
-    Least squares with weights λ ≥ 0 for (p_j, 1) against (p_i, 1). What is left over, (r, ρ), has
-    r · p_j + ρ ≤ 0 for all others and |r|² + ρ² for point i, so that r separates it unless it is 0.
+    Least squares with weights λ ≥ 0 for (p_j, 1) against (p_i, 1). The remainder (r, ρ) has r · p_j + ρ ≤ 0
+    for all others and |r|² + ρ² for point i, so that r separates it unless it is 0.
     """
     from scipy.optimize import nnls
 

@@ -23,11 +23,11 @@ from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
 from curvescope.geometry.roles import embedding, has_lens, norm_kind, norm_of, weight
 from curvescope.geometry.sphere import Norm, project
-from curvescope.models.capture.points import block_paths, find_point, point_names, skip_scale
-from curvescope.models.capture.spots import Seen
+from curvescope.models.capture.activation_points import block_paths, find_point, point_names, skip_scale
+from curvescope.models.capture.hook_sites import ActivationReader
 from curvescope.models.forward_errors import check_vocabulary
 from curvescope.models.model import Model
-from curvescope.models.running.exchange import evaluating
+from curvescope.models.running.patching import evaluating
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # relative: far below a part that is missing
 
@@ -50,12 +50,12 @@ class Attribution(Result):
 def logit_attribution(
     model: Model, inputs: Tensor, tokens: Tensor | None = None, *, centered: bool = True
 ) -> Attribution:
-    """What the logits of given tokens are made of.
+    """Attribute the logits of given tokens to the parts of the model.
 
     Args:
         model: A pre-norm language model whose heads are known, or one without norms.
         inputs: Ids (B, T).
-        tokens: Ids (B, T) whose logits are looked at, −100 for none; by default those after the inputs' own.
+        tokens: Ids (B, T) whose logits are attributed, −100 for none; by default those after the inputs' own.
         centered: Take logits less their mean over the vocabulary, which the softmax does not see.
     """
     _check(model)
@@ -115,14 +115,14 @@ def _run(model: Model, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     known, layers = set(point_names(model)), range(len(block_paths(model)))
     names = ["L0.in", *(f"L{i}.{part}" for i in layers for part in ("attn.heads", "ff.out"))]
     names = [name for name in (*names, f"L{layers[-1]}.out") if name in known]
-    seen = Seen([find_point(model, name) for name in names], len(inputs))
+    seen = ActivationReader([find_point(model, name) for name in names], len(inputs))
     with evaluating(model.module), torch.no_grad():
         outputs = model.forward({}, inputs.to(model.device), changes=seen.changes())
     return outputs, {name: x.double().cpu() for name, x in seen.values.items()}
 
 
 def _parts(model: Model, seen: dict[str, Tensor], at: tuple[Tensor, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Every part of the last state at some places, (M, d) each."""
+    """Return all parts of the last state at some positions, (M, d) each."""
     num_layers, skip = len(block_paths(model)), skip_scale(model)
     yield "embed", seen["L0.in"][at] * skip**num_layers
     for i in range(num_layers):
@@ -137,7 +137,7 @@ def _parts(model: Model, seen: dict[str, Tensor], at: tuple[Tensor, Tensor]) -> 
 
 
 def _heads(model: Model, i: int, F: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """What every head writes, from the input F (M, h k) of W_O, and the bias."""
+    """Return the output of every head, from the input F (M, h k) of W_O, and the bias."""
     k = model.facts["d_head"]
     for j, own in enumerate(F.split(k, dim=-1)):
         W_O = weight(model, f"L{i}.h{j}.W_O")
@@ -149,7 +149,7 @@ def _heads(model: Model, i: int, F: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _post_gain(model: Model, role: str, total: Tensor | int) -> Tensor | float:
-    """What a norm behind a sublayer multiplies each part by, its scale held fixed; 1 where there is none."""
+    """Return the factor of a norm after a sublayer, with its scale held fixed; 1 without such a norm."""
     if f"{role}.g" not in model.blocks:
         return 1.0
     norm = norm_of(model, role)

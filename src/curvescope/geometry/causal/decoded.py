@@ -26,7 +26,7 @@ from curvescope.geometry.roles import has_lens, norm_kind, norm_of, weight
 from curvescope.geometry.sphere import fold, project
 from curvescope.geometry.vocabulary.decode import TopTokens, top_tokens
 from curvescope.geometry.vocabulary.references import Reference, reference
-from curvescope.models.capture.points import block_paths
+from curvescope.models.capture.activation_points import block_paths
 from curvescope.models.forward_errors import check_vocabulary
 from curvescope.models.model import Model
 from curvescope.problem import Problem
@@ -68,7 +68,7 @@ def in_stream(model: Model, at: str, directions: Tensor) -> Tensor:
 
 
 def written(model: Model, at: str) -> Reference:
-    """What directions at a point are compared with: rows of tokens, less their mean."""
+    """Return the reference for directions at a point: rows of tokens, minus their mean."""
     check_vocabulary(model)
     if at == "final":
         return reference(model, "raw", which="output", centered=True)
@@ -76,11 +76,11 @@ def written(model: Model, at: str) -> Reference:
 
 
 def direct_change(problem: Problem, at: str, directions: Tensor, ids: Tensor) -> Tensor:
-    """How far a step along each direction (m, w) moves the logits of tokens ids (m, k) on the direct path.
+    """Change of the logits of tokens ids (m, k) by a step along each direction (m, w), on the direct path.
 
     The products that `decode_at` ranks tokens by, times the scale 1/√(|Px|²/d + ε) of the last norm, held
-    fixed, in the mean over the tokens of the data; logits are taken less their mean over the vocabulary. What
-    other layers make of the step is left out.
+    fixed, in the mean over the tokens of the data; logits are taken less their mean over the vocabulary.
+    Effects of the step through other layers are left out.
     """
     model = problem.model
     rows = written(model, at)

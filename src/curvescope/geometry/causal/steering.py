@@ -2,8 +2,8 @@
 
     steer   x → x + α u        ablate   x → x − (x − μ) U Uᵀ,  U an orthonormal basis of the directions
 
-for every token of the data at once. What is measured is the loss, how far the distribution of outputs moves,
-and the logits of chosen tokens, less their mean over the vocabulary.
+for every token of the data at once. The module measures the loss, the distance between output distributions,
+and the logits of chosen tokens minus their mean over the vocabulary.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.result import Result
 from curvescope.data.batches import Batch
-from curvescope.models.capture.points import find_point
-from curvescope.models.capture.spots import Added
+from curvescope.models.capture.activation_points import find_point
+from curvescope.models.capture.hook_sites import AddedActivation
 from curvescope.problem import Problem, differentiating
 
 Mean = Literal["zero", "data"]
@@ -28,7 +28,7 @@ Mean = Literal["zero", "data"]
 
 @dataclass(frozen=True)
 class Effect(Result):
-    """What an intervention changes, for each of A strengths."""
+    """Effect of an intervention at each of A strengths."""
 
     at: str
     alphas: np.ndarray  # (A,)
@@ -54,7 +54,7 @@ def steer(
         at: The point: `L3.mid`, `L2.h1.out`, …
         direction: u (w,), of any length.
         alphas: Strengths.
-        watch: Ids of outputs whose logits are looked at.
+        watch: Ids of outputs whose logits are measured.
     """
     u = problem.placed(torch.as_tensor(direction).detach())
 
@@ -76,7 +76,7 @@ def ablate(
         at: The point.
         directions: One (w,), or several (m, w), which need not be orthogonal.
         mean: What is left of that part: nothing, or its mean over the tokens of the `data`.
-        watch: Ids of outputs whose logits are looked at.
+        watch: Ids of outputs whose logits are measured.
     """
     return intervene(problem, at, ablation(problem, at, directions, mean=mean), watch=watch)
 
@@ -155,7 +155,7 @@ def spread_along(problem: Problem, at: str, directions: Tensor) -> np.ndarray:
 
 
 def _moved_outputs(problem: Problem, batch: Batch, at: str, delta: Tensor) -> Tensor:
-    added = Added(find_point(problem.model, at), batch.num_sequences, delta)
+    added = AddedActivation(find_point(problem.model, at), batch.num_sequences, delta)
     found = problem.outputs(batch, changes=added.changes())
     added.check()
     return found

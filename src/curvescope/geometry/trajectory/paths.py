@@ -125,7 +125,7 @@ def turning(unit: Tensor) -> Tensor:
     """Angle by which a path of unit vectors (…, N, d) turns at each point: 0 goes straight on, 180 back."""
     here, before, after = unit[..., 1:-1, :], unit[..., :-2, :], unit[..., 2:, :]
     arriving, leaving = -_towards(here, before), _towards(here, after)
-    inner = angle(arriving, leaving)  # NaN where there is no direction
+    inner = angle(arriving, leaving)  # NaN if there is no direction
     return torch.nn.functional.pad(inner, (1, 1), value=math.nan)
 
 
@@ -136,7 +136,7 @@ def target_numbers(unit: Tensor, tokens: Tensor) -> dict[str, Tensor]:
 
 
 def shares(points: Tensor, *, center: bool) -> dict[str, Tensor]:
-    """How attention and feed-forward divide each block's step, from points (…, 2L + 1, d): entries (…, L).
+    """Shares of attention and feed-forward in each block's step, from points (…, 2L + 1, d): entries (…, L).
 
     With the step Δ = a + m of a block (centered where the norms center): `attention_share` = ⟨a, Δ⟩ / |Δ|²,
     which with the feed-forward's sums to 1, and the lengths `attention_norm` |a| and `ff_norm` |m|.
@@ -157,7 +157,7 @@ def log_probabilities(logits: Tensor) -> Tensor:
 
 
 def lens_numbers(logp: Tensor, targets: Tensor, current: Tensor | None) -> dict[str, Tensor]:
-    """What the lens says of a target along paths, from log-probabilities (…, N, V), each entry (…, N).
+    """Statistics of the lens for a target along paths, from log-probabilities (…, N, V), each entry (…, N).
 
     `logp_target` log p(target); `log_rank`, the logarithm of 1 + the number of more probable tokens; `top1`
     whether that rank is 1; `gain` = log p(target) − log p(current). `targets` and `current` are (…,).
@@ -303,7 +303,7 @@ def follow(model: Model, prompt: str | Sequence[int]) -> Path:
 def _batch_numbers(
     model: Model, read: Readout, seen: Stream, batch: Batch, shuffled: Tensor
 ) -> dict[str, np.ndarray]:
-    """Every number of the batch's counted tokens: (m, N), and (m, L) for the shares."""
+    """Return all numbers of the batch's counted tokens: (m, N), and (m, L) for the shares."""
     counted = batch.targets != IGNORED
     states = seen.points[counted]  # (m, N, d)
     ids = batch.inputs if isinstance(batch.inputs, Tensor) else batch.inputs["input_ids"]

@@ -1,4 +1,4 @@
-"""How a model reads its last state, applied to any state: the logit lens, and the direction of a token.
+"""Readout of a model applied to any state: the logit lens, and the direction of a token.
 
 With a norm before the unembedding, logit_t = n(x) · P(γ_f ∘ u_t) + β_f · u_t + b_t: on the sphere of
 normalized states a token is the direction P(γ_f ∘ u_t) (P centers for LayerNorm, is 1 for RMSNorm).
@@ -15,17 +15,17 @@ from torch import Tensor
 from curvescope.geometry.roles import has_lens, norm_of, weight
 from curvescope.geometry.sphere import Norm, project
 from curvescope.geometry.stream import Stream
-from curvescope.models.capture.points import block_paths
+from curvescope.models.capture.activation_points import block_paths
 from curvescope.models.forward_errors import check_vocabulary
 from curvescope.models.model import Model
-from curvescope.models.running.exchange import evaluating
+from curvescope.models.running.patching import evaluating
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}  # of the largest logit, see `readout`
 
 
 @dataclass(frozen=True, eq=False)
 class Readout:
-    """The end of a model: final norm (kind `none` where there is none), unembedding U (d, V), its bias.
+    """Readout of a model: final norm (kind `none` without one), unembedding U (d, V), its bias.
 
     `own_end` is set where logits are not norm(x) U + b (a head with a hidden layer, a cap on the logits): the
     model's own end is then run on the states. `notes` say what a reader should know.
@@ -45,11 +45,11 @@ class Readout:
 
     @property
     def center(self) -> bool:
-        """Whether the norm takes the mean away."""
+        """Return True if the norm takes the mean away."""
         return self.norm.kind == "layernorm"
 
     def unit(self, x: Tensor) -> Tensor:
-        """Where a state is on the unit sphere: Px / |Px|, without ε."""
+        """Project a state to the unit sphere: Px / |Px|, without ε."""
         x = project(x, kind=self.norm.kind)
         return x / x.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
 

@@ -1,35 +1,32 @@
 """Directions as tokens: the rows of a reference with the largest and the smallest products.
 
-The vocabulary is gone through in chunks, so that no table is larger than a chunk of tokens times the
-directions. A first pass in float32 keeps a few candidates more than are asked for; their scores are computed
-again in float64, and where rounding could have hidden a better token, the direction is done again in float64.
-What comes out is exact, with ties broken by id.
+The code processes the vocabulary in chunks, so that no table exceeds a chunk of tokens times the directions.
+A first pass in float32 keeps a few candidates more than are asked for; their scores are computed again in
+float64, and where rounding could have hidden a better token, the direction is done again in float64. The
+result is exact, with ties broken by id.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.geometry.vocabulary.names import TokenNames, names_of
 from curvescope.geometry.vocabulary.references import Reference, rows_reference
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SPARE = 8  # candidates beyond k
 GROUP = 32  # directions that are scored against the whole vocabulary in float64 at a time
 
 
 @dataclass(frozen=True)
-class TopTokens(Result):
+class TopTokens(Tabular):
     """The k tokens nearest to each direction, best first; axis 1 is the sign: 0 is +, 1 is −."""
 
     ids: np.ndarray  # (m, 2, k)
@@ -41,10 +38,8 @@ class TopTokens(Result):
     reference: str  # what the rows are, in words
     num_tokens: int  # rows compared with
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per direction, sign and rank."""
-        import pandas as pd
-
         m, signs, k = self.ids.shape
         index = np.indices((m, signs, k)).reshape(3, -1)
         columns: dict[str, Any] = {"direction": index[0], "sign": 1 - 2 * index[1], "rank": index[2] + 1}
@@ -52,7 +47,7 @@ class TopTokens(Result):
             columns["id" if name == "ids" else name.removesuffix("s")] = getattr(self, name).reshape(-1)
         for name in ("text", "bytes"):
             columns[name] = [cell for row in getattr(self, name) for side in row for cell in side]
-        return pd.DataFrame(columns)
+        return columns
 
 
 def top_tokens(
@@ -84,7 +79,9 @@ def top_tokens(
 
 
 def top_rows(directions: Tensor, reference: Reference, *, k: int, chunk: int = 8192) -> tuple[Tensor, Tensor]:
-    """As `top_tokens` with signs=1, without names: positions in `reference.ids` and scores, (m, k) each."""
+    """Find the best rows like `top_tokens` with signs=1: positions in `reference.ids` and scores, (m, k)
+    each.
+    """
     v = torch.as_tensor(directions).detach().double().cpu()
     _check(v, reference, k, chunk)
     (best,) = _best(v, reference, min(k, len(reference)), (1,), "float32", chunk)
@@ -130,7 +127,9 @@ def _best(
 def _candidates(
     v: Tensor, source: Reference, count: int, signs: tuple[int, ...], chunk: int
 ) -> tuple[list[tuple[Tensor, Tensor]], float]:
-    """For each sign the last rough score (m,) and the positions (m, count) of the best rows; and max |r|."""
+    """Return for each sign the last rough score (m,) and the positions (m, count) of the best rows; and max
+    |r|.
+    """
     best = [(v.new_empty(len(v), 0), torch.empty(len(v), 0, dtype=torch.int64)) for _ in signs]
     longest = 0.0
     for start, rows, bias in _chunks(source, chunk, v.dtype):
@@ -187,7 +186,7 @@ def _slack(v: Tensor, source: Reference, longest: float, dtype: torch.dtype) -> 
 
 
 def _thorough(v: Tensor, source: Reference, k: int, longest: float, chunk: int) -> Tensor:
-    """As `_best` for a few directions (m, d): every row that could be among the best is scored anew."""
+    """Rescore, for a few directions (m, d), every row that could be among the best."""
     parts = [
         v @ rows.T if bias is None else v @ rows.T + bias for _, rows, bias in _chunks(source, chunk, v.dtype)
     ]

@@ -1,4 +1,4 @@
-"""What a token is called: its text and its bytes, for any tokenizer that a model has."""
+"""Names of tokens: their text and bytes, for any tokenizer of a model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TokenNames:
         return sorted(self._raw or ())
 
     def raw(self, token: int) -> bytes:
-        """The bytes of a token; those of [id] where there is none."""
+        """Return the bytes of a token; those of [id] if it has none."""
         found = None if self._raw is None else self._raw.get(int(token))
         return f"[{int(token)}]".encode() if found is None else found
 
@@ -48,7 +48,7 @@ class TokenNames:
         return self.raw(token).decode("utf-8", errors="replace")
 
     def hex(self, token: int) -> str:
-        r"""Every byte as \xNN, whether it can be printed or not."""
+        r"""Return every byte as \xNN, printable or not."""
         return as_hex(self.raw(token))
 
     def texts(self, ids: Iterable[int]) -> list[str]:
@@ -110,7 +110,7 @@ def _bytes_of(piece: str, style: Style) -> bytes:
 
 
 def _style(core: Any) -> Style:
-    """How pieces stand for bytes, from the decoder of a `tokenizers` object."""
+    """Return how pieces encode bytes, from the decoder of a `tokenizers` object."""
     decoder = json.loads(core.to_str()).get("decoder") or {}
     parts = decoder.get("decoders", [decoder])
     kinds = {part.get("type") for part in parts}
@@ -121,7 +121,7 @@ def _style(core: Any) -> Style:
 
 
 def _guessed_style(vocabulary: dict[str, int]) -> Style:
-    """As `_style`, for a tokenizer that keeps its decoder to itself."""
+    """Guess how pieces encode bytes, for a tokenizer that does not show its decoder."""
     if any(piece.startswith("Ġ") for piece in vocabulary):
         return "bytes"
     return "sentencepiece" if any(_SPACE in piece for piece in vocabulary) else "plain"

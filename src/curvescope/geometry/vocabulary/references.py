@@ -1,4 +1,4 @@
-"""What directions are compared with: one row per token of the vocabulary, made chunk by chunk."""
+"""References for directions: one row per token of the vocabulary, made chunk by chunk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a token looks like to a block: its embedding, or its state after the blocks before."""
+"""Representation of a token in a block: its embedding, or its state after the blocks before."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from curvescope.geometry.roles import check_layer, embedding, read_norm, weight
 from curvescope.geometry.sphere import Norm
 from curvescope.geometry.vocabulary.names import names_of
 from curvescope.geometry.vocabulary.references import Reference, ReferenceKind
-from curvescope.models.capture.points import block_paths
+from curvescope.models.capture.activation_points import block_paths
 from curvescope.models.model import Model
-from curvescope.models.running.exchange import evaluating
+from curvescope.models.running.patching import evaluating
 
 How = Literal["auto", "raw", "position", "run", "mean"]
 _CHUNK = 512
@@ -46,7 +46,7 @@ class Representation:
         return self.norm(x) if self.normed and self.post else x
 
     def reads(self, *, folded: bool) -> Reference:
-        """What attention reads, as rows: n(x) where the norm is in the weights, else γ ∘ n(x) + β."""
+        """Rows that attention reads: n(x) if the norm is folded into the weights, else γ ∘ n(x) + β."""
         kind: ReferenceKind = "raw" if not self.normed else "sphere" if folded else "normed"
         return Reference(self.table, self.ids, self.at, kind, self.norm, words=self.note)
 
@@ -68,7 +68,7 @@ def represent(
     ids: Tensor | None = None,
     tokenizer: Any = None,
 ) -> Representation:
-    """Every token of the vocabulary as a block meets it.
+    """Return every token of the vocabulary in the form that a block receives.
 
     Args:
         how: `raw` e_t; `position` e_t plus the learned position; `run` the state of a sequence of that one

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.kernels.autograd import Function, unseen
+from curvescope.kernels.autograd import Function, hidden_from_modes
 from curvescope.kernels.backends import (
     Backend,
     Tensors,
@@ -48,16 +48,16 @@ class Shape(NamedTuple):
 
 
 class Form(NamedTuple):
-    """Which activation, and how it is run."""
+    """Kind of activation, and how it runs."""
 
     name: str
     second_order: bool
     triton: bool
-    third_order: bool = False  # whether plain operations take over where a third derivative is recorded
+    third_order: bool = False  # True: plain operations replace the kernels if a third derivative is recorded
 
     @property
     def takes_over(self) -> bool:
-        """Whether they do so now."""
+        """Return True if plain operations replace the kernels now."""
         return self.third_order and recorded() and not transformed()
 
 
@@ -93,20 +93,19 @@ def quick_gelu(x: Tensor, *, second_order: bool = True, backend: Backend = "auto
     return activate(x, "quick_gelu", second_order=second_order, backend=backend)
 
 
-@unseen
+@hidden_from_modes
 def activate(
     x: Tensor, name: Name, *, second_order: bool = True, third_order: bool = False, backend: Backend = "auto"
 ) -> Tensor:
     """φ(x) by the name of φ; `second_order` as in `gelu`.
 
-    With `third_order` plain operations take over where a third derivative is recorded, which is an error
-    otherwise.
+    With `third_order`, plain operations are used if a third derivative is recorded; otherwise that raises.
     """
     return _Activation.apply(x, Form(check_name(name), second_order, use_triton(backend, x), third_order))[0]
 
 
 def check_name(name: str) -> str:
-    """The name of an activation that is known here."""
+    """Return the name of a known activation; raise for others."""
     if name not in get_args(Name):
         raise UsageError(
             f"expected an activation, got {name!r}", hint=near_misses(name, list(get_args(Name)))
@@ -115,7 +114,7 @@ def check_name(name: str) -> str:
 
 
 class _Activation(Function):
-    """x ↦ φ(x). Once a graph has been built through its backward, φ′ is there for the next ones."""
+    """x ↦ φ(x). After a graph has been built through its backward, φ′ is cached for the next ones."""
 
     generate_vmap_rule = True
 
@@ -150,7 +149,7 @@ class _Activation(Function):
 
 
 class _ActivationGradient(Function):
-    """g, x ↦ φ′∘g, with the factors φ′ and φ″∘g where they are kept."""
+    """g, x ↦ φ′∘g, with the factors φ′ and φ″∘g if they are cached."""
 
     generate_vmap_rule = True
 
@@ -207,7 +206,7 @@ class _ActivationGradient(Function):
 
 
 def plain(name: str) -> Callable[[Tensor], Tensor]:
-    """φ as PyTorch has it, which can be differentiated any number of times."""
+    """Return PyTorch's φ, which can be differentiated any number of times."""
     return {
         "gelu": F.gelu,
         "gelu_tanh": plain_gelu_tanh,
@@ -228,7 +227,7 @@ def plain_gelu_tanh(x: Tensor) -> Tensor:
 
 
 def _slope(name: str, dy: Tensor, x: Tensor) -> Tensor:
-    """φ′(x)∘g, for all directions at once where g is batched."""
+    """φ′(x)∘g, for all directions at once if g is batched."""
 
     def core(constants: Tensors, directions: Tensors) -> Tensors:
         at, g = given(constants[0]), given(directions[0])

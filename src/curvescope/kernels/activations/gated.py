@@ -19,7 +19,7 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError
 from curvescope.kernels.activations.function import SHAPES, Form, Name, check_name, plain
-from curvescope.kernels.autograd import Function, unseen
+from curvescope.kernels.autograd import Function, hidden_from_modes
 from curvescope.kernels.backends import (
     Backend,
     Tensors,
@@ -35,7 +35,7 @@ from curvescope.kernels.backends import (
 from curvescope.kernels.tensors import given, plus, widen
 
 
-@unseen
+@hidden_from_modes
 def gated(
     gate: Tensor,
     up: Tensor,

@@ -222,5 +222,5 @@ def _contiguous(tensors: Tensors) -> list[Tensor | None]:
 
 
 def _given(stand_in: Tensor, *tensors: Tensor | None) -> list[Tensor]:
-    """A kernel takes no None: what it will not touch is any pointer."""
+    """Replace None, which a kernel cannot take, by any pointer that it will not use."""
     return [stand_in if t is None else t for t in tensors]

@@ -1,4 +1,4 @@
-"""Several directions at once: how a function with a `vmap` rule is called on batched tensors.
+"""Batched directions: call a function with a `vmap` rule on batched tensors.
 
 `torch.autograd.grad(..., is_grads_batched=True)` runs the backward on tensors that are batched in PyTorch's
 older way, which does not look for the `vmap` rule of an autograd function. `apply` does.
@@ -15,7 +15,7 @@ from curvescope.kernels.backends import is_batched, level_of, with_batch, withou
 
 
 def apply(function: Any, *args: Any) -> tuple[Any, ...]:
-    """`function.apply(*args)`, by its `vmap` rule where tensors are batched by `is_grads_batched`."""
+    """`function.apply(*args)`, through its `vmap` rule if tensors are batched by `is_grads_batched`."""
     dims = tuple(0 if isinstance(x, Tensor) and is_batched(x) else None for x in args)
     if not any(dim == 0 for dim in dims):
         return function.apply(*args)
@@ -27,12 +27,12 @@ def apply(function: Any, *args: Any) -> tuple[Any, ...]:
 
 
 def lead(x: Tensor, dim: int | None, num: int) -> Tensor:
-    """The batched axis first; one is made where there is none."""
+    """Move the batched axis to the front; make one if x has none."""
     return x.expand(num, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
 def fold(x: Tensor, dim: int | None, num: int) -> Tensor:
-    """`num` batches of (B, …) laid one after the other: (num·B, …)."""
+    """Concatenate `num` batches of (B, …): (num·B, …)."""
     return lead(x, dim, num).flatten(0, 1)
 
 

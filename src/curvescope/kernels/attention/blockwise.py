@@ -24,19 +24,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvescope.kernels.attention.extras import Extras, Pair
 from curvescope.kernels.attention.mask import Mask, Tile, cut, num_scores
 from curvescope.kernels.attention.passes import Directions, Needs, Outputs, Saved
+from curvescope.kernels.attention.score_modifiers import Extras, Pair
 
 TILE_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}  # of the scores of one tile
-CAUSAL_ROWS = {"cpu": 64, "cuda": 512}  # of a causal tile at most: a cut leaves out what nobody sees
-KEEP_BYTES = 32 << 20  # P and dS are kept between the passes where each is smaller; CPU only
-TOGETHER, TOGETHER_BYTES = 4, 256 << 10  # so many directions with so small scores are one call
+CAUSAL_ROWS = {"cpu": 64, "cuda": 512}  # most rows of a causal tile: smaller tiles skip more hidden keys
+KEEP_BYTES = 32 << 20  # P and dS are cached between the passes if each is smaller; CPU only
+TOGETHER, TOGETHER_BYTES = 4, 256 << 10  # limits for several directions in one call
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How one call is cut, and its tensors as (B·Hkv, group, length, size)."""
+    """Tiles of one call, and its tensors as (B·Hkv, group, length, size)."""
 
     tiles: list[Tile]
     lengths: Tensor | None  # (B·Hkv,)
@@ -44,7 +44,7 @@ class Plan:
     scale: float
     heads: int
     group: int
-    empties: bool  # whether a row may be without keys
+    empties: bool  # True if a row may have no visible key
     extras: Extras | None
 
     def kept(self, tile: Tile, like: Tensor) -> Tensor | None:
@@ -57,12 +57,12 @@ class Plan:
         return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
     def small(self, q: Tensor, num: int) -> bool:
-        """Whether the scores of `num` directions cost more calls than arithmetic."""
+        """Return True if the scores of `num` directions cost more calls than arithmetic."""
         return len(self.tiles) == 1 and num * num_scores(self.tiles) * q.element_size() <= TOGETHER_BYTES
 
 
 def plan(q: Tensor, k: Tensor, mask: Mask, scale: float, extras: Extras | None = None) -> Plan:
-    """The cut of one call. It is the same for the three functions below, so kept tiles can be found again."""
+    """Return the tiles of one call, the same for the three functions below, so that cached tiles match."""
     heads, group = k.shape[0] * k.shape[1], q.shape[1] // k.shape[1]
     queries, keys = q.shape[2], k.shape[2]
     device = "cpu" if q.device.type == "cpu" else "cuda"
@@ -79,7 +79,7 @@ def plan(q: Tensor, k: Tensor, mask: Mask, scale: float, extras: Extras | None =
 
 
 def worth_keeping(q: Tensor, k: Tensor) -> bool:
-    """Whether P and dS are small enough to be kept for later passes."""
+    """Return True if P and dS are small enough to be cached for later passes."""
     size = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * q.element_size()
     return q.device.type == "cpu" and size <= KEEP_BYTES and q.element_size() >= 4
 
@@ -116,7 +116,7 @@ def forward(
         _put(out, tile, _times(P, cuts.kept(tile, P)), _cols(V, tile))
         part = LSE[tile.heads, :, tile.rows]
         part.copy_(lse.view(part.shape))
-    return out.view(*q.shape[:3], v.shape[3]).to(q.dtype), LSE.view(q.shape[:3]), kept
+    return _shaped(out, *q.shape[:3], v.shape[3]).to(q.dtype), _shaped(LSE, *q.shape[:3]), kept
 
 
 def backward(
@@ -137,7 +137,7 @@ def backward(
     cuts = plan(q, k, mask, scale, extras)
     Q, K, V, dO = cuts.split(q), cuts.split(k), cuts.split(v), cuts.split(do)
     stats, D = cuts.split(lse), (dO * cuts.split(o)).sum(-1)
-    dQ, dK, dV = torch.empty_like(Q), torch.zeros_like(K), torch.zeros_like(V)
+    dQ, dK, dV = Q.new_empty(Q.shape), K.new_zeros(K.shape), V.new_zeros(V.shape)
     dQ = dQ.zero_() if cuts.empties else dQ
     kept = Q.new_empty(num_scores(cuts.tiles) if keep else 0)
     for tile in cuts.tiles:
@@ -169,7 +169,7 @@ def second(
 ) -> Outputs:
     """hQ, hK, hV, h_dO for n directions (n, B, H, L, d); None where `needs` says so.
 
-    Without dO only h_dO can be asked for. A direction that is None is zero. `moves` are directions of bias
+    Without dO only h_dO is possible. A direction that is None counts as zero. `moves` are directions of bias
     and table (n, b, h, …), and the derivatives in these are added to `into`, of the same shapes.
     """
     q, k, v, o, lse, kept_P = saved.q, saved.k, saved.v, saved.o, saved.lse, saved.P
@@ -252,13 +252,14 @@ def _together(
     again = Saved(*map(copies, (saved.q, saved.k, saved.v, saved.o, saved.lse, saved.P)))
     gq, gk, gv = (None if g is None else g.flatten(0, 1)[None] for g in directions)
     found = second(again, None if do is None else copies(do), copies(dS), (gq, gk, gv), **options)
-    hq, hk, hv, ho = (None if x is None else x[0].unflatten(0, (num, -1)) for x in found)
+    pairs = zip(found, (saved.q, saved.k, saved.v, saved.o), strict=True)
+    hq, hk, hv, ho = (None if x is None else _shaped(x, num, *like.shape) for x, like in pairs)
     return hq, hk, hv, ho
 
 
 @dataclass(frozen=True)
 class _Shared:
-    """What all directions use of one tile."""
+    """Tensors of one tile that all directions use."""
 
     tile: Tile
     scale: float
@@ -365,7 +366,7 @@ def _weight_gradients(D: Tensor, tile: Tile, do: Tensor, v: Tensor, Z: Tensor | 
 
 
 def _row_centered(stat: Tensor, tile: Tile, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
-    """scale·a bᵀ less one number per row."""
+    """scale·a bᵀ minus one number per row."""
     return torch.baddbmm(_rows(stat, tile)[..., None], a, b.mT, beta=-1, alpha=scale)
 
 
@@ -407,4 +408,13 @@ def _multiply(target: Tensor, a: Tensor, b: Tensor, scale: float, *, add: bool) 
 
 def _like(x: Tensor, like: Tensor, *lead: int) -> Tensor:
     """(B·Hkv, group, L, d) as (B, H, L, d) again."""
-    return x.view(*lead, *like.shape).to(like.dtype)
+    return _shaped(x, *lead, *like.shape).to(like.dtype)
+
+
+def _shaped(x: Tensor, *shape: int) -> Tensor:
+    """Return the tensor in another shape, in the same memory, without being a view of it for autograd.
+
+    A view that an autograd function returns cannot be written into later, and forward mode through it asserts
+    that tangents are laid out as their primals. Recordings of products refuse `resize_`.
+    """
+    return torch.ops.aten._unsafe_view(x, shape)

@@ -1,7 +1,7 @@
 """Forward mode inside forward mode: a `jvp` of an autograd function whose result has a `jvp` again.
 
 While PyTorch runs the `jvp` of an autograd function, forward mode is switched off, so a derivative of its
-result would silently be missing. `below` switches it on again for the levels below the one that is answered.
+result would silently be missing. `below` enables it again for the outer levels.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from curvescope.kernels.backends import is_batched, transformed
 def below(function: Callable[..., Any], *args: Any) -> Any:
     """`function(*args)` of the primals, recorded by every level of forward mode but the innermost.
 
-    It is called from the `jvp` of an autograd function that has a `vmap` rule of its own: then the innermost
-    transform is the one that asks for the `jvp`.
+    Call it from the `jvp` of an autograd function that has its own `vmap` rule: the innermost transform is
+    then the one that called the `jvp`.
     """
     if not transformed():
         with _set_fwd_grad_enabled(True):

@@ -1,7 +1,7 @@
 """Softmax attention with a first and a second derivative in memory linear in the length.
 
-PyTorch's fused attention cannot be differentiated twice. This one can: its backward is itself a function
-with a backward. Between the passes only Q, K, V, O, dO and the row statistic LSE are kept (and, for short
+PyTorch's fused attention cannot be differentiated twice. This one can: its backward is itself a function with
+a backward. Between the passes only Q, K, V, O, dO and the row statistic LSE are stored (and, for short
 sequences on a CPU, the weights). On a CUDA device the passes are Triton kernels, elsewhere tiles in torch.
 """
 
@@ -20,24 +20,24 @@ from torch.autograd.function import FunctionCtx
 from curvescope.core.errors import MissingExtra, UsageError
 from curvescope.kernels.attention import blockwise
 from curvescope.kernels.attention.batching import apply, fold, fold_wide, lead, unfold
-from curvescope.kernels.attention.extras import Extras
 from curvescope.kernels.attention.forward_mode import below
 from curvescope.kernels.attention.mask import Mask, check
 from curvescope.kernels.attention.passes import Passes, Saved
+from curvescope.kernels.attention.plain_attention import Scores
+from curvescope.kernels.attention.score_modifiers import Extras
 from curvescope.kernels.attention.third_order import Plain, ThirdOrder, announce
-from curvescope.kernels.attention.written_out import Scores
-from curvescope.kernels.autograd import Function, unseen
+from curvescope.kernels.autograd import Function, hidden_from_modes
 from curvescope.kernels.backends import casting, pulled, pushed
 from curvescope.kernels.tensors import given, widen
 
-Several = Sequence[Any]  # tensors, or None in the place of one
+Several = Sequence[Any]  # tensors or None
 
 Backend = Literal["auto", "triton", "blockwise"]
 TRITON_HEADS = {torch.float32: 256, torch.float16: 256, torch.bfloat16: 256}  # largest head of the kernels
 AUTO_HEADS = TRITON_HEADS | {torch.float32: 128}  # beyond, single precision does not fit into registers
 
 
-@unseen
+@hidden_from_modes
 def attention(
     q: Tensor,
     k: Tensor,
@@ -91,7 +91,7 @@ def attend(
     backend: Backend = "auto",
     third_order: ThirdOrder = "error",
 ) -> Tensor:
-    """`attention` with what `Extras` describes; the arguments are not checked."""
+    """Compute `attention` with the modifiers of `Extras`; the arguments are not checked."""
     extra = any(x is not None for x in (bias, table, hidden, noise))
     plain_causal = mask.causal and q.shape[2] == k.shape[2]
     fits = not extra and (plain_causal or not (mask.causal or mask.window))
@@ -105,7 +105,7 @@ def attend(
 
 @dataclass(frozen=True)
 class Options:
-    """What the passes of one call have in common."""
+    """Options shared by the passes of one call."""
 
     passes: Passes
     mask: Mask
@@ -116,11 +116,11 @@ class Options:
     third_order: ThirdOrder
 
     def folded(self, num: int) -> Options:
-        """For `num` batches laid one after the other."""
+        """Return the options for `num` concatenated batches."""
         return replace(self, mask=self.mask.repeated(num), keep=False)
 
     def common(self, q: Tensor, k: Tensor, *tensors: Tensor | None) -> dict[str, Any]:
-        """Arguments of every pass; extras only where there are any, because Triton has none."""
+        """Arguments of every pass; extras only if any are given, because Triton takes none."""
         found: dict[str, Any] = {"mask": self.mask, "scale": self.scale}
         if any(x is not None for x in tensors):
             bias, table, hidden, noise = tensors
@@ -128,7 +128,7 @@ class Options:
         return found
 
     def plain(self, ten: Several) -> tuple[Plain, list[Tensor]]:
-        """The same call in plain operations, and those of its five arguments that are there."""
+        """Return the same call in plain operations, and its arguments (up to five) that are not None."""
         bias, table, hidden, noise = ten[3:7]
         how = Scores(self.mask, self.scale, self.dropout)
         return Plain(bias is not None, table is not None, hidden, noise, how), _there(ten[:5])
@@ -464,7 +464,7 @@ def _second(ten: Several, do: Tensor | None, dS: Tensor, g: Several, options: Op
         *(None if x is None else x.to(y.dtype) for x, y in zip(into, (bias, table), strict=True)),
         ho,
     )
-    return tuple(x if several else x[0] for x in found if x is not None)
+    return tuple(x if several else x.squeeze_(0) for x in found if x is not None)  # not a view
 
 
 def _second_batched(
@@ -562,7 +562,7 @@ def _or_zeros(x: Tensor | None, like: Tensor | None) -> Tensor | None:
 
 
 def _zeros(tensors: Several, wants: Any, *lead: int) -> tuple[Tensor | None, ...]:
-    """Where derivatives in bias and table are added up, in at least single precision."""
+    """Zeros to which derivatives in bias and table are added, in at least single precision."""
     pairs = zip(tensors, wants, strict=True)
     return tuple(widen(x[:0]).new_zeros(*lead, *x.shape) if w and x is not None else None for x, w in pairs)
 

@@ -2,7 +2,7 @@
 
 Causal, full, windowed and right-padded attention is fused; every other mask, dropout and soft caps go through
 plain attention, which also has second derivatives, in memory quadratic in the length. So do queries that see
-no key (before the first token of a left-padded sequence): they get what eager attention gives them.
+no key (before the first token of a left-padded sequence); their outputs equal those of eager attention.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from curvescope.core.requirements import how_to_install
 from curvescope.kernels.attention import attention
 
 NAME = "curvescope"
-WINDOW = "curvescope_window"  # set on a mask of keys that stands for a window too
+WINDOW = "curvescope_window"  # attribute of a key mask that also describes a window
 _second_order: ContextVar[bool] = ContextVar("second_order", default=True)
 
 
 @contextmanager
 def differentiated(*, second_order: bool) -> Iterator[None]:
-    """Attention inside is recorded for second derivatives, or only for first ones and u ↦ Jᵀu."""
+    """Record attention inside the context for second derivatives, or only for first ones and u ↦ Jᵀu."""
     token = _second_order.set(second_order)
     try:
         yield
@@ -35,11 +35,14 @@ def differentiated(*, second_order: bool) -> Iterator[None]:
 
 
 def register_hf() -> str:
-    """Make "curvescope" an attention implementation of transformers; its name is returned."""
+    """Make "curvescope" an attention implementation of transformers, and return its name."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
     except ImportError as error:
-        raise MissingExtra("transformers is not installed", hint=how_to_install("transformers")) from error
+        raise MissingExtra(
+            "this needs a transformers in which attention brings its own masks",
+            hint=how_to_install("transformers"),
+        ) from error
     AttentionInterface.register(NAME, hf_attention)
     AttentionMaskInterface.register(NAME, hf_mask)
     return NAME
@@ -61,7 +64,8 @@ def hf_attention(
     """Attention as transformers calls it: heads (B, H, L, d) in, (B, L, H, d_v) and no weights out.
 
     Args:
-        module: its `is_causal` counts where the argument is None; the last query and the last key coincide.
+        module: Its `is_causal` is used if the argument is None; the last query and the last key have the same
+            position.
         query: (B, H, Lq, d), with key (B, Hkv, Lk, d) and value (B, Hkv, Lk, d_v).
         attention_mask: None; (B, Lk), true at keys that are seen; or (B, 1 or H, Lq, Lk), true where a key
             is seen or added to the scores, in which case it stands alone.
@@ -90,7 +94,7 @@ def hf_attention(
 
 
 def hf_mask(**given: Any) -> Tensor | None:
-    """What `hf_attention` needs to know of a mask: nothing, which keys are there, or all of it.
+    """Return the part of a mask that `hf_attention` needs: None, a mask of keys, or the full mask.
 
     Takes the keywords of transformers' mask functions. Causal, full and sliding masks of whole sequences are
     described by their keys, the last with its window; every other is written out.
@@ -119,7 +123,7 @@ def hf_mask(**given: Any) -> Tensor | None:
 
 
 def _is_sliding(rule: Any, causal_rule: Any) -> bool:
-    """Whether a mask rule of transformers is a window and causality, and nothing else."""
+    """Return True if a mask rule of transformers is a window and causality, and nothing else."""
     cells = [cell.cell_contents for cell in getattr(rule, "__closure__", None) or ()]
     parts = cells[0] if len(cells) == 1 and isinstance(cells[0], tuple) else ()
     names = [getattr(part, "__qualname__", "") for part in parts]
@@ -133,7 +137,9 @@ def _is_sliding(rule: Any, causal_rule: Any) -> bool:
 
 
 def _lengths(keys: Tensor, window: int | None) -> Tensor | None:
-    """Number of keys of each sequence, or None where they are not the first ones or a query sees none."""
+    """Return the number of keys of each sequence; None unless they are the first ones and every query sees
+    one.
+    """
     keys = keys.bool()
     gap, lengths = keys[:, 1:] & ~keys[:, :-1], keys.sum(1)
     blind = lengths <= (0 if window is None else max(0, keys.shape[1] - window))
@@ -143,7 +149,7 @@ def _lengths(keys: Tensor, window: int | None) -> Tensor | None:
 def _whole_mask(
     keys: Tensor | None, query: Tensor, key: Tensor, causal: bool, window: int | None
 ) -> Tensor | None:
-    """(B or 1, 1, Lq, Lk), true where a key is seen; None where all are."""
+    """(B or 1, 1, Lq, Lk), true at visible keys; None if all are."""
     Lq, Lk = query.shape[2], key.shape[2]
     col = torch.arange(Lk, device=query.device)
     row = torch.arange(Lk - Lq, Lk, device=query.device)[:, None]
@@ -171,8 +177,8 @@ def _plain(
 ) -> Tensor:
     """Softmax attention with any mask, by autograd, as transformers' eager attention does it.
 
-    An unseen key is one with the lowest of numbers added to its score, so that a query that sees no key
-    weighs all alike.
+    The lowest finite number is added to scores of hidden keys, so a query without visible keys weighs all
+    keys equally.
     """
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)

@@ -1,4 +1,4 @@
-"""Which keys a query sees, and how scores are cut into tiles that leave out what nobody sees."""
+"""Masks, and tiles of the scores that skip hidden keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Mask:
         return min(max(0, start - self.window + 1), last), last
 
     def empties(self, queries: int, keys: int) -> bool:
-        """Whether a query may be without keys."""
+        """Return True if a query may be without keys."""
         return self.lengths is not None or (self.window is not None and queries >= keys + self.window)
 
 

@@ -1,8 +1,8 @@
 """`F.multi_head_attention_forward`, the function behind `nn.MultiheadAttention`, with our attention inside.
 
 Full, causal and right-padded attention is fused; every other mask, and dropout, are left to PyTorch, whose
-plain form also has second derivatives, in memory quadratic in the length. Weights that are asked for are
-computed beside the outputs, so that a caller who throws them away pays nothing in the backward passes.
+plain form also has second derivatives, in memory quadratic in the length. Requested weights are computed
+separately from the outputs, so that unused weights cost nothing in the backward passes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from curvescope.kernels.attention.function import attention
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Which keys queries see: j ≤ i if `causal`, and those before `lengths` (B,) if they are given."""
+class VisibleKeys:
+    """Keys that queries see: j ≤ i if `causal`, and those before `lengths` (B,) if they are given."""
 
     causal: bool = False
     lengths: Tensor | None = None
 
     @property
     def is_all(self) -> bool:
-        """Whether every query sees every key."""
+        """Return True if every query sees every key."""
         return not self.causal and self.lengths is None
 
 
@@ -53,7 +53,8 @@ def multihead(
     is_causal: bool = False,
     **separate: Any,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Outputs (L, B, d) and weights as PyTorch gives them, or None where the call is not for us.
+    """Outputs (L, B, d) and weights as PyTorch gives them, or None if our attention does not support the
+    call.
 
     Args have PyTorch's names; `separate` are its keywords for matrices that are not packed.
     """
@@ -66,7 +67,7 @@ def multihead(
     if not fits or static or query.is_nested or (training and dropout_p > 0):
         return None
     hinted = is_causal and key_padding_mask is None and not need_weights  # then PyTorch reads no mask
-    seen = _hinted(query, key) if hinted else _seen(attn_mask, key_padding_mask, query, key)
+    seen = _causal_hint(query, key) if hinted else _visible_keys(attn_mask, key_padding_mask, query, key)
     more_keys = bias_k is not None or add_zero_attn
     if seen is None or (more_keys and not seen.is_all):
         return None
@@ -89,7 +90,7 @@ def _projected(
     zero: bool,
     num_heads: int,
 ) -> list[Tensor]:
-    """Queries, keys and values of all heads (B, h, L, k), with the keys that the module itself brings."""
+    """Queries, keys and values of all heads (B, h, L, k), with the module's own extra keys."""
     biases = [None] * 3 if bias is None else bias.chunk(3)
     q, k, v = (F.linear(x, W, b) for x, W, b in zip(inputs, matrices, biases, strict=True))
     k, v = (_with_more(x, own, zero=zero) for x, own in zip((k, v), extra, strict=True))
@@ -103,18 +104,20 @@ def _matrices(packed: Tensor | None, separate: dict[str, Any]) -> list[Tensor]:
 
 
 def _with_more(x: Tensor, extra: Tensor | None, *, zero: bool) -> Tensor:
-    """Keys or values (L, B, d) with the learned one, and one of zeros, behind them."""
+    """Keys or values (L, B, d) followed by the learned one and one of zeros, if given."""
     more = [] if extra is None else [extra.expand(1, x.shape[1], -1)]
     more += [x.new_zeros(1, *x.shape[1:])] if zero else []
     return torch.cat([x, *more]) if more else x
 
 
-def _hinted(query: Tensor, key: Tensor) -> Seen | None:
-    return Seen(causal=True) if query.shape[0] == key.shape[0] else None
+def _causal_hint(query: Tensor, key: Tensor) -> VisibleKeys | None:
+    return VisibleKeys(causal=True) if query.shape[0] == key.shape[0] else None
 
 
-def _seen(mask: Tensor | None, padding: Tensor | None, query: Tensor, key: Tensor) -> Seen | None:
-    """What both masks leave, or None where that is no causal and no right-padded attention."""
+def _visible_keys(
+    mask: Tensor | None, padding: Tensor | None, query: Tensor, key: Tensor
+) -> VisibleKeys | None:
+    """Return the visible keys of both masks, or None if attention is not causal or right-padded."""
     causal, lengths = False, None
     if mask is not None:
         hidden = _hidden(mask)
@@ -130,11 +133,11 @@ def _seen(mask: Tensor | None, padding: Tensor | None, query: Tensor, key: Tenso
         if hidden is None:
             return None
         found = (~hidden).sum(1)
-        back = hidden[:, :-1] & ~hidden[:, 1:]  # a key that is there behind one that is not
+        back = hidden[:, :-1] & ~hidden[:, 1:]  # a visible key after a hidden one
         if bool(back.any() | (found == 0).any()):
             return None
         lengths = found if bool(hidden.any()) else None
-    return Seen(causal, lengths)
+    return VisibleKeys(causal, lengths)
 
 
 def _hidden(mask: Tensor) -> Tensor | None:
@@ -145,7 +148,7 @@ def _hidden(mask: Tensor) -> Tensor | None:
     return hidden if bool((hidden | (mask == 0)).all()) else None
 
 
-def _weights(q: Tensor, k: Tensor, seen: Seen, *, average: bool) -> Tensor:
+def _weights(q: Tensor, k: Tensor, seen: VisibleKeys, *, average: bool) -> Tensor:
     """softmax(QKᵀ/√d + mask): (B, h, Lq, Lk), or its mean over heads (B, Lq, Lk)."""
     scores = q @ k.mT * q.shape[-1] ** -0.5
     place = torch.arange(k.shape[2], device=q.device)

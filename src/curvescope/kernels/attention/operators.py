@@ -1,7 +1,7 @@
-"""Attention and its two derivatives as operators of PyTorch, which `torch.compile` keeps whole.
+"""Attention and its two derivatives as custom operators of PyTorch, which `torch.compile` does not decompose.
 
 `curvescope::attention` has the derivative `curvescope::attention_backward`, and that has
-`curvescope::attention_second`. A tensor that is not wanted comes back without entries.
+`curvescope::attention_second`. An output that is not needed is an empty tensor.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def attention(*args: Any) -> tuple[Tensor, Tensor]:
     """O and LSE."""
     q, k, v, bias, table, hidden, noise = args[:7]
     o, lse, _ = Attention.forward(q, k, v, bias, table, hidden, noise, _options(*args[7:]))
-    return o, lse
+    return o.contiguous(), lse  # the layout declared to the compiler
 
 
 @attention.register_fake

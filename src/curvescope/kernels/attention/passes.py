@@ -1,4 +1,4 @@
-"""What every implementation of attention offers: three passes, called by name."""
+"""Interface of every implementation of attention: three passes, called by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Outputs = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 @dataclass(frozen=True)
 class Saved:
-    """What later passes are given of the forward: q, k, v and O (B, H, L, d), LSE (B, H, L), kept P."""
+    """Tensors of the forward that later passes use: q, k, v and O (B, H, L, d), LSE (B, H, L), kept P."""
 
     q: Tensor
     k: Tensor

@@ -1,32 +1,38 @@
-"""Arguments of PyTorch's `scaled_dot_product_attention`, brought into the form of our kernels."""
+"""Convert the arguments of PyTorch's `scaled_dot_product_attention` for our kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn import Parameter
 
 from curvescope.core.errors import ShapeError
 from curvescope.kernels.attention.function import attend, own_precision
 from curvescope.kernels.attention.mask import Mask
 from curvescope.kernels.attention.operators import compiled
+from curvescope.kernels.attention.plain_attention import Scores, plain_attention
 from curvescope.kernels.attention.third_order import ThirdOrder
-from curvescope.kernels.attention.written_out import Scores, written_out
-from curvescope.kernels.backends import forward_mode, transformed
+from curvescope.kernels.backends import casting, forward_mode, transformed
+from curvescope.kernels.tensors import widen
 
 PATH: Literal["auto", "kernels", "plain"] = "auto"
-PLAIN_LENGTHS, PLAIN_SCORES = (
-    128 * 128,
-    1 << 21,
-)  # Lq·Lk, and of all heads: up to here plain is faster on a CPU
+PLAIN_SCORES = {
+    "cpu": 1 << 21,
+    "cuda": 1 << 24,
+}  # most scores for plain operations
+FEW_SCORES = 400_000  # of all heads: up to here, calls cost more than arithmetic on a CPU
 
 
 class CallError(ShapeError, RuntimeError):
-    """Arguments that do not fit each other; also a `RuntimeError`, as PyTorch raises."""
+    """Inconsistent arguments; also a `RuntimeError`, as in PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -56,24 +62,25 @@ def sdpa(
     key_lengths: Tensor | None,
     third_order: ThirdOrder,
 ) -> Tensor:
-    """What `curvescope.nn.functional.scaled_dot_product_attention` says."""
+    """Compute `curvescope.nn.functional.scaled_dot_product_attention`."""
     if query.is_nested and not _records(query, key, value):
         fused: Any = torch._C._nn.scaled_dot_product_attention  # pyright: ignore[reportAttributeAccessIssue]
         return fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if type(attn_mask).__name__ == "CausalBias":  # to import the class takes a second
-        attn_mask, is_causal = _causal(attn_mask, is_causal, query.device)
-    if is_causal and attn_mask is not None:
-        raise CallError(
-            "Explicit attn_mask should not be set when is_causal=True",
-            hint="put the future into attn_mask, or add numbers to the scores by score_bias",
-        )
+    if attn_mask is not None:
+        if type(attn_mask).__name__ == "CausalBias":  # to import the class takes a second
+            attn_mask, is_causal = _causal(attn_mask, is_causal, query.device)
+        if is_causal and attn_mask is not None:
+            raise CallError(
+                "Explicit attn_mask should not be set when is_causal=True",
+                hint="put the future into attn_mask, or add numbers to the scores by score_bias",
+            )
     _check(query, key, value, dropout_p, enable_gqa, window, third_order)
-    query, key, value = _cast(query, key, value)
-    plainest = score_bias is None and window is None and key_lengths is None
-    with own_precision(query):
-        if plainest and PATH == "auto":
-            given = query, key, value, attn_mask, dropout_p, is_causal
-            found = _torch(*given, scale=scale, enable_gqa=enable_gqa)
+    casts = casting()
+    if casts:
+        query, key, value = _cast(query, key, value)
+    with own_precision(query) if casts else nullcontext():
+        if PATH == "auto" and score_bias is None and window is None and key_lengths is None:
+            found = _torch(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             if found is not None:
                 return found
         lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
@@ -88,11 +95,13 @@ def sdpa(
         bias, hidden = _masks(masks, shape)
         if key_lengths is not None:
             key_lengths = _lengths(key_lengths, lead, q)
-            if is_functorch_wrapped_tensor(key_lengths):
+            if transformed() and (torch.compiler.is_compiling() or is_functorch_wrapped_tensor(key_lengths)):
                 beyond = torch.arange(k.shape[2], device=k.device) >= key_lengths[:, None, None, None]
                 hidden, key_lengths = beyond if hidden is None else hidden | beyond, None
         mask = Mask(causal=is_causal, window=window, lengths=key_lengths)
-        scores = Scores(mask, q.shape[-1] ** -0.5 if scale is None else float(scale), float(dropout_p))
+        scores = Scores(
+            mask, max(1, q.shape[-1]) ** -0.5 if scale is None else float(scale), float(dropout_p)
+        )
         tensors = bias, _table(table, q, k), hidden, _noise(q, k, scores.dropout)
         if _by_kernels(q, k, v):
             options: Any = {"mask": mask, "scale": scores.scale, "dropout": scores.dropout}
@@ -101,7 +110,7 @@ def sdpa(
             else:
                 o = attend(q, k, v, *tensors, **options, third_order=third_order)
         else:
-            o = written_out(q, k, v, *tensors, scores)
+            o = plain_attention(q, k, v, *tensors, scores)
     return o.reshape(*shape[:-1], value.shape[-1])
 
 
@@ -120,28 +129,43 @@ def _torch(
     mask: Tensor | None,
     dropout_p: float,
     is_causal: bool,
-    **named: Any,
+    scale: float | None,
+    enable_gqa: bool,
 ) -> Tensor | None:
-    """PyTorch's own attention where it has every derivative that can be asked for, and is as fast.
+    """Return PyTorch's own attention if it has every derivative that may be needed, and is as fast.
 
-    That is the fused one if nobody differentiates, and the plain one for short sequences. A backward through
-    the tangent of the plain one raises for dual numbers, and is NaN where a mask hides all keys of a query.
-    None means that PyTorch's is not enough.
+    That is the fused one without derivatives, and the plain one for short sequences. On a GPU, however, fused
+    and plain attention drop different weights. A backward through the tangent of the plain one raises for
+    dual numbers, and is NaN where a mask hides all keys of a query. None means that PyTorch's attention does
+    not suffice.
     """
     if torch.compiler.is_compiling():
         return None
     records, forward = _records(q, k, v, mask), forward_mode()
-    if not (records or forward or transformed()):
+    drops = dropout_p > 0 and q.device.type != "cpu"  # a checkpoint has to draw the same without a graph
+    if not (records or forward or transformed() or drops):
         fused: Any = torch._C._nn.scaled_dot_product_attention  # pyright: ignore[reportAttributeAccessIssue]
-        return fused(q, k, v, mask, dropout_p, is_causal, **named)
+        return fused(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     other_dtype = mask is not None and mask.dtype not in (torch.bool, q.dtype)
-    unsafe = forward and (mask is not None or (records and not transformed()))
-    if _by_kernels(q, k, v) or other_dtype or unsafe:
+    if _by_kernels(q, k, v) or other_dtype:
+        return None
+    if forward and ((records and not transformed()) or (mask is not None and not _every_row_sees(mask))):
         return None
     if mask is not None and mask.dtype == torch.bool:  # the plain form only adds
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
     plain: Any = torch._scaled_dot_product_attention_math  # pyright: ignore[reportPrivateImportUsage]
-    return plain(q, k, v, mask, dropout_p, is_causal, **named)[0]
+    return plain(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+
+
+def _every_row_sees(mask: Tensor) -> bool:
+    """Return True if the mask certainly leaves a key to every query; this looks at the numbers, on a CPU."""
+    if type(mask) not in (Tensor, Parameter) or mask.device.type != "cpu" or get_proxy_mode() is not None:
+        return False
+    if is_functorch_wrapped_tensor(mask) or not mask.shape[-1]:
+        return False
+    if mask.dtype == torch.bool:
+        return bool(mask.any(-1).all())
+    return bool((mask.detach().amax(-1) > -torch.inf).all())
 
 
 def _records(*tensors: Tensor | None) -> bool:
@@ -149,18 +173,27 @@ def _records(*tensors: Tensor | None) -> bool:
 
 
 def _by_kernels(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the kernels are faster than plain operations, or need the memory less."""
+    """Return True if the kernels are faster than plain operations, or need the memory less."""
+    if PATH == "plain" or (PATH == "auto" and _plain_is_faster(q, k)):
+        return False
     if 0 in (*q.shape, *k.shape, *v.shape):
         return False
-    if torch.compiler.is_compiling() and (forward_mode() or transformed()):
-        return False  # operators have a backward and no forward mode
-    if PATH != "auto":
-        return PATH == "kernels"
-    lengths = q.shape[-2] * k.shape[-2]
-    short = (
-        lengths <= PLAIN_LENGTHS and lengths * max(q.shape[:-2].numel(), k.shape[:-2].numel()) <= PLAIN_SCORES
-    )
-    return not (short and q.device.type == "cpu")
+    if torch.compiler.is_compiling():
+        return not (forward_mode() or transformed())  # operators have a backward and no forward mode
+    return get_proxy_mode() is None  # `torch.func.linearize` drops what is written in place
+
+
+def _plain_is_faster(q: Tensor, k: Tensor) -> bool:
+    """Return True for sequences so short that the kernels gain nothing in any derivative.
+
+    The numbers were measured on one thread of a CPU, and on an H200.
+    """
+    each = q.shape[-2] * k.shape[-2]
+    scores = each * max(q.shape[:-2].numel(), k.shape[:-2].numel())
+    if q.device.type == "cpu":
+        return scores <= FEW_SCORES or (each <= 128 * 128 and scores <= PLAIN_SCORES["cpu"])
+    longest = 256 if q.dtype == torch.float32 else 128
+    return each <= longest * longest and scores <= PLAIN_SCORES["cuda"]
 
 
 def _check(
@@ -173,18 +206,19 @@ def _check(
         raise CallError(f"expected a dropout probability between 0 and 1, got {dropout_p}")
     if window is not None and window < 1:
         raise CallError(f"expected window >= 1, got {window}")
-    shapes = f"query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)}"
-    if any(x.is_nested for x in (q, k, v)):
+    if q.is_nested or k.is_nested or v.is_nested:
         raise CallError(
-            "expected query, key and value that are not nested, where a derivative is asked for",
+            "expected query, key and value that are not nested tensors, because a derivative is recorded",
             hint="pad them, with key_lengths",
         )
     if q.dim() < 2 or not q.dim() == k.dim() == v.dim():
         raise CallError(
-            f"expected query, key and value with the same number of axes, at least 2, got {shapes}"
+            "expected query, key and value with the same number of axes, at least 2, got " + _sizes(q, k, v)
         )
     if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-        raise CallError(f"expected queries and keys of one size, and as many keys as values, got {shapes}")
+        raise CallError(
+            "expected queries and keys of one size, and as many keys as values, got " + _sizes(q, k, v)
+        )
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
         raise CallError(
             "expected query, key and value of one dtype on one device, got "
@@ -194,7 +228,11 @@ def _check(
     if not q.is_floating_point():
         raise CallError(f"expected floating-point query, key and value, got {q.dtype}")
     if enable_gqa and q.dim() < 3:
-        raise CallError(f"expected an axis of heads with enable_gqa=True, got {shapes}")
+        raise CallError("expected an axis of heads with enable_gqa=True, got " + _sizes(q, k, v))
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)}"
 
 
 def _cast(*tensors: Tensor) -> Sequence[Tensor]:
@@ -248,6 +286,8 @@ def _masks(masks: Sequence[Tensor | None], shape: tuple[int, ...]) -> tuple[Tens
     for mask in masks:
         if mask is None:
             continue
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise CallError(f"expected a mask of booleans or of floating-point numbers, got {mask.dtype}")
         mask = _mask_four(mask, shape)
         if mask.dtype == torch.bool:
             hidden = ~mask if hidden is None else hidden | ~mask
@@ -278,4 +318,5 @@ def _noise(q: Tensor, k: Tensor, p: float) -> Tensor | None:
     if p == 0:
         return None
     shape = (*q.shape[:3], k.shape[2])
-    return torch.empty(shape, dtype=q.dtype, device=q.device).bernoulli_(1 - p).bool()
+    ones = torch.ones(shape, dtype=widen(q[:0]).dtype, device=q.device)  # half precision is widened there
+    return F.dropout(ones, p) > 0

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.kernels.attention.written_out import Scores, written_out
+from curvescope.kernels.attention.plain_attention import Scores, plain_attention
 from curvescope.kernels.backends import pulled, pushed, warn_of_third
 
 ThirdOrder = Literal["warn", "error"]
@@ -39,7 +39,7 @@ class Plain:
 
     @property
     def num(self) -> int:
-        """How many tensors x are."""
+        """Number of tensors x."""
         return 3 + self.has_bias + self.has_table
 
     def spread(self, x: Several) -> list[Tensor | None]:
@@ -52,7 +52,7 @@ class Plain:
         q, k, v, *rest = x
         bias = rest[0] if self.has_bias else None
         table = rest[-1] if self.has_table else None
-        return written_out(q, k, v, bias, table, self.hidden, self.noise, self.how)
+        return plain_attention(q, k, v, bias, table, self.hidden, self.noise, self.how)
 
     def first(self, *x_do: Tensor) -> Several:
         """Derivatives of ⟨O(x), dO⟩ in x."""

@@ -1,7 +1,7 @@
-"""Attention, its derivative and its second derivative as Triton kernels: how they are launched.
+"""Attention, its derivative and its second derivative as launches of Triton kernels.
 
-The functions are those of `blockwise`. Nothing is kept between the passes but LSE. Single
-precision is multiplied as PyTorch multiplies it: fully, or in TF32 where that is allowed.
+The functions are those of `blockwise`. Nothing is kept between the passes but LSE. Single precision is
+multiplied as PyTorch multiplies it: fully, or in TF32 if PyTorch allows it.
 """
 
 from __future__ import annotations
@@ -145,19 +145,24 @@ def _strides(**tensors: Tensor) -> dict[str, tuple[int, ...]]:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """The tensor, copied only where its last axis is not contiguous."""
+    """The tensor, copied only where its last axis is not contiguous.
+
+    The tangents of constants in forward mode are zeros without memory, which a kernel cannot read.
+    """
+    if x._is_zerotensor():
+        return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _moved(direction: Tensor | None, like: Tensor) -> Tensor:
-    """A direction (n, B, H, L, d); any tensor of that rank where there is none: it is not read."""
+    """A direction (n, B, H, L, d); any tensor of that rank for a missing one, which is not read."""
     return like[None] if direction is None else _dense(direction)
 
 
 def _empty(like: Tensor, size: int, num: int | None = None) -> Tensor:
-    """([num,] B, H, L, size), laid out by token or by head as `like` is."""
+    """([num,] B, H, L, size), laid out by token or by head as `like` is; not a view."""
     B, H, L, _ = like.shape
+    by_token = like.stride(1) < like.stride(2)
+    stride = (B * H * L * size, H * L * size, *((size, H * size) if by_token else (L * size, size)), 1)
     lead = () if num is None else (num,)
-    if like.stride(1) < like.stride(2):
-        return like.new_empty(*lead, B, L, H, size).transpose(-2, -3)
-    return like.new_empty(*lead, B, H, L, size)
+    return like.new_empty_strided((*lead, B, H, L, size), stride[-4 - len(lead) :])

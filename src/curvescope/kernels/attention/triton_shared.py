@@ -1,7 +1,7 @@
-"""What the Triton kernels of attention share: tiles in and out, which keys are seen, weights from LSE.
+"""Functions that the Triton kernels of attention share: tiles in and out, visible keys, weights from LSE.
 
-Tensors are (B, H, L, d) with any strides but the last, which is 1. Offsets are 64-bit, since B·H·L·d may
-pass 2³¹. Sizes of tiles are powers of two of 16 at least; the last axis is padded to one where it is not.
+Tensors are (B, H, L, d) with any strides but the last, which is 1. Offsets are 64-bit, since B·H·L·d may pass
+2³¹. Sizes of tiles are powers of two of 16 at least; the last axis is padded to such a size.
 """
 
 import triton
@@ -64,7 +64,7 @@ def store_row(base, row, start, length, ROWS: tl.constexpr):
 
 @triton.jit
 def visible(row, col, stop, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Whether the query at `row` sees the key at `col`; they are broadcast against each other."""
+    """Return True if the query at `row` sees the key at `col`; they are broadcast against each other."""
     seen = col < stop
     if CAUSAL:
         seen = seen & (col <= row)

@@ -1,9 +1,9 @@
 """Sizes of the tiles of attention's Triton kernels, and the rule that they keep.
 
 A warp multiplies 16 rows, and from 64 rows on four warps do it together, with factors from shared memory. A
-second group of four in a tile of 64 rows gets the 64 rows after them, which are no part of the tile: Triton
-3.6 then reads past the tile's shared memory, which kills the process, or not, as the compiler happens to lay
-out the factors. So eight warps need 128 rows.
+second group of four in a tile of 64 rows gets the 64 rows after them, which are outside the tile: Triton 3.6
+then reads past the tile's shared memory, which kills the process, or not, as the compiler happens to lay out
+the factors. So eight warps need 128 rows.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def tile_of(name: str, dtype: torch.dtype, head: int) -> Tile:
 
 
 def precision() -> str:
-    """How single precision is multiplied: in TF32 where PyTorch's products may use it."""
+    """Precision of products of float32: TF32 if PyTorch's products may use it."""
     return FULL_PRECISION if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 

@@ -1,4 +1,4 @@
-"""The last linear map and the cross-entropy as one function, a slice of the logits at a time.
+"""Fused last linear map and cross-entropy, computed one slice of logits at a time.
 
     L = Σ_t w_t ℓ_t,   ℓ_t = −Σ_c q_tc log p_tc,   p_t = softmax(z_t),   z = h Wᵀ + b,
     q_t = (1 − ε) one-hot(y_t) + ε/V, and w_t = 0 where the target is −100.
@@ -8,9 +8,9 @@ With D = p − q, dh = w∘(D W), dW = Dᵀ(w∘h), db = Dᵀ w. For cotangents 
     ż = gh Wᵀ + h gWᵀ + gb,     Ż = p∘(ż − p·ż),
     hh = w∘(Ż W + D gW),        hW = Żᵀ(w∘h) + Dᵀ(w∘gh),        hb = Żᵀ w.
 
-The terms with Ż are the GGN (in the outputs), those with D the functional one. The weights
-stand at h, where they cost nothing, not at the logits. No more than two slices of logits exist at any
-time; on a CPU a third one is kept where it is all of them.
+The terms with Ż are the GGN (in the outputs), those with D the functional one. The weights multiply h, which
+is cheap, instead of the logits. At most two slices of logits exist at any time; on a CPU a third one is
+cached if it holds all logits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.core.parts import LossPart as Part
+from curvescope.core.hessian_terms import LossPart as Part
 from curvescope.core.tensors import IGNORED
 from curvescope.kernels.autograd import Function
 from curvescope.kernels.backends import (
@@ -65,8 +65,8 @@ def cross_entropy_head(
             ⟨D, z⟩ with D held fixed. First derivatives are the same.
         chunk: Rows of logits at a time; by default as many as fit a slice of moderate size.
         second_order: False records only the derivative in the cotangent of the loss.
-        third_order: Plain operations take over where a third derivative is recorded, which is an error
-            otherwise; they hold all logits.
+        third_order: Use plain operations, which store all logits, if a third derivative is recorded;
+            otherwise that raises.
     """
     _check(h, W, b, targets, weights)
     if part not in get_args(Part):
@@ -82,7 +82,7 @@ def cross_entropy_head(
 
 
 class HeadCurvature:
-    """The GGN of the head at h, W, b; what does not depend on a direction is made once."""
+    """GGN of the head at h, W, b; parts that do not depend on a direction are computed once."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ def term_weights(h: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
 
 
 class Options(NamedTuple):
-    """How the head is run; `wants` says which gradients the forward makes at once."""
+    """Options of the head; `wants` are the gradients that the forward pass computes at once."""
 
     plan: Plan
     part: str
@@ -148,7 +148,7 @@ class Options(NamedTuple):
 
 
 class _Head(Function):
-    """h, W, b ↦ L. The gradients for a cotangent of one are made in the same sweep over the logits."""
+    """h, W, b ↦ L. The forward pass also computes the gradients for a cotangent of one."""
 
     @staticmethod
     def forward(h: Tensor, W: Tensor, b: Tensor | None, targets: Tensor, w: Tensor, how: Options) -> Tensors:

@@ -1,12 +1,12 @@
 """A slice of logits z (C, V), row by row and in place: the loss, and the softmax's curvature.
 
-In torch, or in Triton where that is asked for. Where a model is sure of a class m, p_m = 1 − δ, its loss,
-gradient and curvature are of the size of δ, so none of them is taken as a difference of numbers near one:
+It uses torch, or Triton if requested. If a model is confident of a class m, p_m = 1 − δ, its loss, gradient
+and curvature are of order δ. So none of them is computed as a difference of numbers near one:
 
     ℓ = log(1 + S) + z_m − z_y,     S = Σ_{c≠m} exp(z_c − z_m),     D_y = −Σ_{c≠y} D_c,
     p∘(ż − p·ż) = p∘(u − p·u),      u = ż − ż_m,
 
-the last because a softmax does not see what all logits have in common.
+the last because a softmax does not depend on a constant added to all logits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class Rows(NamedTuple):
-    """What is kept of the logits of each term, (T,)."""
+    """Statistics of the logits of each term, (T,)."""
 
     lse: Tensor  # log Σ_c exp z_c
     top: Tensor  # m, the largest logit's class
@@ -28,7 +28,7 @@ class Rows(NamedTuple):
 def loss_rows(
     z: Tensor, targets: Tensor, smoothing: float, *, gradient: bool, triton: bool
 ) -> tuple[Tensor, Rows]:
-    """ℓ of each row, and what is kept of it; with `gradient` z becomes D."""
+    """Return ℓ and the statistics of each row; with `gradient`, overwrite z by D."""
     if triton:
         from curvescope.kernels.cross_entropy import triton_kernels
 
@@ -38,7 +38,7 @@ def loss_rows(
     highest, top = z.max(1, keepdim=True)
     below = highest - z.gather(1, y)  # z_m − z_y
     mass = (z - highest).exp_().scatter_(1, top, 0.0).sum(1, keepdim=True)
-    mass = mass + (highest - highest)  # undefined where a logit is infinite
+    mass = mass + (highest - highest)  # NaN if a logit is infinite
     losses = mass.log1p() + (1 - smoothing) * below
     if smoothing:
         losses = losses + smoothing * (highest - z.mean(1, keepdim=True))

@@ -1,7 +1,7 @@
 """Sweeps over the logits of a linear head, a slice at a time; `function.py` has the formulas.
 
-Nothing here is recorded by autograd. Weights stand at h. Sums over terms are accumulated in place in at least
-single precision, products are left to the matrix library, and W is used as it lies in memory.
+Autograd records nothing in this module. Weights multiply h. Sums over terms are accumulated in place in at
+least single precision, products are left to the matrix library, and W is used as it lies in memory.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from curvescope.kernels.backends import Tensors
 from curvescope.kernels.cross_entropy.rows import Rows, curve_rows, loss_rows, softmax_rows, subtract_targets
 from curvescope.kernels.tensors import given, widen
 
-SLICE_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}  # a CPU reads a slice again from its cache
+SLICE_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}  # on a CPU a slice fits into the cache
 ALIGN = 64  # outputs are rounded up to this on a GPU, and so are rows of a slice
 
 
 class Plan(NamedTuple):
-    """How the logits are cut, and who works on a slice."""
+    """Division of the logits into slices, and the backend of each slice."""
 
     smoothing: float
     chunk: int
@@ -68,7 +68,7 @@ def make_plan(h: Tensor, W: Tensor, smoothing: float, chunk: int | None, triton:
 class Sums:
     """Sums over slices Z (C, V), for k directions: Z A in its rows (k, T, d), Zᵀ B (k, V, d), Zᵀ c (k, V).
 
-    Of the three those in `asked` are made.
+    `asked` selects which of the three are computed.
     """
 
     def __init__(self, plan: Plan, k: int, asked: Sequence[bool], h: Tensor, W: Tensor, w: Tensor):
@@ -90,7 +90,7 @@ class Sums:
             self.Zt_c[j].add_(Z.t() @ c[rows])
 
     def weighted(self, w: Tensor, dtype: torch.dtype) -> list[Tensor | None]:
-        """w∘(Z A), Zᵀ B, Zᵀ c; None where not asked for."""
+        """Return w∘(Z A), Zᵀ B, Zᵀ c; None if not selected."""
         if self.Z_A is not None:
             self.Z_A.mul_(w[:, None])
         return [None if t is None else t.to(dtype) for t in (self.Z_A, self.Zt_B, self.Zt_c)]
@@ -99,7 +99,7 @@ class Sums:
 def sweep(
     plan: Plan, wants: Sequence[bool], h: Tensor, W: Tensor, b: Tensor | None, targets: Tensor, w: Tensor
 ) -> Tensors:
-    """L, what is kept of the rows (three tensors), and w∘(D W), Dᵀ(w∘h), Dᵀw, None where not wanted."""
+    """Return L, three statistics of the rows, and w∘(D W), Dᵀ(w∘h), Dᵀw; None if not selected."""
     W = given(plan.laid(W))
     losses, room = torch.empty_like(w), plan.room(W, w)
     kept = Rows(torch.empty_like(w), torch.empty_like(w, dtype=torch.int64), torch.empty_like(w))
@@ -118,7 +118,7 @@ def sweep(
 
 @torch.no_grad()
 def probabilities(plan: Plan, h: Tensor, W: Tensor, b: Tensor | None, lse: Tensor) -> Tensor | None:
-    """p (T, V) to keep between products on a CPU, or None where it is more than one slice."""
+    """Return p (T, V) to cache between products on a CPU, or None if it exceeds one slice."""
     if h.device.type != "cpu" or plan.triton or h.dtype != lse.dtype or h.shape[0] > plan.chunk:
         return None
     z = h @ W.t() if b is None else torch.addmm(b, h, W.t())
@@ -164,7 +164,7 @@ def _one_by_one(plan: Plan, directions: Tensors) -> list[Tensors]:
 
 
 def _bends(needs: Sequence[bool], w: Tensor, along: list[Tensors]) -> list[Tensors]:
-    """gW and w∘gh of each direction, by which D is multiplied for hh and hW; [] where nothing is."""
+    """gW and w∘gh of each direction, by which D is multiplied for hh and hW; [] if neither is needed."""
     found: list[Tensors] = [
         (gW if needs[0] else None, _weighted(w, gh) if needs[1] and gh is not None else None)
         for gh, gW, _ in along
@@ -179,7 +179,7 @@ def _logits(
     products: Sequence[tuple[Tensor | None, Tensor | None]],
     b: Tensor | None,
 ) -> Tensor:
-    """z = Σ x Aᵀ + b for some rows of the x, over pairs (x, A), written into `room`; what is None is zero."""
+    """z = Σ x Aᵀ + b for some rows of the x, over pairs (x, A), written into `room`; None counts as zero."""
     z, begun = room[: rows.stop - rows.start], False
     for x, A in products:
         if x is not None and A is not None:
@@ -192,7 +192,7 @@ def _logits(
 
 
 def _multiply(out: Tensor, A: Tensor, B: Tensor, *, add: bool = True) -> None:
-    """out += A B, or out = A B: in B's precision where that is lower, the sum in out's."""
+    """out += A B, or out = A B: the product in B's precision if that is lower, the sum in out's."""
     if out.dtype == A.dtype == B.dtype:
         out.addmm_(A, B, beta=1 if add else 0)
         return

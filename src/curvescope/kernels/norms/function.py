@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.kernels.autograd import Function, unseen
+from curvescope.kernels.autograd import Function, hidden_from_modes
 from curvescope.kernels.backends import (
     Backend,
     Tensors,
@@ -34,25 +34,25 @@ from curvescope.kernels.backends import (
     transformed,
     use_triton,
 )
-from curvescope.kernels.norms.written_out import plain_layer_norm, plain_rms_norm
+from curvescope.kernels.norms.plain_norms import plain_layer_norm, plain_rms_norm
 from curvescope.kernels.tensors import given, plus, widen
 
-MAX_WIDTH = 16384  # of a row in Triton
+MAX_WIDTH = 16384  # widest row in Triton
 _LAYER_NORM = torch.ops.aten.native_layer_norm_backward
 
 
 class Form(NamedTuple):
-    """Which norm, and how it is run."""
+    """Kind of norm, and how it runs."""
 
     center: bool
     eps: float
     offset: float
     second_order: bool
     triton: bool
-    third_order: bool = False  # whether plain operations take over where a third derivative is recorded
+    third_order: bool = False  # True: plain operations replace the kernels if a third derivative is recorded
 
 
-@unseen
+@hidden_from_modes
 def layer_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -65,15 +65,15 @@ def layer_norm(
 ) -> Tensor:
     """γ ∘ (x − ⟨x⟩)/√(var x + ε) + β over the last axis.
 
-    With `second_order=False` the backward records only the derivative in its cotangent (u ↦ Jᵀu, from which
-    J v comes), and keeps nothing for the second derivative in x and γ. With `third_order` plain operations
-    take over where a third derivative is recorded, which is an error otherwise.
+    With `second_order=False` the backward records only the derivative in its cotangent (u ↦ Jᵀu, from which J
+    v comes), and stores nothing for the second derivative in x and γ. With `third_order`, plain operations
+    are used if a third derivative is recorded; otherwise that raises.
     """
     form = Form(True, eps, 0.0, second_order, _in_triton(backend, x, weight, bias), third_order)
     return _normalize(x, weight, bias, form)
 
 
-@unseen
+@hidden_from_modes
 def rms_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -148,7 +148,7 @@ class _Norm(Function):
 
 
 class _NormGradient(Function):
-    """g, x, γ ↦ dx, dγ, dβ, and ⟨x̂ḡ⟩ of each row, which the second derivative wants."""
+    """g, x, γ ↦ dx, dγ, dβ, and ⟨x̂ḡ⟩ of each row, for the second derivative."""
 
     generate_vmap_rule = True
 
@@ -353,7 +353,7 @@ def _normalized(form: Form, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
 
 
 def _gain(form: Form, weight: Tensor | None) -> Tensor | None:
-    """What x̂ is multiplied by."""
+    """Factor of x̂."""
     return weight if weight is None or not form.offset else weight + form.offset
 
 

@@ -1,8 +1,8 @@
 """The norms of `norms.py` in Triton: one kernel for each of forward, backward and second backward.
 
-A program takes whole rows. Sums over tokens are written as one partial row for each program and added up
-afterwards, always in the same order. Directions are the fast axis of the grid, so that those of
-one row share its x and g in the cache. All arithmetic is in single precision.
+A program processes complete rows. Each program writes one partial row of sums over tokens; they are added
+afterwards, always in the same order. Directions are the fast axis of the grid, so that those of one row share
+its x and g in the cache. All arithmetic is in single precision.
 """
 
 # pyright: reportIndexIssue=false
@@ -298,7 +298,9 @@ def _turns(rows: int, programs: int) -> int:
 
 
 def _given(stand_in: Tensor, *tensors: Tensor | None) -> list[Tensor]:
-    """A kernel takes no None: what it will not touch is any pointer. Gains are read as contiguous."""
+    """Replace None, which a kernel cannot take, by any pointer that it will not use. Gains are made
+    contiguous.
+    """
     return [stand_in if t is None else t if t.ndim > 1 else t.contiguous() for t in tensors]
 
 

@@ -1,4 +1,6 @@
-"""A vector less its part in a basis, and what is left of that part, in one reading of the basis."""
+"""Projection of a vector onto the complement of a basis, with the remaining overlap, in one pass over the
+basis.
+"""
 
 from curvescope.kernels.projection.function import in_triton, take_out
 

@@ -1,4 +1,4 @@
-"""One pass of Gram–Schmidt in one reading of the basis.
+"""One step of Gram–Schmidt in one pass over the basis.
 
 For rows Q (m, n), coefficients c (m,) and a vector w (n,),
 
@@ -19,7 +19,7 @@ from curvescope.kernels.backends import Backend, use_triton
 
 
 def in_triton(w: Tensor, *rows: Tensor | None) -> bool:
-    """Whether a pass over these rows runs in Triton: float32 vectors on a card, rows of at most that."""
+    """Return True if a pass over these rows runs in Triton: float32 vectors on a GPU."""
     return w.dtype == torch.float32 and use_triton("auto", w, *rows)
 
 
@@ -30,7 +30,7 @@ def take_out(
 
     Args:
         w: (n,), of any stride; `out`, contiguous, may be its memory.
-        near, far: entries of a row lie side by side; they may be float32 or bfloat16, each its own.
+        near, far: Contiguous rows in float32 or bfloat16; the two may differ.
     """
     m = len(near) + (0 if far is None else len(far))
     if c.shape != (m,) or out.stride(0) != 1 or any(q.stride(1) != 1 for q in (near, far) if q is not None):

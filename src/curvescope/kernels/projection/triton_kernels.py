@@ -1,9 +1,9 @@
 """The pass of `function.py` in Triton: a program takes one tile of entries after the other, with all rows.
 
 A tile of BLOCK entries of m rows is read from memory for x = w − Qᵀ c, and again for Q x while it is in the
-cache. No more programs run on a multiprocessor than have room there for their tiles. A program adds the sums
-of its tiles up in float64, in memory of its own, and those of programs are added at the end: the order is
-always the same.
+cache. A multiprocessor runs only as many programs as have space in its cache for their tiles. A program adds
+the sums of its tiles in float64, in its own memory; sums of programs are added at the end, always in the same
+order.
 """
 
 # pyright: reportIndexIssue=false
@@ -111,7 +111,7 @@ def take_out(w: Tensor, near: Tensor, far: Tensor | None, c: Tensor, out: Tensor
 
 
 def _programs(w: Tensor, near: Tensor, far: Tensor | None, tiles: int) -> int:
-    """As many as have room for their tiles in the caches, or as there are tiles."""
+    """Number of programs: as many as have tiles that fit into the caches, and at most one per tile."""
     each = BLOCK * sum(len(q) * q.element_size() for q in (near, far) if q is not None)
     units = torch.cuda.get_device_properties(w.device).multi_processor_count if w.is_cuda else 2
     return max(1, min(tiles, units * max(LEAST, min(MOST, CACHE // max(each, 1)))))

@@ -1,4 +1,4 @@
-"""From a declared table to blocks: every parameter once, heads beside them."""
+"""Build blocks from a family's table: every parameter once, and blocks of single heads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from curvescope.core.blocks import Block, whole
 from curvescope.core.errors import ShapeError
-from curvescope.models.adapters.table import Cut, Family
+from curvescope.models.adapters.table import Family, ParameterSlice
 
 ORDER = "1epihko"  # inputs before outputs: W_Q is i × (h k), W_O is (h k) × o
 LORA = re.compile(r"(?P<module>.+)\.(?P<kind>lora_\w+)\.(?P<adapter>\w+)(\.weight)?")
@@ -19,7 +19,7 @@ WITH_HEADS = ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O")
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadCounts:
     """Heads of queries, heads of keys and values, and their size."""
 
     query: int
@@ -27,14 +27,14 @@ class Heads:
     size: int
 
     def of(self, role: str) -> int:
-        """How many heads a role has: keys and values are counted by their own."""
+        """Return the number of heads of a role; keys and values may have fewer than queries."""
         return self.key if role[-1] in "KV" else self.query
 
 
 def build_blocks(
-    module: nn.Module, family: Family, num_layers: int, heads: Heads | None
+    module: nn.Module, family: Family, num_layers: int, heads: HeadCounts | None
 ) -> tuple[dict[str, Block], dict[str, Block]]:
-    """Blocks by role, and the blocks of single heads; what the table does not name keeps its own name."""
+    """Return the blocks by role, and the blocks of single heads. Other parameters keep their own names."""
     shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
     stored = {plain_name(name): name for name in shapes}
     blocks: dict[str, Block] = {}
@@ -53,16 +53,16 @@ def build_blocks(
 
 
 def _lora_named(others: Mapping[str, Block], blocks: Mapping[str, Block]) -> dict[str, Block]:
-    """`L0.W_Q.lora_A` for the matrix that PEFT adds to W_Q, `L0.W_QKV.lora_A` where one serves all three.
+    """Name PEFT's matrices after their role: `L0.W_Q.lora_A`, or `L0.W_QKV.lora_A` if one serves all three.
 
-    An adapter that is not called `default` adds its name: `L0.W_Q.lora_A.french`. They are stored outputs ×
-    inputs, and laid out inputs × outputs, as all roles are.
+    An adapter that is not called `default` adds its name: `L0.W_Q.lora_A.french`. PEFT stores them outputs ×
+    inputs; the blocks are inputs × outputs, like all roles.
     """
     roles: dict[str, list[str]] = {}
     for name, block in blocks.items():
         if len(block.shape) > 1:
             roles.setdefault(plain_name(block.parameter).removesuffix(".weight"), []).append(name)
-    found = {}
+    renamed = {}
     for name, block in others.items():
         match = LORA.fullmatch(plain_name(block.parameter))
         owners = roles.get(match["module"], []) if match else []
@@ -72,40 +72,42 @@ def _lora_named(others: Mapping[str, Block], blocks: Mapping[str, Block]) -> dic
             name = f"{owners[0]}{rest_of_them}.{match['kind']}{adapter}"
             linear = block.parameter.endswith(".weight") and len(block.shape) == 2
             block = whole(name, block.parameter, block.split, transposed=linear)
-        found[name] = block
-    return found
+        renamed[name] = block
+    return renamed
 
 
 def rest(module: nn.Module, taken: set[str]) -> dict[str, Block]:
-    """The parameters that are not `taken`, whole, under their own names and in their own layout."""
-    left = {key: p for key, p in module.named_parameters() if key not in taken and p.numel()}
-    return {key: whole(key, key, p.shape) for key, p in left.items()}
+    """Return blocks for the parameters that are not `taken`, with their own names and layout."""
+    remaining = {key: p for key, p in module.named_parameters() if key not in taken and p.numel()}
+    return {key: whole(key, key, p.shape) for key, p in remaining.items()}
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what torch.compile and LoRA wrap around it."""
+    """Return a parameter's name without the prefixes of torch.compile and LoRA."""
     return name.replace("_orig_mod.", "").removeprefix("base_model.model.").replace(".base_layer.", ".")
 
 
 def body_prefix(family: Family, names: Iterable[str]) -> str:
-    """`base.` where the module has a head around its body, else nothing."""
+    """Return `base.` if the module has a head around its body, else an empty string."""
     prefix = f"{family.base}." if family.base else ""
     return prefix if any(name.startswith(prefix) for name in names) else ""
 
 
-def layers_of(family: Family, num_layers: int, names: Collection[str]) -> list[tuple[str, Mapping[str, Cut]]]:
-    """What the names in each layer begin with, and its roles: an encoder's, then those of its decoder."""
-    found = [(family.layer.format(i=i), family.roles) for i in range(num_layers)]
+def layers_of(
+    family: Family, num_layers: int, names: Collection[str]
+) -> list[tuple[str, Mapping[str, ParameterSlice]]]:
+    """Return the name prefix and the roles of each layer: the encoder's layers, then the decoder's."""
+    layers = [(family.layer.format(i=i), family.roles) for i in range(num_layers)]
     if not family.decoder:
-        return found
-    found += [(family.decoder.format(i=i), family.decoder_roles) for i in range(num_layers)]
-    return [layer for layer in found if any(name.startswith(layer[0]) for name in names)]
+        return layers
+    layers += [(family.decoder.format(i=i), family.decoder_roles) for i in range(num_layers)]
+    return [layer for layer in layers if any(name.startswith(layer[0]) for name in names)]
 
 
 def _wanted(
     family: Family, num_layers: int, shapes: Mapping[str, tuple[int, ...]]
-) -> Iterator[tuple[str, str, Cut, str]]:
-    """(block, role, cut, parameter) for every entry of the table whose parameter is there, in order."""
+) -> Iterator[tuple[str, str, ParameterSlice, str]]:
+    """Iterate over (block, role, slice, parameter) for the entries of the table whose parameters exist."""
     body = body_prefix(family, shapes)
     entries = [("", body, family.stem)]
     for i, (layer, roles) in enumerate(layers_of(family, num_layers, shapes)):
@@ -118,8 +120,10 @@ def _wanted(
                 yield front + role, role, cut, prefix + cut.parameter
 
 
-def _experts(table: Mapping[str, Cut], prefix: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Cut]:
-    """`expert3.W_g` and so on: the entries of a table once for every expert that the parameters stack."""
+def _experts(
+    table: Mapping[str, ParameterSlice], prefix: str, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, ParameterSlice]:
+    """Return the entries of a table once per expert: `expert3.W_g` and so on."""
     stacks = [shapes[prefix + cut.parameter] for cut in table.values() if prefix + cut.parameter in shapes]
     count = stacks[0][0] if stacks else 0
     return {f"expert{e}.{role}": replace(cut, expert=e) for e in range(count) for role, cut in table.items()}
@@ -128,14 +132,14 @@ def _experts(table: Mapping[str, Cut], prefix: str, shapes: Mapping[str, tuple[i
 def cut_block(
     name: str,
     role: str,
-    cut: Cut,
+    cut: ParameterSlice,
     parameter: str,
     shape: tuple[int, ...],
-    heads: Heads | None,
+    heads: HeadCounts | None,
     *,
     head: int | None = None,
 ) -> Block:
-    """The block of a cut, or of one of its heads."""
+    """Return the block of a parameter slice, or of one of its heads."""
     axes = _axes(cut, role) if heads is not None else cut.axes
     h = heads.of(role) if heads is not None else 0
     start, stored = 0, h
@@ -154,17 +158,17 @@ def cut_block(
         sizes["h"] = h if head is None else 1
         narrow.append((letters.index("h"), start + (head or 0), sizes["h"]))
     order = tuple(sorted(range(len(letters)), key=lambda axis: ORDER.index(letters[axis])))
-    own = [prod(sizes[x] for x in group) for group in ("i", "hk", "o") if group[0] in letters]
+    widths = [prod(sizes[x] for x in group) for group in ("i", "hk", "o") if group[0] in letters]
     straight = order == tuple(range(len(order)))
-    return Block(name, parameter, split, tuple(own), None if straight else order, tuple(narrow))
+    return Block(name, parameter, split, tuple(widths), None if straight else order, tuple(narrow))
 
 
 def without_front(role: str) -> str:
-    """`W_Q` for the `cross_W_Q` of a decoder's attention to its encoder."""
+    """Return the role without `cross_`, the prefix of a decoder's attention to its encoder."""
     return role.removeprefix("cross_")
 
 
-def _axes(cut: Cut, role: str) -> str:
+def _axes(cut: ParameterSlice, role: str) -> str:
     role = without_front(role)
     if role == "W_O":
         return cut.axes.replace("i", "hk")
@@ -172,17 +176,19 @@ def _axes(cut: Cut, role: str) -> str:
 
 
 def _split(axes: str, shape: tuple[int, ...], known: Mapping[str, int], parameter: str) -> tuple[int, ...]:
-    """The stored shape with every axis that holds several letters split; trailing axes may be flattened."""
+    """Return the stored shape, with every axis that holds several letters split. Trailing axes may be
+    flattened.
+    """
     groups = axes.split()
     flat = (*shape[: len(groups) - 1], prod(shape[len(groups) - 1 :]))
-    found: list[int] = []
+    sizes: list[int] = []
     for group, size in zip(groups, flat, strict=True):
         free = [x for x in group if x not in known]
-        own = prod(known[x] for x in group if x in known)
-        if own == 0 or size % own or (not free and size != own):
+        product = prod(known[x] for x in group if x in known)
+        if product == 0 or size % product or (not free and size != product):
             raise ShapeError(
                 f"expected {parameter!r} to be cut as {axes!r} with sizes {dict(known)}, got shape {shape}",
                 hint="the configuration does not fit the weights",
             )
-        found += [known.get(x, size // own) for x in group]
-    return tuple(found)
+        sizes += [known.get(x, size // product) for x in group]
+    return tuple(sizes)

@@ -1,4 +1,4 @@
-"""Families of models: which parameters play which role. One table and one line of `FAMILIES` per family."""
+"""Tables of model families: the role of each parameter. Each family has a table and a line in `FAMILIES`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from curvescope.models.adapters.table import (
-    Cut,
     Family,
+    ParameterSlice,
     affine,
     conv1d_packed,
     interleaved,
@@ -22,7 +22,7 @@ from curvescope.models.adapters.table import (
     slab,
     vector,
 )
-from curvescope.models.running.exchange import Change
+from curvescope.models.running.patching import Change
 
 GPT2 = Family(
     base="transformer",
@@ -84,7 +84,7 @@ GPT_NEO = Family(
 
 
 def _gpt_neox_facts(config: Any) -> dict[str, Any]:
-    """Whether attention and feed-forward read the same stream, x + attn(ln1 x) + ff(ln2 x)."""
+    """Return True if attention and feed-forward read the same stream, x + attn(ln1 x) + ff(ln2 x)."""
     return {"parallel": bool(config.use_parallel_residual)}
 
 
@@ -152,7 +152,7 @@ OPT = Family(
     config={"d_ff": "ffn_dim", "activation": "activation_function"},
     facts=_opt_facts,
     float32=("the softmax",),
-    notes=("P has two rows more than there are positions: they begin at row 2",),
+    notes=("P has two more rows than there are positions: positions begin at row 2",),
 )
 """OPT: GPT-2's shape with ReLU, linear layers and positions that begin at row 2 of their table."""
 
@@ -232,14 +232,14 @@ GEMMA2 = replace(
     GEMMA,
     roles=_GEMMA2_ROLES,
     config={"activation": "hidden_activation"},
-    notes=(*GEMMA.notes, "each sublayer's output is normed again before it is added"),
+    notes=(*GEMMA.notes, "each sublayer's output is normalized again before it is added"),
 )
 """Gemma 2 and 3: Gemma with norms behind the sublayers too, and in Gemma 3 on queries and keys."""
 
 _STACKED = {
-    "W_g": Cut("mlp.experts.gate_up_proj", "e po i", part=0, parts=2),
-    "W_u": Cut("mlp.experts.gate_up_proj", "e po i", part=1, parts=2),
-    "W_2": Cut("mlp.experts.down_proj", "e o i"),
+    "W_g": ParameterSlice("mlp.experts.gate_up_proj", "e po i", part=0, parts=2),
+    "W_u": ParameterSlice("mlp.experts.gate_up_proj", "e po i", part=1, parts=2),
+    "W_2": ParameterSlice("mlp.experts.down_proj", "e o i"),
 }
 _SHARED = {
     f"shared.{role}": cut
@@ -249,7 +249,7 @@ _SHARED = {
 
 
 def _experts_facts(config: Any) -> dict[str, Any]:
-    """Experts of a layer, those that one token sees, and the width of one."""
+    """Return the number of experts per layer, the number per token, and the width of an expert."""
     num = getattr(config, "num_local_experts", None) or config.num_experts
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     return {"gated": True, "n_experts": num, "experts_per_token": config.num_experts_per_tok, "d_ff": width}
@@ -277,17 +277,17 @@ EXPERTS = replace(
     facts=_experts_facts,
     float32=(*LLAMA.float32, "the router"),
 )
-"""Mixtral, Qwen2-MoE and Qwen3-MoE: Llama with experts, a router, and in Qwen2 a shared expert beside them.
+"""Mixtral, Qwen2-MoE and Qwen3-MoE: Llama with experts and a router; Qwen2 adds a shared expert.
 
-A token x goes to the k experts with the largest entries of p = softmax(x W_router), and what they make of it
-is added up with those entries as weights, Σ_e p_e (a(x W_g) ∘ x W_u) W_2 with each expert's own matrices. In
-Mixtral, and in Qwen where the configuration says so (`norm_topk_prob`), the weights are divided by their sum.
-The shared expert sees every token, with the weight σ(x W_shared).
+A token x goes to the k experts with the largest entries of p = softmax(x W_router). Their outputs are summed
+with those entries as weights, Σ_e p_e (a(x W_g) ∘ x W_u) W_2 with each expert's own matrices. In Mixtral, and
+in Qwen with `norm_topk_prob`, the weights are divided by their sum. The shared expert gets every token, with
+the weight σ(x W_shared).
 """
 
 
 def _bert_facts(config: Any) -> dict[str, Any]:
-    """RoBERTa counts positions from the row after its padding's."""
+    """Return the number of positions; RoBERTa counts them from the row after the padding row."""
     skipped = config.pad_token_id + 1 if config.model_type == "roberta" else 0
     return {"causal": bool(config.is_decoder), "n_ctx": config.max_position_embeddings - skipped}
 
@@ -343,9 +343,9 @@ ROBERTA = replace(
         **affine("class_hidden", "classifier.dense"),
         **affine("class", "classifier.out_proj"),
     },
-    notes=("tokens equal to the padding's id have no position of their own",),
+    notes=("tokens equal to the padding id all have the same position",),
 )
-"""RoBERTa: BERT's body, another head, and positions counted from the row after the padding's."""
+"""RoBERTa: BERT's body with another head; positions are counted from the row after the padding row."""
 
 DISTILBERT = Family(
     base="distilbert",
@@ -387,24 +387,26 @@ DISTILBERT = Family(
 """DistilBERT: BERT without token types and pooler."""
 
 
-def _t5_attention(module: str, front: str = "") -> dict[str, Cut]:
+def _t5_attention(module: str, front: str = "") -> dict[str, ParameterSlice]:
     return {f"{front}W_{role}": linear(f"{module}.{role.lower()}.weight") for role in "QKVO"}
 
 
-def _t5_own_attention() -> dict[str, Cut]:
-    """Attention of a stack to itself, and its norm."""
+def _t5_own_attention() -> dict[str, ParameterSlice]:
+    """Return the roles of self-attention and its norm."""
     bias = matrix("0.SelfAttention.relative_attention_bias.weight")
     return {**_t5_attention("0.SelfAttention"), "P_rel": bias, **norm("ln1", "0.layer_norm")}
 
 
-def _t5_feed_forward(module: str) -> dict[str, Cut]:
+def _t5_feed_forward(module: str) -> dict[str, ParameterSlice]:
     names = {"W_1": "wi", "W_g": "wi_0", "W_u": "wi_1", "W_2": "wo"}
-    found = {role: linear(f"{module}.DenseReluDense.{name}.weight") for role, name in names.items()}
-    return {**found, **norm("ln2", f"{module}.layer_norm")}
+    roles = {role: linear(f"{module}.DenseReluDense.{name}.weight") for role, name in names.items()}
+    return {**roles, **norm("ln2", f"{module}.layer_norm")}
 
 
 def _t5_facts(config: Any) -> dict[str, Any]:
-    """Layers of both stacks, and whether the feed-forward is W_2 (a(x W_g) ∘ x W_u)."""
+    """Return the number of layers of both stacks, and if the feed-forward is gated, W_2 (a(x W_g) ∘ x
+    W_u).
+    """
     encoder, decoder = config.num_layers, config.num_decoder_layers if config.is_encoder_decoder else 0
     layers = {"n_layers": encoder + decoder, "n_encoder_layers": encoder}
     return {**layers, **({"gated": True} if config.is_gated_act else {})}
@@ -432,13 +434,13 @@ T5 = Family(
 )
 """T5: an encoder and a decoder that attends to it, RMS norms, a bias of scores by relative position.
 
-Layers are counted through the whole module, those of the encoder first. The bias of the first layer of either
-serves all of its layers; scores are not scaled.
+Layers are numbered through the whole module, the encoder's first. All layers of a stack share the score bias
+of its first layer; scores are not scaled.
 """
 
 
 def _vit_facts(config: Any) -> dict[str, Any]:
-    """One position per patch, and one for the class token."""
+    """Return the number of positions: one per patch, and one for the class token."""
     return {
         "n_ctx": (config.image_size // config.patch_size) ** 2 + 1,
         "image_size": config.image_size,
@@ -454,8 +456,8 @@ VIT = Family(
     stem={
         "E": patches("embeddings.patch_embeddings.projection.weight"),
         "b_E": vector("embeddings.patch_embeddings.projection.bias"),
-        "E_class": Cut("embeddings.cls_token", "1 1 o"),
-        "P": Cut("embeddings.position_embeddings", "1 i o"),
+        "E_class": ParameterSlice("embeddings.cls_token", "1 1 o"),
+        "P": ParameterSlice("embeddings.position_embeddings", "1 i o"),
     },
     roles={
         **affine("Q", "attention.q_proj"),
@@ -480,7 +482,7 @@ VIT = Family(
     facts=_vit_facts,
     float32=("the softmax",),
 )
-"""ViT: patches of an image and one class token, pre-norm, read out at the class token."""
+"""ViT: image patches and one class token, pre-norm; the output is read at the class token."""
 
 MAMBA = Family(
     norm_kind="rmsnorm",
@@ -492,7 +494,9 @@ MAMBA = Family(
 
 
 def _rwkv_as_trained(module: Any) -> list[Change]:
-    """No halving on the way up, and no weights divided for it in place, unless a pass has divided them."""
+    """Return changes that switch RWKV's division by powers of 2 off, unless a pass has already divided the
+    weights.
+    """
     body = getattr(module, "rwkv", module)
     if body.layers_are_rescaled or not body.config.rescale_every:
         return []
@@ -505,7 +509,7 @@ RWKV = Family(
     settings=_rwkv_as_trained,
     notes=(
         "a recurrence has no heads, no attention pattern and no Q, K, V",
-        "the weights are taken as they stand: as trained, or, behind a pass in eval mode, divided for half "
+        "the weights are used as they are: as trained, or, after a pass in eval mode, divided for half "
         "precision by 2^(layer // rescale_every)",
     ),
 )
@@ -539,5 +543,5 @@ FAMILIES = {
 
 
 def family_of(model_type: str | None) -> Family | None:
-    """The declared table of a model type, or None where nobody wrote one."""
+    """Return the table of a model type, or None if there is none."""
     return None if model_type is None else FAMILIES.get(model_type)

@@ -1,10 +1,11 @@
-"""Layers that are found in any module by their structure: what attends, and what stands beside it.
+"""Detection of layers in any module by its structure: attention, and the modules next to it.
 
 A layer is the module around an attention: PyTorch's own layers, or a block of the user's own with an
-`nn.MultiheadAttention`, a packed attention (`models.running.standins`) or an attention made of linear layers
+`nn.MultiheadAttention`, a packed attention (`models.running.module_replacements`) or an attention made of
+linear layers
 (`own_attention`) in it. The last kind must be in an `nn.ModuleList` or `nn.Sequential` unless there is only
-one. Norms and feed-forward networks are found by the names that libraries give them; a module with another
-name keeps it. Layers are counted through the whole module, in the order in which it holds them.
+one. Norms and feed-forward networks are recognized by the usual names of libraries; other modules keep their
+names. Layers are numbered in the order in which the module registers them.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from torch import nn
 
 from curvescope.core.blocks import Block
 from curvescope.core.seeds import generator
-from curvescope.models.adapters.build import WITH_HEADS, Heads, cut_block
+from curvescope.models.adapters.build import WITH_HEADS, HeadCounts, cut_block
 from curvescope.models.adapters.own_attention import OwnAttention, own_attention, reads_another, without_hooks
 from curvescope.models.adapters.table import (
-    Cut,
+    ParameterSlice,
     affine,
     interleaved,
     interleaved_vector,
@@ -35,7 +36,7 @@ from curvescope.models.adapters.table import (
     patches,
     vector,
 )
-from curvescope.models.running.standins import layout_of
+from curvescope.models.running.module_replacements import layout_of
 
 LOG = logging.getLogger("curvescope")
 CROSS = ("multihead_attn", "cross_attn", "cross_attention", "encoder_attn", "src_attn", "crossattention")
@@ -57,33 +58,36 @@ FEED_FORWARD = (
 )
 GATES = ("gate", "gate_proj")
 SCALES = {"ls1": ("ls1.gamma", "ls_1.gamma"), "ls2": ("ls2.gamma", "ls_2.gamma")}
-HOLDERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)  # they hold layers, and are none
+HOLDERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)  # containers of layers
 
 
 @dataclass(frozen=True)
-class Part:
-    """A role and its cut, by the module's own names; `front` tells several attentions of a layer apart.
+class LayerPart:
+    """A role and its parameter slice, by the module's own names; `front` distinguishes several attentions of
+    a layer.
 
     Blocks of single heads exist only if `certain`.
     """
 
     role: str
-    cut: Cut
-    heads: Heads | None = None
+    cut: ParameterSlice
+    heads: HeadCounts | None = None
     front: str = ""
     certain: bool = True
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A layer: where it is, and its parts."""
+class DetectedLayer:
+    """A layer found in a module: its path, and its parts."""
 
     path: str
-    parts: tuple[Part, ...]
-    by_names: bool = False  # its attention is made of linear layers, which are known by their names
+    parts: tuple[LayerPart, ...]
+    by_names: bool = False  # its attention consists of linear layers that are recognized by name
 
     def blocks(self, number: int, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[Block, bool]]:
-        """Blocks `L{number}.ROLE`, and with True those of single heads, `L{number}.h{j}.ROLE`."""
+        """Iterate over (block, is_head): blocks `L{number}.ROLE`, and blocks of heads,
+        `L{number}.h{j}.ROLE`.
+        """
         for part in self.parts:
             name, shape = part.cut.parameter, shapes.get(part.cut.parameter)
             if shape is None:
@@ -96,22 +100,26 @@ class Layer:
                     yield cut_block(key, part.role, part.cut, name, shape, heads, head=j), True
 
 
-def find_layers(module: nn.Module) -> list[Layer]:
-    """All layers of a module, in its order."""
+def find_layers(module: nn.Module) -> list[DetectedLayer]:
+    """Return all layers of a module, in its order."""
     modules = dict(module.named_modules())
-    found: dict[str, OwnAttention | None] = {
+    attention_by_path: dict[str, OwnAttention | None] = {
         path: None
         for path, part in modules.items()
         if isinstance(part, nn.MultiheadAttention) or layout_of(part) is not None
     }
-    found |= _own(module, modules, found)
+    attention_by_path |= _own(module, modules, attention_by_path)
     attentions: dict[str, list[str]] = {}  # by layer
-    for path in (path for path in modules if path in found):
+    for path in (path for path in modules if path in attention_by_path):
         parent = path.rpartition(".")[0]
         alone = not path or isinstance(modules[parent], HOLDERS)
         attentions.setdefault(path if alone else parent, []).append(path)
     return [
-        Layer(at, tuple(_parts(at, modules, paths, found)), any(found[path] for path in paths))
+        DetectedLayer(
+            at,
+            tuple(_parts(at, modules, paths, attention_by_path)),
+            any(attention_by_path[path] for path in paths),
+        )
         for at, paths in attentions.items()
     ]
 
@@ -119,12 +127,12 @@ def find_layers(module: nn.Module) -> list[Layer]:
 def _own(
     module: nn.Module, modules: Mapping[str, nn.Module], known: Collection[str]
 ) -> dict[str, OwnAttention]:
-    """Attentions made of linear layers, by path, that have one reading and a place in the order of layers."""
+    """Return the attentions made of linear layers, by path, that are unambiguous and in a list of layers."""
     every = module.named_parameters(remove_duplicate=False)
     owners: dict[int, set[str]] = {}
     for name, p in every:
         owners.setdefault(id(p), set()).add(name)
-    found: dict[str, OwnAttention] = {}
+    candidates: dict[str, OwnAttention] = {}
     for path, part in modules.items():
         name = path.rpartition(".")[2]
         inside = any(path.startswith(f"{other}.") or not other for other in known)
@@ -133,12 +141,12 @@ def _own(
             continue
         if name not in CROSS and not name.startswith("self") and reads_another(part):
             continue
-        own = own_attention(part)
-        if own is not None:
-            found[path] = own
-    if len(found) == 1 and not known:
-        return found
-    return {path: own for path, own in found.items() if _is_listed(path, modules)}
+        attention = own_attention(part)
+        if attention is not None:
+            candidates[path] = attention
+    if len(candidates) == 1 and not known:
+        return candidates
+    return {path: attention for path, attention in candidates.items() if _is_listed(path, modules)}
 
 
 def _is_listed(path: str, modules: Mapping[str, nn.Module]) -> bool:
@@ -153,7 +161,7 @@ def _parts(
     modules: Mapping[str, nn.Module],
     attentions: list[str],
     own: Mapping[str, OwnAttention | None],
-) -> Iterator[Part]:
+) -> Iterator[LayerPart]:
     prefix, first, used = f"{at}." if at else "", True, set[str]()
     for path in attentions:
         name, linear = path.rpartition(".")[2], own[path]
@@ -162,25 +170,28 @@ def _parts(
         cuts = _attention(path, modules[path]) if linear is None else linear.cuts(path)
         for role, cut, heads in cuts:
             used.add(cut.parameter.rpartition(".")[0])
-            yield Part(role, cut, heads, front, linear is None or linear.certain)
+            yield LayerPart(role, cut, heads, front, linear is None or linear.certain)
     if at in attentions and own[at] is None:
         return  # an attention on its own
     for role, cut in _beside(prefix, modules, used):
-        yield Part(role, cut)
+        yield LayerPart(role, cut)
 
 
-def _attention(path: str, part: Any) -> Iterator[tuple[str, Cut, Heads]]:
-    """Roles of an attention, heads of one size."""
+def _attention(path: str, part: Any) -> Iterator[tuple[str, ParameterSlice, HeadCounts]]:
+    """Iterate over the roles of an attention whose heads have one size."""
     at = f"{path}." if path else ""
     if isinstance(part, nn.MultiheadAttention):
-        heads, out = Heads(part.num_heads, part.num_heads, part.head_dim), "out_proj"
+        heads, out = HeadCounts(part.num_heads, part.num_heads, part.head_dim), "out_proj"
         whole = part.in_proj_weight is not None
         for i, x in enumerate("QKV"):
-            own = linear(f"{at}{x.lower()}_proj_weight")
-            yield f"W_{x}", packed(f"{at}in_proj_weight", i) if whole else own, heads
+            projection = linear(f"{at}{x.lower()}_proj_weight")
+            yield f"W_{x}", packed(f"{at}in_proj_weight", i) if whole else projection, heads
             yield f"b_{x}", packed_vector(f"{at}in_proj_bias", i), heads
     else:
-        heads, out = Heads(part.num_heads, part.num_heads, part.proj.in_features // part.num_heads), "proj"
+        heads, out = (
+            HeadCounts(part.num_heads, part.num_heads, part.proj.in_features // part.num_heads),
+            "proj",
+        )
         stacked = layout_of(part) == "stacked"
         for i, x in enumerate("QKV"):
             weight, bias = f"{at}qkv.weight", f"{at}qkv.bias"
@@ -192,10 +203,11 @@ def _attention(path: str, part: Any) -> Iterator[tuple[str, Cut, Heads]]:
 
 def _feed_forward(
     prefix: str, modules: Mapping[str, nn.Module], attention: Collection[str]
-) -> Iterator[tuple[str, Cut]]:
-    """W_1 and W_2, or W_g, W_u and W_2 with a gate, if exactly one pair of linear layers has such names.
+) -> Iterator[tuple[str, ParameterSlice]]:
+    """Iterate over W_1 and W_2, or W_g, W_u and W_2 if gated, if exactly one pair of linear layers has such
+    names.
 
-    They are used in this order, and no other linear layer stands beside them except those of the `attention`.
+    The layers must be used in this order, next to no other linear layer except those of the `attention`.
     """
     pairs = []
     for first, second in FEED_FORWARD:
@@ -236,13 +248,13 @@ def _in_order(holder: nn.Module, front: str, first: str, second: str) -> bool:
         return lambda *_: calls.append(name)
 
     try:
-        own: Any = without_hooks(holder)
-        layers: list[Any] = [own.get_submodule(name.removeprefix(front)) for name in (first, second)]
+        copied: Any = without_hooks(holder)
+        layers: list[Any] = [copied.get_submodule(name.removeprefix(front)) for name in (first, second)]
         for name, layer in zip((first, second), layers, strict=True):
             layer.register_forward_pre_hook(note(name))
-        for layer in layers:  # the one that is used first has the width of the inputs
+        for layer in layers:  # the first layer has the width of the inputs
             if not calls:
-                _run(own, torch.randn((1, 1, layer.in_features), generator=generator(0)).to(layer.weight))
+                _run(copied, torch.randn((1, 1, layer.in_features), generator=generator(0)).to(layer.weight))
     except Exception as error:  # a module may refuse to be copied
         LOG.debug("%s cannot be copied: %s", front or "the module", error)
     return not calls or calls[0] == first
@@ -250,7 +262,7 @@ def _in_order(holder: nn.Module, front: str, first: str, second: str) -> bool:
 
 @torch.no_grad()
 def _run(module: Any, x: torch.Tensor) -> None:
-    """Run a module as far as it goes: the user's code may raise anything."""
+    """Run a module, and ignore its errors: the user's code may raise anything."""
     try:
         module(x)
     except Exception as error:
@@ -259,17 +271,17 @@ def _run(module: Any, x: torch.Tensor) -> None:
 
 def _beside(
     prefix: str, modules: Mapping[str, nn.Module], attention: Collection[str]
-) -> Iterator[tuple[str, Cut]]:
-    """Norms, feed-forward matrices and scales of a layer, by their names."""
+) -> Iterator[tuple[str, ParameterSlice]]:
+    """Iterate over norms, feed-forward matrices and scales of a layer, by their names."""
     layer = modules[prefix.removesuffix(".")]
     if isinstance(layer, nn.TransformerDecoderLayer):
         names = {"ln1": ("norm1",), "ln_cross": ("norm2",), "ln2": ("norm3",)}
     else:
         names = NORMS
     for role, known in names.items():
-        found = next((prefix + name for name in known if prefix + name in modules), None)
-        if found is not None:
-            yield from norm(role, found).items()
+        path = next((prefix + name for name in known if prefix + name in modules), None)
+        if path is not None:
+            yield from norm(role, path).items()
     yield from _feed_forward(prefix, modules, attention)
     for role, known in SCALES.items():
         for name in known:
@@ -279,8 +291,8 @@ def _beside(
 TIMM = {
     "E": patches("patch_embed.proj.weight"),
     "b_E": vector("patch_embed.proj.bias"),
-    "E_class": Cut("cls_token", "1 1 o"),
-    "P": Cut("pos_embed", "1 i o"),
+    "E_class": ParameterSlice("cls_token", "1 1 o"),
+    "P": ParameterSlice("pos_embed", "1 i o"),
     **norm("ln_e", "norm_pre"),
     **norm("ln_f", "norm"),
     "U": linear("head.weight"),
@@ -298,8 +310,8 @@ OPEN_CLIP = {
 """The image half of a model of open_clip."""
 
 
-def find_stem(module: nn.Module) -> Iterator[tuple[str, Cut]]:
-    """Roles outside of the layers, each with its cut; those whose parameters are there count."""
+def find_stem(module: nn.Module) -> Iterator[tuple[str, ParameterSlice]]:
+    """Iterate over the roles outside of the layers; entries without a parameter are ignored later."""
     names = {name for name, _ in module.named_parameters()}
     kinds = nn.TransformerEncoder, nn.TransformerDecoder
     stacks = [(path, m) for path, m in module.named_modules() if isinstance(m, kinds)]
@@ -312,7 +324,7 @@ def find_stem(module: nn.Module) -> Iterator[tuple[str, Cut]]:
     for prefix in ("", "visual."):
         if {f"{prefix}conv1.weight", f"{prefix}class_embedding"} <= names:
             for role, cut in OPEN_CLIP.items():
-                yield role, Cut(prefix + cut.parameter, cut.axes)
+                yield role, ParameterSlice(prefix + cut.parameter, cut.axes)
 
 
 FINAL_NORMS = (
@@ -328,11 +340,11 @@ FINAL_NORMS = (
 )
 
 
-def own_stem(module: nn.Module, layers: Sequence[Layer]) -> Iterator[tuple[str, Cut]]:
-    """E, P, U and ln_f of a model whose layers are known by the names of their linear layers.
+def own_stem(module: nn.Module, layers: Sequence[DetectedLayer]) -> Iterator[tuple[str, ParameterSlice]]:
+    """Iterate over E, P, U and ln_f of a model whose layers were recognized by the names of linear layers.
 
-    E is the only table of embeddings outside the layers that is not one of positions, U the only linear layer
-    there with an output for each row of E. A role with two candidates is not given.
+    E is the only embedding outside the layers that is not one of positions. U is the only linear layer there
+    with one output per row of E. A role with two candidates is not assigned.
     """
     if not all(layer.by_names and layer.path for layer in layers):
         return

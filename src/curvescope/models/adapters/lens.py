@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from curvescope.models.adapters.build import Heads, build_blocks
-from curvescope.models.adapters.table import Cut, Family, Place, matrix, vector
+from curvescope.models.adapters.build import HeadCounts, build_blocks
+from curvescope.models.adapters.table import ActivationPlace, Family, ParameterSlice, matrix, vector
 from curvescope.models.hf.module import places_of
 from curvescope.models.model import Model
 from curvescope.models.plain import check_parameters
@@ -21,17 +21,17 @@ _POSITIONS = {"standard": "learned", "rotary": "rope"}
 
 
 def is_hooked(module: Any) -> bool:
-    """Whether a module is a HookedTransformer, without importing transformer_lens."""
+    """Return True if a module is a HookedTransformer, without importing transformer_lens."""
     return any(c.__name__ == "HookedTransformer" for c in type(module).__mro__)
 
 
 def adapt_hooked(module: Any, *, name: str | None = None) -> Model:
-    """The model of a HookedTransformer; its attention is plain already."""
+    """Return the model of a HookedTransformer; its attention is differentiable already."""
     check_parameters(module)
     cfg = module.cfg
     family = _family(cfg)
     kv = cfg.n_key_value_heads or cfg.n_heads
-    blocks, singles = build_blocks(module, family, cfg.n_layers, Heads(cfg.n_heads, kv, cfg.d_head))
+    blocks, singles = build_blocks(module, family, cfg.n_layers, HeadCounts(cfg.n_heads, kv, cfg.d_head))
     folded = str(cfg.normalization_type).endswith("Pre")
     facts = {
         "kind": "hooked_transformer",
@@ -52,7 +52,7 @@ def adapt_hooked(module: Any, *, name: str | None = None) -> Model:
         "positions": _POSITIONS.get(cfg.positional_embedding_type, cfg.positional_embedding_type),
         "tied": False,
     }
-    notes = ("norms are folded into the matrices behind them: they have no parameters",) if folded else ()
+    notes = ("norms are folded into the matrices after them and have no parameters",) if folded else ()
     if cfg.num_experts:
         notes += (f"a mixture of {cfg.num_experts} experts: curvature is that of the routing here",)
     label = name or cfg.model_name or type(module).__name__
@@ -61,9 +61,11 @@ def adapt_hooked(module: Any, *, name: str | None = None) -> Model:
 
 
 def move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """A copy in another type or place; the configuration, which the forward pass reads, follows."""
+    """Return a copy on another device or in another dtype, with the configuration changed, too."""
     module = copy.deepcopy(module)
-    nn.Module.to(module, device=device, dtype=dtype)  # HookedTransformer.to takes one of them and prints
+    nn.Module.to(
+        module, device=device, dtype=dtype
+    )  # HookedTransformer.to takes only one of the two, and prints
     cfg: Any = module.cfg
     cfg.dtype, cfg.device = dtype, str(device)
     return module
@@ -74,12 +76,12 @@ def _tokenizer(module: Any) -> Any:
 
 
 _PLACES = {
-    "attn.in": Place("ln1", "output"),
-    "attn.pattern": Place("attn.hook_pattern", "output"),
-    "attn.heads": Place("attn.hook_z", "output"),
-    "attn.out": Place("hook_attn_out", "output"),
-    "ff.in": Place("ln2", "output"),
-    "ff.out": Place("hook_mlp_out", "output"),
+    "attn.in": ActivationPlace("ln1", "output"),
+    "attn.pattern": ActivationPlace("attn.hook_pattern", "output"),
+    "attn.heads": ActivationPlace("attn.hook_z", "output"),
+    "attn.out": ActivationPlace("hook_attn_out", "output"),
+    "ff.in": ActivationPlace("ln2", "output"),
+    "ff.out": ActivationPlace("hook_mlp_out", "output"),
 }
 
 HOOKED = Family(
@@ -91,13 +93,13 @@ HOOKED = Family(
         "ln_e.b": vector("embed.ln.b"),
     },
     roles={
-        "W_Q": Cut("attn.W_Q", "h i k"),
-        "b_Q": Cut("attn.b_Q", "h k"),
-        "W_K": Cut("attn.W_K", "h i k"),
-        "b_K": Cut("attn.b_K", "h k"),
-        "W_V": Cut("attn.W_V", "h i k"),
-        "b_V": Cut("attn.b_V", "h k"),
-        "W_O": Cut("attn.W_O", "h k o"),
+        "W_Q": ParameterSlice("attn.W_Q", "h i k"),
+        "b_Q": ParameterSlice("attn.b_Q", "h k"),
+        "W_K": ParameterSlice("attn.W_K", "h i k"),
+        "b_K": ParameterSlice("attn.b_K", "h k"),
+        "W_V": ParameterSlice("attn.W_V", "h i k"),
+        "b_V": ParameterSlice("attn.b_V", "h k"),
+        "W_O": ParameterSlice("attn.W_O", "h k o"),
         "b_O": vector("attn.b_O"),
         "W_1": matrix("mlp.W_in"),
         "b_1": vector("mlp.b_in"),
@@ -121,16 +123,16 @@ HOOKED = Family(
 """TransformerLens's HookedTransformer: heads are an axis of their own, weights are inputs × outputs."""
 
 _GROUPED = {
-    "W_K": Cut("attn._W_K", "h i k"),
-    "b_K": Cut("attn._b_K", "h k"),
-    "W_V": Cut("attn._W_V", "h i k"),
-    "b_V": Cut("attn._b_V", "h k"),
+    "W_K": ParameterSlice("attn._W_K", "h i k"),
+    "b_K": ParameterSlice("attn._b_K", "h k"),
+    "W_V": ParameterSlice("attn._W_V", "h i k"),
+    "b_V": ParameterSlice("attn._b_V", "h k"),
 }
 _GATED = {"W_g": matrix("mlp.W_gate"), "W_u": matrix("mlp.W_in"), "b_u": vector("mlp.b_in")}
 
 
 def _family(cfg: Any) -> Family:
-    """The table for a configuration: grouped keys and values, and gated feed-forward, have other names."""
+    """Return the table for a configuration; grouped keys and values, and gated layers, have other names."""
     roles = dict(HOOKED.roles)
     if cfg.n_key_value_heads is not None:
         roles.update(_GROUPED)

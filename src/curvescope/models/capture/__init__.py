@@ -1,5 +1,5 @@
-"""What flows through a model: read at places and named points, or moved there, while it runs."""
+"""Read or change the tensors inside a model at named points while it runs."""
 
-from curvescope.models.capture.points import capture
+from curvescope.models.capture.activation_points import capture
 
 __all__ = ["capture"]

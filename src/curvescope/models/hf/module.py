@@ -1,10 +1,8 @@
-"""A transformers module as a model: roles by its family's table, attention that has second derivatives.
+"""Hugging Face modules as models: roles by the family's table, attention with second derivatives.
 
-Experts of a transformers module: run in a form that has second derivatives, and what its routers choose.
-
-Which experts a token goes to is a choice, constant almost everywhere; their weights are smooth functions of
-the token and of the router. Curvature is that of a fixed choice, with weights that are differentiated or held
-constant too (`routing="frozen"`): then no derivative goes through a router, and its own curvature is zero.
+In a mixture of experts, the choice of experts is constant almost everywhere; their weights are smooth
+functions of the token and of the router. Curvature is that of a fixed choice. The weights are differentiated,
+or held constant, too (`routing="frozen"`): then the curvature of the routers is zero.
 """
 
 from __future__ import annotations
@@ -21,31 +19,31 @@ from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.models.adapters import FAMILIES, family_of
-from curvescope.models.adapters.build import Heads, body_prefix, build_blocks, layers_of, plain_name
-from curvescope.models.adapters.table import Family, Place
+from curvescope.models.adapters.build import HeadCounts, body_prefix, build_blocks, layers_of, plain_name
+from curvescope.models.adapters.table import ActivationPlace, Family
+from curvescope.models.curvature_sources import repeated_layers
 from curvescope.models.model import Model
 from curvescope.models.plain import check_parameters
-from curvescope.models.running.exchange import Change, evaluating, exchanged
-from curvescope.models.running.trial import rounding
+from curvescope.models.running.equivalence_check import rounding
+from curvescope.models.running.patching import Change, evaluating, patched
 from curvescope.models.running.weights.widening import WIDE, Widening, is_half
-from curvescope.models.sources import repeated_layers
 
 LOG = logging.getLogger("curvescope")
 CACHE = "use_cache"
-ATTENTION = "_attn_implementation_internal"  # where a configuration keeps the name of its attention
+ATTENTION = "_attn_implementation_internal"  # attribute of a configuration with the name of its attention
 
 
 def is_transformers(module: Any) -> bool:
-    """Whether a module brings a transformers configuration."""
+    """Return True if a module brings a transformers configuration."""
     config = getattr(module, "config", None)
     return isinstance(module, nn.Module) and hasattr(config, "model_type") and hasattr(config, "to_dict")
 
 
 def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None, own: bool = False) -> Model:
-    """The model of a transformers module, chosen by `config.model_type`.
+    """Return the model of a transformers module, by `config.model_type`.
 
-    The module is not copied, and not changed unless it is our `own`: where its attention has no second
-    derivative, another takes its place while the module is called, or for good.
+    The module is not copied. Attention without a second derivative is replaced while the module is called, or
+    permanently if the module is our `own`.
     """
     check_parameters(module)
     model_type = module.config.model_type
@@ -58,7 +56,7 @@ def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None, own: b
     facts = facts_of(module, family)
     heads = None
     if family.roles:
-        heads = Heads(facts["n_heads"], facts["n_kv_heads"], facts["d_head"])
+        heads = HeadCounts(facts["n_heads"], facts["n_kv_heads"], facts["d_head"])
     blocks, singles = build_blocks(module, family, facts.get("n_layers") or 0, heads)
     notes += notes_of(module, family, known=model_type in FAMILIES)
     return Model(
@@ -74,7 +72,7 @@ def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None, own: b
         casts=bool(family.float32),
         settings=settings,
         attention=differentiable_twice,
-        standins=family.standins,
+        replacements=family.replacements,
     )
 
 
@@ -82,7 +80,7 @@ def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None, own: b
 
 
 def facts_of(module: Any, family: Family) -> dict[str, Any]:
-    """Sizes and kinds, from the configuration and the family's table; what does not apply is left out."""
+    """Return sizes and kinds from the configuration and the family's table, as far as they apply."""
     config = module.config
     d, h = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
     facts: dict[str, Any] = {
@@ -117,7 +115,9 @@ def facts_of(module: Any, family: Family) -> dict[str, Any]:
 
 
 def task_of(module: nn.Module) -> str:
-    """What the head is for, by the name of the class; `features` without a head, else `another task`."""
+    """Return the task of the head by the name of the class; `features` without a head, else `another
+    task`.
+    """
     name = type(inside(module)).__name__
     if name.endswith("ForConditionalGeneration") and is_paired(module):
         return "seq2seq-lm"
@@ -135,28 +135,28 @@ def task_of(module: nn.Module) -> str:
 
 
 def is_paired(module: Any) -> bool:
-    """Whether a module is an encoder with a decoder, and not one of them alone."""
+    """Return True if a module is an encoder with a decoder, and not one of them alone."""
     named = "decoder_input_ids" in inspect.signature(inside(module).forward).parameters
     return named and bool(getattr(module.config, "is_encoder_decoder", False))
 
 
 def inside(module: Any) -> Any:
-    """The module that PEFT wraps, or the module itself."""
-    return module.get_base_model() if hasattr(module, "peft_config") else module
+    """Return the module that PEFT wraps, or the module itself."""
+    return module.get_base_model() if hasattr(module, "get_base_model") else module
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:
-    """Second names of parameters that have two, with their first."""
+    """Map the second name of each tied parameter to its first name."""
     first: dict[int, str] = {}
-    found = {}
+    first_names = {}
     for name, p in module.named_parameters(remove_duplicate=False):
         if first.setdefault(id(p), name) != name:
-            found[name] = first[id(p)]
-    return found
+            first_names[name] = first[id(p)]
+    return first_names
 
 
 def notes_of(module: Any, family: Family, *, known: bool) -> list[str]:
-    """What a reader should know of a family and of this module."""
+    """Return the notes on a family and on this module."""
     config, notes = module.config, list(family.notes)
     if not known:
         notes.append(
@@ -167,47 +167,46 @@ def notes_of(module: Any, family: Family, *, known: bool) -> list[str]:
         notes.append(f"tied: {second} is {first}, one block for both")
     if family.float32:
         notes.append(
-            f"float32 inside, whatever the dtype ({', '.join(family.float32)}): with dtype float64 these "
-            "casts are left out, so that derivatives are exact, and outputs differ from the module's own "
-            "by what float32 rounds"
+            f"the model always computes in float32: {', '.join(family.float32)}; with dtype float64 these "
+            f"casts are skipped, so outputs differ from the module's own by rounding"
         )
     facts = family.facts(config)
     if (first := facts.get("n_encoder_layers", 0)) and is_paired(module):
-        notes.append(f"L{first} is the first layer of the decoder, what is before it is the encoder")
+        notes.append(f"L{first} is the first layer of the decoder; the layers before it are the encoder")
     if drops(module):
         notes.append("dropout is switched off: curvature is that of the module in eval mode")
     if num_experts(config):
         notes.append(routing_note(config))
     if task_of(module) == "features":
         notes.append(
-            "no head: the outputs are the last hidden states (B, T, d), and studies take the squared error "
-            "between those on corrupted and on whole inputs (cs.denoising_data)"
+            "no head: the outputs are the last hidden states (B, T, d); studies use the squared error "
+            "between those on corrupted and on original inputs (cs.denoising_data)"
         )
     return notes
 
 
 def drops(module: Any) -> bool:
-    """Whether anything would be dropped in train mode."""
+    """Return True if the module uses dropout in train mode."""
     rates = [m.p for m in module.modules() if isinstance(m, nn.Dropout)]
     rates += [getattr(module.config, "attention_dropout", 0.0) or 0.0]
     return any(rate > 0 for rate in rates)
 
 
-def places_of(module: nn.Module, family: Family, num_layers: int) -> dict[str, Place]:
-    """`L0.attn.in` and so on to the whole names of the modules there."""
+def places_of(module: nn.Module, family: Family, num_layers: int) -> dict[str, ActivationPlace]:
+    """Map `L0.attn.in` and so on to the full names of the modules."""
     stored = {plain_name(name): name for name, _ in module.named_modules() if name}
     prefix = body_prefix(family, stored)
-    found = {}
+    places = {}
     for i, (layer, _) in enumerate(layers_of(family, num_layers, stored)):
         for place, at in family.places.items():
             key = prefix + layer + at.module
             if key in stored:
-                found[f"L{i}.{place}"] = Place(stored[key], at.kind)
-    return found
+                places[f"L{i}.{place}"] = ActivationPlace(stored[key], at.kind)
+    return places
 
 
 def _options(module: nn.Module) -> dict[str, Any]:
-    """Keywords of every call: no cache of keys and values, a named output."""
+    """Return the keywords of every call: no cache of keys and values, and a named output."""
     accepted = inspect.signature(inside(module).forward).parameters
     options: dict[str, Any] = {"return_dict": True}
     return options | ({"use_cache": False} if "use_cache" in accepted else {})
@@ -217,16 +216,16 @@ def _options(module: nn.Module) -> dict[str, Any]:
 
 
 def attention_is(module: nn.Module, name: str) -> list[Change]:
-    """Another attention in every configuration of a transformers module."""
+    """Return changes that set another attention in every configuration of a module."""
     parts: dict[int, Any] = {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}
     configs = [vars(config) for config in parts.values() if hasattr(config, ATTENTION)]
     return [Change(config, ATTENTION, name) for config in configs if config[ATTENTION] != name]
 
 
 def differentiable_twice(module: nn.Module) -> list[Change]:
-    """Attention with second derivatives, and no cache: whoever calls the module, in a loss of its own too.
+    """Return changes for attention with second derivatives and no cache, also inside a loss function.
 
-    A cache grows with every call of a layer, and a layer may be computed again.
+    A cache would grow with every call of a layer, and layers may be recomputed.
     """
     configs = {id(m.config): vars(m.config) for m in module.modules() if hasattr(m, "config")}
     caching = [config for config in configs.values() if config.get(CACHE)]
@@ -234,31 +233,31 @@ def differentiable_twice(module: nn.Module) -> list[Change]:
 
 
 def check_settings(module: Any, family: Family) -> list[str]:
-    """Raise unless the outputs on a small input are the same with the settings; what there is to say."""
+    """Raise unless the settings keep the outputs on a small input the same; return notes on the settings."""
     own, experts, attending = family.settings(module), plain_experts(module), attention_is(module, "eager")
     changes = attending + own + experts
     if not changes:
         return []
-    done = [f"{change.name} is {change.value}" for change in own]
+    differences = [f"{change.name} is {change.value}" for change in own]
     if attending:
-        done.append(f"attention is eager, not {getattr(module.config, ATTENTION, 'eager')}")
+        differences.append(f"attention is eager, not {getattr(module.config, ATTENTION, 'eager')}")
     if experts:
-        done.append(f"experts are eager, not {getattr(module.config, IMPLEMENTATION)}")
-    note = "while curvature is computed, " + " and ".join(done)
+        differences.append(f"experts are eager, not {getattr(module.config, IMPLEMENTATION)}")
+    note = "while curvature is computed, " + " and ".join(differences)
     wide = Widening(tuple(repeated_layers(module))).changes(module) if is_half(module) else []
     before = (
         None if own else _as_it_is(module, wide, experts)
-    )  # with other settings it may write into weights
+    )  # with its own settings the module may write into weights
     if before is None:
         note += "; the outputs were not compared"
     else:
-        _check_same(before, small_outputs(module, wide + changes), done)
+        _check_same(before, small_outputs(module, wide + changes), differences)
     LOG.info("%s: %s", type(module).__name__, note)
     return [note]
 
 
 def _as_it_is(module: Any, wide: list[Change], experts: list[Change]) -> Tensor | None:
-    """Outputs of the module as its user has it; None where grouped experts do not take its precision."""
+    """Return the outputs of the unmodified module; None if grouped experts do not support its dtype."""
     try:
         return small_outputs(module, wide)
     except RuntimeError:
@@ -267,30 +266,30 @@ def _as_it_is(module: Any, wide: list[Change], experts: list[Change]) -> Tensor 
         return None
 
 
-def _check_same(before: Tensor, after: Tensor | None, done: list[str]) -> None:
+def _check_same(before: Tensor, after: Tensor | None, differences: list[str]) -> None:
     """Raise unless outputs agree."""
     assert after is not None
     error = float((before - after).abs().max()) / max(float(before.abs().max()), 1.0)
     if not error <= rounding(before):
         raise CurvescopeError(
-            f"expected the same outputs where {' and '.join(done)}, they differ by {error:.1e}",
-            hint="the module is not what its plain form computes; its curvature cannot be had this way",
+            f"expected the same outputs if {' and '.join(differences)}, they differ by {error:.1e}",
+            hint="the eager form of the module computes something else, so its curvature cannot be computed",
         )
 
 
 def small_outputs(module: Any, changes: list[Change]) -> Tensor | None:
-    """Outputs on one small input made from the configuration; None where it cannot be made."""
+    """Return the outputs on a small input made from the configuration; None if none can be made."""
     inputs = small_inputs(module)
     if inputs is None:
         return None
-    with torch.no_grad(), evaluating(module), exchanged(changes):
-        found = module(**inputs, **_options(module))
-    found = getattr(found, "logits", getattr(found, "last_hidden_state", None))
-    return found if isinstance(found, Tensor) else None
+    with torch.no_grad(), evaluating(module), patched(changes):
+        outputs = module(**inputs, **_options(module))
+    outputs = getattr(outputs, "logits", getattr(outputs, "last_hidden_state", None))
+    return outputs if isinstance(outputs, Tensor) else None
 
 
 def small_inputs(module: Any) -> Mapping[str, Tensor] | None:
-    """Five tokens, for a decoder too, or one image of a smooth pattern."""
+    """Return five tokens (and five for a decoder), or one image of a smooth pattern."""
     config, p = module.config, next(module.parameters())
     kind = getattr(module, "main_input_name", "input_ids")
     if kind == "input_ids" and getattr(config, "vocab_size", None):
@@ -306,22 +305,22 @@ def small_inputs(module: Any) -> Mapping[str, Tensor] | None:
 
 
 Routing = Literal["differentiable", "frozen"]
-IMPLEMENTATION = "_experts_implementation_internal"  # where a configuration keeps how experts are run
+IMPLEMENTATION = "_experts_implementation_internal"  # attribute with the implementation of the experts
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 MIXTURE = "a mixture of"
 WORDS = {
     "differentiable": "their weights are differentiated; routing='frozen' holds them constant too",
-    "frozen": "their weights are held constant too (routing='frozen'), so that routers have no curvature",
+    "frozen": "their weights are held constant, too (routing='frozen'), so that routers have no curvature",
 }
 
 
 def num_experts(config: Any) -> int:
-    """How many experts a layer has, by its configuration; 0 for a model without."""
+    """Number of experts in a layer, from the configuration; 0 without experts."""
     return next((n for n in (getattr(config, name, 0) for name in COUNTS) if isinstance(n, int) and n), 0)
 
 
 def plain_experts(module: Any) -> list[Change]:
-    """Experts one after the other: grouped products do not take float64."""
+    """Return changes that run experts one after the other: grouped products do not support float64."""
     if not num_experts(module.config):
         return []
     parts: dict[int, Any] = {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}
@@ -333,7 +332,7 @@ def plain_experts(module: Any) -> list[Change]:
 
 @dataclass(frozen=True)
 class Settings:
-    """Changes of a transformers module that hold whenever it is called: its family's `own`, and experts'."""
+    """Changes of a module during every call: its family's `own`, and those of its experts."""
 
     own: Callable[[Any], list[Change]]
     routing: Routing = "differentiable"
@@ -344,42 +343,42 @@ class Settings:
 
 
 def routers(module: nn.Module) -> list[nn.Module]:
-    """The submodules that choose experts, where they are modules of their own."""
+    """Return the submodules that choose experts."""
     return [part for part in module.modules() if type(part).__name__.endswith("Router")]
 
 
 def held_routers(module: nn.Module) -> list[Change]:
-    """Routers whose outputs are constants."""
+    """Return changes that make the routers' outputs constant."""
     return [Change(vars(part), "forward", partial(_constant, part.forward)) for part in routers(module)]
 
 
 def _constant(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
     with torch.no_grad():
-        found = forward(*args, **options)
-    return tuple(x.detach() if isinstance(x, Tensor) else x for x in found)
+        outputs = forward(*args, **options)
+    return tuple(x.detach() if isinstance(x, Tensor) else x for x in outputs)
 
 
 def routing_note(config: Any, routing: Routing = "differentiable") -> str:
-    """What a reader should know of the curvature of a mixture."""
+    """Note on the curvature of a mixture of experts."""
     return (
-        f"{MIXTURE} {num_experts(config)} experts: which of them a token goes to is constant, as it is at "
-        f"these parameters; {WORDS[routing]}"
+        f"{MIXTURE} {num_experts(config)} experts: the choice of experts is held as it is at these "
+        f"parameters; {WORDS[routing]}"
     )
 
 
 def with_routing(model: Model, routing: str) -> Model:
-    """The model with the weights of its experts differentiated or held constant."""
+    """Return the model with the weights of its experts differentiated or held constant."""
     if routing not in get_args(Routing):
         raise UsageError(f"expected routing 'differentiable' or 'frozen', got {routing!r}")
     if not isinstance(model.settings, Settings) or not routers(model.module):
         raise UsageError(
-            f"expected a mixture of experts with routers that are known, {model.name!r} is none",
-            hint="Mixtral, Qwen2-MoE and Qwen3-MoE of transformers are",
+            f"expected a mixture of experts with known routers, but {model.name!r} is not one",
+            hint="Mixtral, Qwen2-MoE and Qwen3-MoE of transformers are supported",
         )
     chosen: Routing = "frozen" if routing == "frozen" else "differentiable"
     config: Any = model.module.config
-    said = [routing_note(config, one) for one in get_args(Routing)]
-    notes = (*(note for note in model.notes if note not in said), routing_note(config, chosen))
+    known_notes = [routing_note(config, choice) for choice in get_args(Routing)]
+    notes = (*(note for note in model.notes if note not in known_notes), routing_note(config, chosen))
     return replace(
         model,
         settings=replace(model.settings, routing=chosen),

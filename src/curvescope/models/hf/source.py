@@ -1,4 +1,4 @@
-"""Loading from the hub, its cache, or a folder that transformers wrote. No code of a model is ever run."""
+"""Loading from the hub, its cache, or a folder of transformers. Code that comes with a model is never run."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _HEADS = {
 
 
 def is_hub_id(source: str) -> bool:
-    """Whether a string could be the name of a model on the hub: `name` or `owner/name`."""
+    """Return True if a string could be the name of a model on the hub: `name` or `owner/name`."""
     return len(source) <= 96 and _HUB_ID.fullmatch(source) is not None and not source.endswith(".toml")
 
 
 def read_hub(source: str, *, revision: str | None, dtype: torch.dtype) -> Model:
-    """A model of the hub, from the cache where it is there; HF_HUB_OFFLINE is respected."""
+    """Load a model of the hub, from the cache if possible; HF_HUB_OFFLINE is respected."""
     transformers()
     where: dict[str, Any] = {} if revision is None else {"revision": revision}
     where |= {} if reachable() else {"local_files_only": True}
@@ -59,28 +59,30 @@ def read_hub(source: str, *, revision: str | None, dtype: torch.dtype) -> Model:
 
 
 def reachable() -> bool:
-    """Whether the hub's name can be looked up; asked first, because its retries take half a minute."""
+    """Return True if the hub accepts a connection. Without this check the client retries for a minute."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return False
-    if getproxies():
-        return True
+    if {"http", "https", "all"} & getproxies().keys():
+        return True  # a proxy resolves names itself
+    hub = urlparse(constants.ENDPOINT)
+    port = hub.port or (443 if hub.scheme == "https" else 80)
     try:
-        socket.getaddrinfo(urlparse(constants.ENDPOINT).hostname, None)
+        socket.create_connection((hub.hostname, port), 5).close()
     except OSError:
         return False
     return True
 
 
 def read_hf_folder(folder: Path, *, dtype: torch.dtype) -> Model:
-    """The model in a folder with config.json and weights."""
+    """Load the model in a folder with config.json and weights."""
     check_folder(folder)
     return _read(str(folder), {}, dtype=dtype, name=folder.name)
 
 
 def read_gguf(path: Path, *, dtype: torch.dtype) -> Model:
-    """The model in a GGUF file, its weights made real numbers again by transformers."""
+    """Load the model in a GGUF file; transformers dequantizes the weights."""
     transformers()
     if find_spec("gguf") is None:
         raise MissingExtra(f"reading {path.name} needs the package gguf", hint="pip install gguf accelerate")
@@ -90,14 +92,14 @@ def read_gguf(path: Path, *, dtype: torch.dtype) -> Model:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise unless the folder has a readable configuration and weights beside it."""
+    """Raise unless the folder has a readable configuration and weights."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CurvescopeError(f"expected a configuration in JSON, could not read {path}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise UsageError(f"expected a config.json with a model_type, {path} has none")
+        raise UsageError(f"expected a config.json with a model_type, but {path} has none")
     if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
         raise UsageError(
             f"expected model.safetensors or pytorch_model.bin in the folder {folder}, found neither"
@@ -105,7 +107,7 @@ def check_folder(folder: Path) -> None:
 
 
 def transformers() -> Any:
-    """The package, or one sentence that it is missing."""
+    """Import transformers, or raise MissingExtra."""
     try:
         import transformers as package
     except ImportError as error:
@@ -117,14 +119,14 @@ def transformers() -> Any:
 
 
 def _read(source: str, where: dict[str, Any], *, dtype: torch.dtype, name: str) -> Model:
-    """Configuration, weights and tokenizer; `where` are keywords that all three take."""
+    """Read configuration, weights and tokenizer; `where` are keywords for all three."""
     package = transformers()
     where = {**where, "trust_remote_code": False}
     with _quiet(package):
         try:
             config = package.AutoConfig.from_pretrained(source, **where)
             loader = _loader(package, config)
-            # transformers looks for an adapter on the hub too, unless this is said again
+            # without this, transformers also looks for an adapter on the hub
             local = {"local_files_only": True} if where.get("local_files_only") else {}
             module, report = loader.from_pretrained(
                 source,
@@ -135,8 +137,8 @@ def _read(source: str, where: dict[str, Any], *, dtype: torch.dtype, name: str) 
                 adapter_kwargs=local,
                 **where,
             )
-        except Exception as error:  # transformers raises its own, the hub's, safetensors' and json's
-            raise one_sentence(error, source, where.get("revision")) from error
+        except Exception as error:  # errors of transformers, the hub, safetensors and json
+            raise one_sentence(error, name) from error
         _check_report(report, source)
         wants = getattr(module, "main_input_name", "input_ids") == "input_ids"
         tokenizer, note = read_tokenizer(package, source, where) if wants else (None, None)
@@ -146,18 +148,18 @@ def _read(source: str, where: dict[str, Any], *, dtype: torch.dtype, name: str) 
 
 
 def _widened(config: Any, dtype: torch.dtype) -> str | None:
-    """What to say where weights are published in less than the type they are read in; in the log, once."""
+    """Return the log message for weights that were published in a smaller type than they are read in."""
     published = getattr(config, "dtype", None)
     if published not in HALVES or dtype in HALVES:
         return None
     kinds = [str(kind).removeprefix("torch.") for kind in (published, dtype)]
-    note = f"weights are published in {kinds[0]}, and widened to {kinds[1]}"
-    LOG.info("%s (dtype=%r keeps them so, and widens layer by layer)", note, kinds[0])
+    note = f"weights are published in {kinds[0]} and converted to {kinds[1]}"
+    LOG.info("%s (dtype=%r keeps them and converts layer by layer)", note, kinds[0])
     return note
 
 
 def _loader(package: Any, config: Any) -> Any:
-    """The auto class for the head that the weights were saved with."""
+    """Return the auto class for the head that the weights were saved with."""
     saved = (getattr(config, "architectures", None) or [""])[0]
     for ending, auto in _HEADS.items():
         if saved.endswith(ending):
@@ -169,7 +171,7 @@ def _loader(package: Any, config: Any) -> Any:
 
 
 def _check_report(report: Any, source: str) -> None:
-    """Raise where parameters were left at random, because the weights do not hold them."""
+    """Raise if parameters are missing in the weights, so that they would be random."""
     missing = sorted(report.get("missing_keys") or ())
     if missing:
         raise CurvescopeError(
@@ -177,12 +179,12 @@ def _check_report(report: Any, source: str) -> None:
             hint="build the module with transformers and pass it: cs.load(module)",
         )
     if report.get("unexpected_keys"):
-        LOG.info("%s: weights that the model has no place for were left out", source)
+        LOG.info("%s: weights that the model does not use were ignored", source)
 
 
 @contextmanager
 def _quiet(package: Any) -> Iterator[None]:
-    """No progress bars and warnings of transformers inside; as they were after."""
+    """Switch progress bars and warnings of transformers off inside."""
     logs = package.utils.logging
     level, bars = logs.get_verbosity(), logs.is_progress_bar_enabled()
     logs.set_verbosity_error()
@@ -201,73 +203,83 @@ _CAUSES: dict[str, tuple[str, str | None]] = {
         "accept its conditions on its page, then log in: hf auth login",
     ),
     "RevisionNotFoundError": (
-        "expected a revision of {source}, got {revision!r}, which it does not have",
+        "expected a revision of {name}, but {revision!r} does not exist",
         None,
     ),
     "RepositoryNotFoundError": (
-        "expected a model of the hub, got {source!r}, which is not there or is private",
+        "expected a model of the hub, but {source!r} does not exist or is private",
         "check the name; for a folder, give its path",
     ),
     "LocalEntryNotFoundError": (
-        "{source!r} is not in the cache, and the hub cannot be reached",
-        "give a folder, or load it once with a network",
-    ),
-    "OfflineModeIsEnabled": (
-        "{source!r} is not in the cache, and HF_HUB_OFFLINE is set",
+        "{source!r} is not in the cache, and {why}",
         "give a folder, or load it once with a network",
     ),
 }
+_BROKEN_OFF = (
+    "the download of {source} broke off",
+    "load it again: finished files and large parts are cached",
+)
 _WORDS: dict[str, tuple[str, str | None]] = {
-    "safetensors": ("expected whole weights in {source}, could not read them", "the file may be cut short"),
+    "safetensors": ("could not read the weights in {source}", "the file may be truncated"),
     "trust_remote_code": (
-        "{source} needs code of its own, which is never run",
+        "{source} comes with its own code, which is never run",
         "build the module yourself and pass it: cs.load(module)",
     ),
     "does not recognize this architecture": (
-        "{source} is of a type that this transformers does not know",
+        "the installed transformers does not support the architecture of {source}",
         "pip install --upgrade transformers",
     ),
     "couldn't connect": _CAUSES["LocalEntryNotFoundError"],
-    "Cannot send a request": _CAUSES["OfflineModeIsEnabled"],
+    "Cannot send a request": _CAUSES["LocalEntryNotFoundError"],
+    "peer closed connection": _BROKEN_OFF,
+    "Consistency check failed": _BROKEN_OFF,
     "does not appear to have a file named": (
-        "expected a model with config.json and weights, {source} lacks one of them",
+        "expected a model with config.json and weights, but {source} lacks one of them",
         None,
     ),
     "size mismatch": ("the weights in {source} do not fit the configuration beside them", None),
     "ignore_mismatched_sizes": ("the weights in {source} do not fit the configuration beside them", None),
     "Weights only load failed": (
-        "expected weights only, {source} holds a pickle with other Python objects, which are never run",
+        "expected weights only, but {source} has a pickle with other Python objects, which are never loaded",
         "convert it to safetensors",
     ),
 }
 
 
-def one_sentence(error: Exception, source: str, revision: str | None = None) -> CurvescopeError:
-    """The error that says what a person can do about `error`."""
+def one_sentence(error: Exception, source: str) -> CurvescopeError:
+    """Translate an error of transformers or of the hub's client into an error that says what to do.
+
+    Args:
+        error: What loading raised.
+        source: The model, as NAME or NAME@REVISION.
+    """
     if isinstance(error, CurvescopeError):
         return error
+    from huggingface_hub import constants
+
     chain = list(_chain(error))
     kinds = {c.__name__ for e in chain for c in type(e).__mro__}
-    for name, (message, hint) in _CAUSES.items():
-        if name in kinds:
-            return UsageError(message.format(source=source, revision=revision), hint=hint)
+    name, _, revision = source.partition("@")
+    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+    fields = {"source": source, "name": name, "revision": revision, "why": why}
+    for kind, (message, hint) in _CAUSES.items():
+        if kind in kinds:
+            return UsageError(message.format(**fields), hint=hint)
     for word, (message, hint) in _WORDS.items():
         if any(word.lower() in f"{type(e).__module__} {e}".lower() for e in chain):
-            return CurvescopeError(message.format(source=source, revision=revision), hint=hint)
+            return CurvescopeError(message.format(**fields), hint=hint)
     first = str(error).strip().split("\n", 1)[0][:200].rstrip(". ")
-    return CurvescopeError(
-        f"expected a model that transformers can load, {source} gave {type(error).__name__}: {first}"
-    )
+    return CurvescopeError(f"transformers could not load {source}: {type(error).__name__}: {first}")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and what caused it, last cause last."""
+    """Iterate over an error and its causes."""
     seen: set[int] = set()
-    found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        yield found
-        found = found.__cause__ or found.__context__
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
 
 
 _FILES = (
@@ -278,34 +290,34 @@ _FILES = (
     "vocab.json",
     "spiece.model",
 )
-NONE = "no tokenizer beside the model: give text as ids, or a tokenizer to cs.text_data"
+NONE = "the model has no tokenizer: give text as ids, or pass a tokenizer to cs.text_data"
 
 
 def read_tokenizer(package: Any, source: str, where: dict[str, Any]) -> tuple[HFTokenizer | None, str | None]:
-    """The tokenizer and nothing, or nothing and a note. A model without one is still a model."""
+    """Return the tokenizer, or None and a note on why there is none."""
     folder = Path(source)
     if folder.is_dir() and "gguf_file" not in where and not any((folder / name).exists() for name in _FILES):
         return None, NONE
     try:
-        found = HFTokenizer(package.AutoTokenizer.from_pretrained(source, **where))
-    except Exception as error:  # whatever is wrong with it, the model can still be used
+        tokenizer = HFTokenizer(package.AutoTokenizer.from_pretrained(source, **where))
+    except Exception as error:  # the model can be used without a tokenizer
         first = str(error).strip().split("\n", 1)[0][:120].rstrip(". ")
         return None, f"no tokenizer: {type(error).__name__}: {first}"
-    if found.vocab_size <= 1:
-        return None, "no tokenizer: its files hold one token only"
-    return found, None
+    if tokenizer.vocab_size <= 1:
+        return None, "no tokenizer: its files have only one token"
+    return tokenizer, None
 
 
 CONFIG = "adapter_config.json"
 
 
 def read_lora(folder: Path, *, dtype: torch.dtype) -> Model:
-    """The model that a folder with adapter_config.json names, with the folder's LoRA matrices in it."""
+    """Load the model named in a folder's adapter_config.json, with the folder's LoRA matrices in it."""
     base = _base(folder, _read_config(folder), dtype)
     try:
-        where = {"torch_device": "cpu", "is_trainable": True}  # what varies are the LoRA matrices
+        where = {"torch_device": "cpu", "is_trainable": True}  # only the LoRA matrices are trainable
         module = _peft().PeftModel.from_pretrained(base.module, str(folder), **where)
-    except Exception as error:  # PEFT raises its own, torch's and safetensors'
+    except Exception as error:  # errors of PEFT, torch and safetensors
         raise one_sentence(error, str(folder)) from error
     tokenizer = base.tokenizer
     if (folder / "tokenizer_config.json").exists():
@@ -325,18 +337,18 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"expected LoRA in {path}, got {kind!r}", hint="load it with peft and pass it: cs.load(module)"
         )
     if not isinstance(config.get("base_model_name_or_path"), str):
-        raise UsageError(f"expected {path} to name its model as base_model_name_or_path, it does not")
+        raise UsageError(f"expected base_model_name_or_path in {path}, found none")
     return config
 
 
 def _base(folder: Path, config: dict[str, Any], dtype: torch.dtype) -> Model:
-    """The model without LoRA: a folder, here or beside the LoRA's, or one of the hub."""
+    """Load the model without LoRA: from a folder, here or next to the LoRA folder, or from the hub."""
     name = config["base_model_name_or_path"]
     for path in (Path(name), folder / name):
         if (path / "config.json").exists():
             return read_hf_folder(path, dtype=dtype)
     if not is_hub_id(name):
-        raise UsageError(f"expected the model of {folder / CONFIG} at {name}, there is none")
+        raise UsageError(f"{folder / CONFIG} names the model {name}, which does not exist")
     return read_hub(name, revision=config.get("revision"), dtype=dtype)
 
 

@@ -1,1 +1,1 @@
-"""What happens to a module while it runs: parts exchanged under its lock, our kernels in, casts left out."""
+"""Running a module: patches under its lock, kernels inside, casts left out."""

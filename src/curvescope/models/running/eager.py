@@ -1,14 +1,12 @@
-"""Passes through the user's module without what PyTorch adds around it: backward hooks and `torch.compile`.
+"""Passes through the user's module without backward hooks and without `torch.compile`.
 
-A backward hook may change a gradient, which is then no derivative of the loss, and one that only observes
-expects the gradients of training. A compiled graph has no second derivative, and TorchDynamo would trace what
-stands in the module during a product. Inside `eager` neither takes part; both are as they were afterwards.
+A backward hook may change a gradient, which is then not a derivative of the loss; a hook that only observes
+expects the gradients of training. A compiled graph has no second derivative, and TorchDynamo would trace the
+patched module. `eager` switches both off and restores them afterwards.
 
-PyTorch's own Transformer layers have a fast path: it has no derivatives, and it gives something else.
-
-Where no gradient is recorded, `nn.TransformerEncoder` and its layers may take a fused path. Its outputs at
-padded positions are zeros, or missing, where the path with derivatives has numbers. Curvature is that of the
-path with derivatives, so values are taken from it too.
+PyTorch's own Transformer layers have a fast path without derivatives, which gives other outputs. If no
+gradient is recorded, `nn.TransformerEncoder` and its layers may use it. Its outputs at padded positions are
+zero or missing. Curvature is that of the path with derivatives, so values come from that path, too.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from curvescope.models.running.exchange import Change, exchanged
+from curvescope.models.running.patching import Change, patched
 
 _GLOBAL: dict[str, Any] = vars(sys.modules["torch.nn.modules.module"])
 _OWN = ("_backward_hooks", "_backward_pre_hooks")
@@ -45,7 +43,7 @@ def eager(module: nn.Module, *, tensor_hooks: bool = False) -> Iterator[None]:
     """
     ignores = torch.is_grad_enabled() and not tensor_hooks
     tensors = IgnoreTensorHooks() if ignores else nullcontext()
-    with uncompiled(), exchanged(_without_backward_hooks(module)), tensors:
+    with uncompiled(), patched(_without_backward_hooks(module)), tensors:
         yield
 
 
@@ -104,19 +102,37 @@ class IgnoreTensorHooks(TorchFunctionMode):
     ) -> Any:
         if func in _SETTING_HOOKS:
             return RemovableHandle(OrderedDict())
-        found = func(*args, **(kwargs or {}))
-        return WithoutHooks(found) if func == _GRAD_FN and found is not None else found
+        result = func(*args, **(kwargs or {}))
+        return WithoutHooks(result) if func == _GRAD_FN and result is not None else result
+
+
+EDGES_OWN_THEIR_NODES = "ownership_token" in GradientEdge._fields
+
+
+class OwningEdge(GradientEdge):
+    """An edge that keeps its node alive, for versions of PyTorch whose own edges do not.
+
+    There the node of a custom `autograd.Function` dies with its last output, and the edge that is left
+    crashes the process. An empty tensor that is computed from the output owns the node and no numbers.
+    """
+
+    owner: Tensor
 
 
 def gradient_edge(t: Tensor) -> GradientEdge:
-    """Return the edge of a tensor with the node itself, inside `eager` too."""
+    """Return the edge of a tensor with the node itself, inside `eager` too; it keeps the node alive."""
     with torch._C.DisableTorchFunction():
-        return get_gradient_edge(t)
+        edge = get_gradient_edge(t)
+        if not EDGES_OWN_THEIR_NODES:
+            edge = OwningEdge(*edge)
+            with torch.enable_grad():
+                edge.owner = t.reshape(-1)[:0].clone()
+        return edge
 
 
 @contextmanager
 def without_tensor_hooks(tensors: Sequence[Tensor | GradientEdge]) -> Iterator[None]:
-    """Take the backward hooks off leaves, which autograd calls for a derivative, and put them back."""
+    """Remove the backward hooks of leaves inside, which autograd would call, and restore them."""
     hooked = [(t, t._backward_hooks) for t in tensors if isinstance(t, Tensor) and t._backward_hooks]
     try:
         for t, _ in hooked:
@@ -131,7 +147,7 @@ WITH_FAST_PATH = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEn
 
 
 class SlowPath(TorchFunctionMode):
-    """Changes nothing; PyTorch takes no fast path while somebody looks at its functions."""
+    """Mode that changes nothing: PyTorch takes no fast path while a function mode is active."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -140,6 +156,6 @@ class SlowPath(TorchFunctionMode):
 
 
 def slow_path(module: nn.Module) -> AbstractContextManager[Any]:
-    """What a pass through a module runs in: `SlowPath` where a part of it has a fast one."""
-    found = any(isinstance(part, WITH_FAST_PATH) for part in module.modules())
-    return SlowPath() if found else nullcontext()
+    """Return the context for a pass through a module: `SlowPath` if a part of it has a fast path."""
+    has_fast_path = any(isinstance(part, WITH_FAST_PATH) for part in module.modules())
+    return SlowPath() if has_fast_path else nullcontext()

@@ -1,7 +1,7 @@
-"""A model with our kernels inside: the same function, with faster second derivatives.
+"""Selection of the kernels that fit a model: the same function, with faster second derivatives.
 
-Each stand-in that a model's family declares is tried on numbers of its own and taken only where it gives
-the same result, so a class with a familiar name and another meaning stays as it is.
+Each replacement that a model's family declares is tested on random numbers, and used only if it gives the
+same result. A class with a familiar name but another meaning keeps its own method.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from torch import nn
 from curvescope.kernels.attention.hf import NAME, register_hf
 from curvescope.models.hf.module import attention_is, is_paired, is_transformers, small_outputs
 from curvescope.models.model import Model
-from curvescope.models.running.exchange import Change
-from curvescope.models.running.standins import Ours, Standin
-from curvescope.models.running.trial import agrees, rounding
+from curvescope.models.running.equivalence_check import agrees, rounding
+from curvescope.models.running.module_replacements import MethodReplacement, ReplacementFunction
+from curvescope.models.running.patching import Change
 
 LOG = logging.getLogger("curvescope")
 
 
 @dataclass(frozen=True)
-class Replacement:
-    """A method of a submodule and what stands in for it."""
+class InstalledReplacement:
+    """A method of a submodule and its replacement."""
 
     module: nn.Module
     method: str
-    ours: Ours
+    ours: ReplacementFunction
 
 
 @dataclass(frozen=True)
 class Fused:
-    """What our kernels do in a module: the methods they replace, and whether attention is ours."""
+    """Kernels for a module: the methods that they replace, and True if our attention is used."""
 
-    replacements: tuple[Replacement, ...]
+    replacements: tuple[InstalledReplacement, ...]
     attention: bool
 
     def changes(self, module: nn.Module, *, second_order: bool) -> list[Change]:
-        """Our kernels in place.
+        """Return the changes that put our kernels into the module.
 
         Args:
-            module: The module that they were found in.
-            second_order: False where only first derivatives, and J v through Jᵀu, will be asked for.
+            module: The module that the kernels were selected for.
+            second_order: False if only first derivatives, and J v through Jᵀu, are needed.
         """
         methods = [
             Change(vars(r.module), r.method, partial(r.ours, second_order=second_order))
@@ -57,43 +57,46 @@ class Fused:
 
 @torch.no_grad()
 def fuse(model: Model) -> Fused:
-    """Our kernels for a model as it is now."""
+    """Return the kernels that fit a model."""
     parts = model.module.modules()
-    found = [
-        r for part in parts for r in (_replacement(model, part, s) for s in model.standins) if r is not None
+    replacements = [
+        r
+        for part in parts
+        for r in (_replacement(model, part, s) for s in model.replacements)
+        if r is not None
     ]
-    return Fused(tuple(found), _takes_our_attention(model))
+    return Fused(tuple(replacements), _takes_our_attention(model))
 
 
-def _replacement(model: Model, part: nn.Module, standin: Standin) -> Replacement | None:
-    if not type(part).__name__.endswith(standin.ending) or standin.method in vars(part):
+def _replacement(model: Model, part: nn.Module, kind: MethodReplacement) -> InstalledReplacement | None:
+    if not type(part).__name__.endswith(kind.ending) or kind.method in vars(part):
         return None
-    candidates = standin.candidates(part)
-    with model.whole(part) if candidates and not standin.certain else nullcontext():
-        taken = next((ours for ours in candidates if _fits(part, standin, ours)), None)
-    return None if taken is None else Replacement(part, standin.method, taken)
+    candidates = kind.candidates(part)
+    with model.whole(part) if candidates and not kind.certain else nullcontext():
+        taken = next((function for function in candidates if _fits(part, kind, function)), None)
+    return None if taken is None else InstalledReplacement(part, kind.method, taken)
 
 
-def _fits(part: nn.Module, standin: Standin, ours: Ours) -> bool:
-    return standin.certain or agrees(part, ours, sequences=standin.sequences)
+def _fits(part: nn.Module, kind: MethodReplacement, function: ReplacementFunction) -> bool:
+    return kind.certain or agrees(part, function, sequences=kind.sequences)
 
 
 def _takes_our_attention(model: Model) -> bool:
-    """Whether a transformers module can be told to use our attention, and then gives the same outputs."""
+    """Return True if a transformers module accepts our attention and then gives the same outputs."""
     module: Any = model.module
     if not is_transformers(module) or not getattr(module, "_supports_attention_backend", False):
         return False
-    if is_paired(module):  # its attention to the encoder is between sequences of two lengths
+    if is_paired(module):  # cross-attention has sequences of two lengths
         return False
     register_hf()
-    own = [*model.settings(module), *model.gathered()]
-    before = small_outputs(module, [*own, *attention_is(module, "eager")])
+    changes = [*model.settings(module), *model.gathered()]
+    before = small_outputs(module, [*changes, *attention_is(module, "eager")])
     if before is None:
         return False
     try:
-        after = small_outputs(module, [*own, *attention_is(module, NAME)])
+        after = small_outputs(module, [*changes, *attention_is(module, NAME)])
         error = torch.inf if after is None else float((before - after).abs().max())
-    except Exception as error_:  # whatever a family does with a name it does not know
+    except Exception as error_:  # a family may raise anything for an unknown name
         LOG.debug("our attention does not fit %s: %s", type(module).__name__, error_)
         return False
     return error <= rounding(before) * max(float(before.abs().max()), 1e-30)

@@ -1,10 +1,10 @@
-"""Torch's own checkpoints, passed through while a pass of ours runs the module.
+"""Switch torch's own checkpoints off while we run the module.
 
-`torch.utils.checkpoint` computes a part of the module again in the backward pass. What stood in the module
-for our forward pass (other parameters, wide weights, kernels) is out of it by then, so it would compute
-something else. Inside `passing_through` a checkpoint just calls its function: that changes memory and no
-number, and `checkpoint=True` is ours for the memory. `RefuseReentrant` is for copies of torch's reentrant one
-that were made before: they lose derivatives without an error.
+`torch.utils.checkpoint` recomputes a part of the module in the backward pass. By then our patches (other
+parameters, float32 weights, kernels) are undone, so it would compute something else. Inside `passing_through`
+a checkpoint only calls its function: results are the same, with more memory; `checkpoint=True` is our way to
+save memory. `RefuseReentrant` catches copies of torch's reentrant checkpoint that were imported earlier: they
+lose derivatives without an error.
 """
 
 from __future__ import annotations
@@ -21,29 +21,32 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from curvescope.core.errors import UsageError
-from curvescope.models.running.exchange import Change, exchanged
+from curvescope.models.running.patching import Change, patched
 
-REFUSED = "the module uses torch.utils.checkpoint, which is not known in this version of torch"
+REFUSED = (
+    "the module uses torch.utils.checkpoint, which this package does not support in this version of torch"
+)
 _place: dict[str, Any] = torch.utils.checkpoint.__dict__
-_ours: ContextVar[bool] = ContextVar("curvescope_passing_through", default=False)  # of one thread
+_ours: ContextVar[bool] = ContextVar("curvescope_passing_through", default=False)  # one value per thread
 
 
 @contextmanager
 def passing_through() -> Iterator[None]:
-    """Inside, checkpoints of this thread call their functions and keep what these save.
+    """Let checkpoints of this thread call their functions without recomputing them.
 
-    Torch looks its helpers up in its module whenever a checkpoint is met, however that was imported. Threads
-    that are in no pass of ours find them as they are. A version of torch without these helpers raises where a
-    checkpoint is met.
+    Torch looks up the helpers in its module at every checkpoint. Other threads use the original helpers. If a
+    version of torch lacks these helpers, a checkpoint raises.
     """
     changes = [
-        Change(_place, name, _Helper(theirs.theirs if isinstance(theirs, _Helper) else theirs, ours))
-        for name, ours in HELPERS.items()
-        if (theirs := _place.get(name)) is not None
+        Change(
+            _place, name, _Helper(original.theirs if isinstance(original, _Helper) else original, replacement)
+        )
+        for name, replacement in HELPERS.items()
+        if (original := _place.get(name)) is not None
     ]
     token = _ours.set(True)
     try:
-        with exchanged(changes), nullcontext() if LAST in _place else _refusing():
+        with patched(changes), nullcontext() if LAST in _place else _refusing():
             yield
     finally:
         _ours.reset(token)
@@ -51,16 +54,16 @@ def passing_through() -> Iterator[None]:
 
 @final
 class _Helper:
-    """What torch calls in the place of one of its helpers: `ours` in a pass of ours, else `theirs`."""
+    """Replacement of a helper of torch: `replacement` in our own passes, else `original`."""
 
-    def __init__(self, theirs: Any, ours: Callable[..., Any]):
-        self.theirs, self._function = theirs, ours
+    def __init__(self, original: Any, replacement: Callable[..., Any]):
+        self.theirs, self._function = original, replacement
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return (self._function if _ours.get() else self.theirs)(*args, **kwargs)
 
     def apply(self, *args: Any) -> Any:
-        """As an autograd function is called."""
+        """Call the helper like an autograd function."""
         return (self._function if _ours.get() else self.theirs.apply)(*args)
 
 
@@ -71,7 +74,7 @@ def _reentrant(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
 def _around(
     function: Callable[..., Any], preserve: bool = True, context_fn: Any = None, *_: Any, **__: Any
 ) -> Iterator[None]:
-    """What torch runs before and after the function: its context for the forward pass, if there is one."""
+    """Run torch's context around the function in the forward pass, if it has one."""
     if context_fn is None or not torch.is_grad_enabled():
         yield
         return
@@ -85,7 +88,7 @@ def _no_hook(frame: Any) -> AbstractContextManager[None]:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """A checkpoint inside raises: it hooks into what a graph saves, and would compute with other weights."""
+    """Make checkpoints inside raise, because they would recompute with other weights."""
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks(REFUSED):
             yield
@@ -95,7 +98,7 @@ def _refusing() -> Iterator[None]:
         raise UsageError(REFUSED, hint="switch gradient checkpointing off, or use torch 2.13") from error
 
 
-LAST = "_checkpoint_hook"  # what all checkpoints but the reentrant ones come to
+LAST = "_checkpoint_hook"  # helper that all non-reentrant checkpoints use
 HELPERS: dict[str, Callable[..., Any]] = {
     "CheckpointFunction": _reentrant,
     "_checkpoint_without_reentrant_generator": _around,
@@ -104,10 +107,10 @@ HELPERS: dict[str, Callable[..., Any]] = {
 
 
 class RefuseReentrant(TorchFunctionMode):
-    """A forward pass inside raises where it comes to a reentrant `torch.utils.checkpoint`.
+    """Raise if a forward pass inside uses a reentrant `torch.utils.checkpoint`.
 
-    Such a checkpoint runs its function without a graph and drops the gradient of whatever is no argument of
-    it, so parameters would be missing from every derivative.
+    Such a checkpoint runs its function without a graph and drops the gradient of everything that is not an
+    argument, so parameters would be missing in all derivatives.
     """
 
     def __torch_function__(
@@ -115,14 +118,14 @@ class RefuseReentrant(TorchFunctionMode):
     ) -> Any:
         if func is torch._C._set_grad_enabled and _in_reentrant_checkpoint():
             raise UsageError(
-                "expected checkpoints that can be differentiated twice, the module uses a reentrant one",
+                "expected checkpoints that can be differentiated twice, but the module uses a reentrant one",
                 hint="torch.utils.checkpoint.checkpoint(..., use_reentrant=False)",
             )
         return func(*args, **(kwargs or {}))
 
 
 def _in_reentrant_checkpoint() -> bool:
-    """Whether a caller is the forward pass of torch's reentrant checkpoint."""
+    """Return True if a caller is the forward pass of torch's reentrant checkpoint."""
     code, frame = CheckpointFunction.forward.__code__, inspect.currentframe()
     while frame is not None:
         if frame.f_code is code:

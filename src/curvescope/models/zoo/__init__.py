@@ -1,6 +1,6 @@
-"""The zoo: a readable Transformer and an MLP, and the folders they are saved in.
+"""The zoo: a readable Transformer and an MLP, and their folders.
 
-Names of `folder` are names of the zoo, imported when asked for, because `names` is read without torch.
+The names of `folder` are imported when needed, because the constants here are read without torch.
 """
 
 from importlib import import_module

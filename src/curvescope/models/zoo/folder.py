@@ -1,4 +1,4 @@
-"""The zoo as models: blocks named by role, folders of our own format, the bundled model."""
+"""Zoo modules as models: blocks named by role, saved folders, the bundled model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from curvescope.core.blocks import Block, whole
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.models.model import Model
-from curvescope.models.running.standins import ZOO
+from curvescope.models.running.module_replacements import ZOO
 from curvescope.models.zoo import BUNDLED, REVISIONS
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
@@ -24,7 +24,7 @@ CONFIG, WEIGHTS, TOKENIZER = "config.toml", "model.safetensors", "tokenizer.json
 
 
 def build(config: Mapping[str, Any]) -> Transformer | MLP:
-    """A fresh zoo module from a configuration with an optional `kind = "transformer" | "mlp"`."""
+    """Build a zoo module from a configuration with an optional `kind = "transformer" | "mlp"`."""
     values = dict(config)
     kind = values.pop("kind", "transformer")
     if kind == "transformer":
@@ -35,7 +35,9 @@ def build(config: Mapping[str, Any]) -> Transformer | MLP:
 
 
 def zoo_model(module: Transformer | MLP, *, name: str, tokenizer: Any = None) -> Model:
-    """A zoo module as a model: parameter names are block names, heads are columns of Q, K, V, rows of O."""
+    """Return a zoo module as a model: block names are parameter names; heads are columns of Q, K, V, rows of
+    O.
+    """
     shapes = {key: tuple(p.shape) for key, p in module.named_parameters()}
     order = sorted(shapes, key=lambda key: key.split(".")[0] in ("ln_f", "U", "b_U"))
     order.sort(key=lambda key: key in ("U", "b_U"))
@@ -47,35 +49,37 @@ def zoo_model(module: Transformer | MLP, *, name: str, tokenizer: Any = None) ->
     facts["d_ff"] = cfg.ff_size
     notes = ("the unembedding is the embedding, transposed: E holds both",) if cfg.tied else ()
     heads = _head_blocks(cfg, shapes)
-    return Model(module, name, blocks, heads, facts, notes, tokenizer, standins=ZOO)
+    return Model(module, name, blocks, heads, facts, notes, tokenizer, replacements=ZOO)
 
 
 def _head_blocks(cfg: TransformerConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Block]:
-    """`L0.h3.W_Q` and so on; keys and values of grouped heads are counted by their own heads."""
-    found: dict[str, Block] = {}
+    """Return the blocks of heads, `L0.h3.W_Q` and so on; grouped keys and values have their own head
+    numbers.
+    """
+    blocks: dict[str, Block] = {}
     for i in range(cfg.n_layers):
         for role in ("W_Q", "b_Q", "W_QK", "W_K", "b_K", "W_V", "b_V", "W_O"):
             key = f"L{i}.{role}"
             if key not in shapes:
                 continue
-            heads = cfg.kv_heads if role[-1] in "KV" and role != "W_QK" else cfg.n_heads
+            num_heads = cfg.kv_heads if role[-1] in "KV" and role != "W_QK" else cfg.n_heads
             axis = 0 if role == "W_O" else len(shapes[key]) - 1
-            for head in range(heads):
-                found[f"L{i}.h{head}.{role}"] = _head(
-                    f"L{i}.h{head}.{role}", key, shapes[key], axis, heads, head
+            for head in range(num_heads):
+                blocks[f"L{i}.h{head}.{role}"] = _head(
+                    f"L{i}.h{head}.{role}", key, shapes[key], axis, num_heads, head
                 )
-    return found
+    return blocks
 
 
 def _head(name: str, key: str, shape: tuple[int, ...], axis: int, heads: int, head: int) -> Block:
     size = shape[axis] // heads
     split = (*shape[:axis], heads, size, *shape[axis + 1 :])
-    own = (*shape[:axis], size, *shape[axis + 1 :])
-    return Block(name, key, split=split, shape=own, narrow=((axis, head, 1),))
+    head_shape = (*shape[:axis], size, *shape[axis + 1 :])
+    return Block(name, key, split=split, shape=head_shape, narrow=((axis, head, 1),))
 
 
 def save(model: Model, folder: str | Path) -> Path:
-    """Write a zoo model as config.toml + model.safetensors (+ tokenizer.json); complete or absent."""
+    """Write a zoo model as config.toml + model.safetensors (+ tokenizer.json), all or nothing."""
     import tomli_w
     from safetensors.torch import save_file
 
@@ -101,7 +105,7 @@ def save(model: Model, folder: str | Path) -> Path:
 
 
 def read_folder(folder: Path, *, name: str | None = None, weights: str = WEIGHTS) -> Model:
-    """The zoo model in a folder written by `save`."""
+    """Read the zoo model in a folder written by `save`."""
     module = build(read_config(folder / CONFIG))
     read_weights(module, folder / weights)
     tokenizer = BPETokenizer.from_file(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
@@ -109,7 +113,7 @@ def read_folder(folder: Path, *, name: str | None = None, weights: str = WEIGHTS
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A TOML file as a dict, or one sentence about what is wrong with it."""
+    """Read a TOML file as a dictionary."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -117,7 +121,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_weights(module: nn.Module, path: Path) -> None:
-    """Copy safetensors into the module; every parameter must be there with its shape, and nothing else."""
+    """Copy safetensors into the module; names and shapes must match exactly."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -125,8 +129,10 @@ def read_weights(module: nn.Module, path: Path) -> None:
         weights = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CurvescopeError(f"expected weights in safetensors, could not read {path}: {error}") from error
-    own = dict(module.named_parameters())
-    odd = sorted(set(own) ^ set(weights)) or [k for k in own if own[k].shape != weights[k].shape]
+    expected = dict(module.named_parameters())
+    odd = sorted(set(expected) ^ set(weights)) or [
+        k for k in expected if expected[k].shape != weights[k].shape
+    ]
     if odd:
         raise CurvescopeError(
             f"the weights in {path} do not fit the configuration beside them: {odd[0]!r} differs"
@@ -137,7 +143,7 @@ def read_weights(module: nn.Module, path: Path) -> None:
 
 
 def bundled(name: str, revision: str | None) -> Model:
-    """A model that ships with the package; `revision` is one of its training checkpoints."""
+    """Load a model that ships with the package; `revision` is one of its training checkpoints."""
     revision = revision or "final"
     if revision not in REVISIONS:
         raise UsageError(
@@ -150,9 +156,9 @@ def bundled(name: str, revision: str | None) -> Model:
 
 
 def unknown(source: str, *, also: str | None = None) -> UsageError:
-    """The error for a source that is no bundled name, file or folder; `also` says why it is no hub id."""
+    """Return the error for an unknown source; `also` explains why it is not a hub id."""
     hint = near_misses(source, list(BUNDLED)) or ""
     return UsageError(
-        f"expected a bundled model, a folder or a TOML file, got {source!r}, which is none of them",
+        f"expected a bundled model, a folder or a TOML file, but {source!r} is none of them",
         hint=hint if also is None else f"{hint}{'; ' if hint else ''}on the hub: {also}",
     )

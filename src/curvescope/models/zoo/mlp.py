@@ -17,7 +17,7 @@ from curvescope.models.zoo.transformer import ACTIVATIONS
 
 @dataclass(frozen=True)
 class MLPConfig(Config):
-    """`depth` weight matrices W_1 … W_depth with an activation between them, applied to the last axis."""
+    """Configuration of an MLP: matrices W_1 … W_depth with activations between them, on the last axis."""
 
     d_in: int = 8
     d_hidden: int = 16
@@ -25,7 +25,7 @@ class MLPConfig(Config):
     depth: int = 2
     activation: Literal["identity", "relu", "gelu"] = "relu"
     bias: bool = False
-    vocab_size: int | None = None  # tokens in: an embedding E (vocab_size, d_in) comes first
+    vocab_size: int | None = None  # token inputs: an embedding E (vocab_size, d_in) comes first
     init_std: float | None = None  # None: U(±1/√rows), PyTorch's own for a linear layer
     seed: int = 0
 

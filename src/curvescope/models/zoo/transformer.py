@@ -20,12 +20,12 @@ from curvescope.core.config import Config
 from curvescope.core.errors import ShapeError, UsageError
 
 Record = Callable[[str, Tensor], None]
-"""Called with a place ('L0.attn.pattern', …) and the tensor found there."""
+"""Function called with a place ('L0.attn.pattern', …) and its tensor."""
 
 
 @dataclass(frozen=True)
 class TransformerConfig(Config):
-    """What a zoo Transformer is. Unknown keys and impossible combinations are errors.
+    """Configuration of a zoo Transformer. Unknown keys and impossible combinations are errors.
 
     Shapes: tokens (B, T), or real inputs (B, T, d_in), or images (B, channels, size, size), to logits
     (B, T, vocab_size), or real outputs (B, T, n_out), or class logits (B, n_out).
@@ -34,9 +34,9 @@ class TransformerConfig(Config):
     n_layers: int = 2
     d_model: int = 32
     n_heads: int = 4
-    n_kv_heads: int | None = None  # grouped-query attention when fewer than n_heads
+    n_kv_heads: int | None = None  # grouped-query attention if fewer than n_heads
     d_head: int | None = None  # d_model / n_heads
-    d_ff: int | None = None  # 4 d_model; 0 is no feed-forward at all
+    d_ff: int | None = None  # 4 d_model by default; 0 for no feed-forward
     n_ctx: int = 32
     vocab_size: int = 64
 
@@ -64,14 +64,14 @@ class TransformerConfig(Config):
     inputs: Literal["tokens", "continuous", "patches"] = "tokens"
     outputs: Literal["tokens", "regression", "class"] = "tokens"
     d_in: int | None = None  # continuous inputs of another width get an embedding E (d_in, d_model)
-    n_out: int | None = None  # regression: None returns the stream itself
+    n_out: int | None = None  # for regression; None returns the stream itself
     image_size: int = 8
     patch_size: int = 2
     channels: int = 1
 
     init: Literal["gpt2", "scaled", "xavier"] = "gpt2"
-    init_std: float | None = None  # of every weight matrix; None is the scheme's own
-    embed_std: float | None = None  # of E and P; None is as for the other weights
+    init_std: float | None = None  # of every weight matrix; None uses the scheme's value
+    embed_std: float | None = None  # of E and P; None uses the value of the other weights
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -90,12 +90,12 @@ class TransformerConfig(Config):
 
     @property
     def ff_size(self) -> int:
-        """Width of the feed-forward layer; 0 is none."""
+        """Width of the feed-forward layer; 0 if there is none."""
         return 4 * self.d_model if self.d_ff is None else self.d_ff
 
     @property
     def input_size(self) -> int | None:
-        """Rows of E, or None when the input is the stream itself."""
+        """Rows of E, or None if the input is the stream itself."""
         if self.inputs == "tokens":
             return self.vocab_size
         if self.inputs == "patches":
@@ -104,7 +104,7 @@ class TransformerConfig(Config):
 
     @property
     def output_size(self) -> int | None:
-        """Columns of U, or None when the output is the stream itself."""
+        """Columns of U, or None if the output is the stream itself."""
         return self.vocab_size if self.outputs == "tokens" else self.n_out
 
 
@@ -173,7 +173,7 @@ class Layer(nn.Module):
         return x
 
     def attend(self, x: Tensor, record: Record) -> Tensor:
-        """Multi-head attention of x (B, T, d); the pattern is (B, h, T, T)."""
+        """Apply multi-head attention to x (B, T, d); the pattern is (B, h, T, T)."""
         record("attn.in", x)
         cfg, (B, T, _) = self.cfg, x.shape
         scores = self.scores(x) / math.sqrt(cfg.head_size)
@@ -193,11 +193,11 @@ class Layer(nn.Module):
         return y
 
     def project(self, F: Tensor) -> Tensor:
-        """What the heads' outputs F (B, T, h k) add to the stream."""
+        """Project the heads' outputs F (B, T, h k) to the stream."""
         return _affine(F, self.W_O, self.b_O)
 
     def scores(self, x: Tensor) -> Tensor:
-        """q_i · k_j, or x_i W_QK x_j, not yet scaled: (B, h, T, T)."""
+        """Return the unscaled scores q_i · k_j, or x_i W_QK x_j: (B, h, T, T)."""
         cfg = self.cfg
         if cfg.merged_qk:
             return _split_heads(x @ self.W_QK, cfg.n_heads) @ x[:, None].transpose(-1, -2)
@@ -205,18 +205,18 @@ class Layer(nn.Module):
         return Q @ K.repeat_interleave(cfg.n_heads // cfg.kv_heads, dim=1).transpose(-1, -2)
 
     def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Q (B, h, T, k) and K (B, kv, T, k), rotated where positions are rotary."""
+        """Return Q (B, h, T, k) and K (B, kv, T, k), rotated if positions are rotary."""
         cfg = self.cfg
         Q = _split_heads(_affine(x, self.W_Q, self.b_Q), cfg.n_heads)
         K = _split_heads(_affine(x, self.W_K, self.b_K), cfg.kv_heads)
         return (rotate(Q, cfg.rope_base), rotate(K, cfg.rope_base)) if cfg.positions == "rope" else (Q, K)
 
     def values(self, x: Tensor) -> Tensor:
-        """V (B, kv, T, k)."""
+        """Return V (B, kv, T, k)."""
         return _split_heads(_affine(x, self.W_V, self.b_V), self.cfg.kv_heads)
 
     def score_bias(self, T: int) -> Tensor:
-        """A number per head and offset i − j: (h, T, T)."""
+        """Return the score bias by head and offset i − j: (h, T, T)."""
         cfg, device = self.cfg, self.W_V.device
         offset = torch.arange(T, device=device)[:, None] - torch.arange(T, device=device)
         if cfg.score_bias == "learned":
@@ -257,7 +257,7 @@ class Transformer(nn.Module):
         cfg = self.cfg
         x = self.embed(inputs)
         for i in range(cfg.n_layers):
-            place = nowhere if record is None else _prefixed(record, f"L{i}.")
+            place = no_record if record is None else _prefixed(record, f"L{i}.")
             x = self.get_submodule(f"L{i}")(x, place)
         if cfg.norm == "pre":
             x = self.ln_f(x)
@@ -268,7 +268,7 @@ class Transformer(nn.Module):
         return x if self.b_U is None else x + self.b_U
 
     def embed(self, inputs: Tensor) -> Tensor:
-        """The stream before the first layer: (B, T, d_model)."""
+        """Return the stream before the first layer: (B, T, d_model)."""
         cfg = self.cfg
         check_inputs(inputs, cfg)
         if cfg.inputs == "tokens":
@@ -291,7 +291,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def rotate(X: Tensor, base: float) -> Tensor:
-    """Rotary positions on X (B, h, T, k): dimension f pairs with f + k/2, angle t · base^(−2f/k)."""
+    """Apply rotary positions to X (B, h, T, k): dimension f pairs with f + k/2, angle t · base^(−2f/k)."""
     T, k = X.shape[-2:]
     frequency = base ** (-torch.arange(0, k, 2, device=X.device, dtype=torch.float64) / k)
     angle = torch.arange(T, device=X.device, dtype=torch.float64)[:, None] * frequency  # (T, k/2)
@@ -343,17 +343,17 @@ def _affine(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, T, heads · k) to (B, heads, T, k)."""
+    """Reshape (B, T, heads · k) to (B, heads, T, k)."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def _patches(images: Tensor, p: int) -> Tensor:
-    """(B, C, H, W) to patches (B, H W / p², C p²), row by row."""
+    """Split (B, C, H, W) into patches (B, H W / p², C p²), row by row."""
     return nn.functional.unfold(images, p, stride=p).transpose(1, 2)
 
 
-def nowhere(place: str, tensor: Tensor) -> None:
-    """The record that keeps nothing."""
+def no_record(place: str, tensor: Tensor) -> None:
+    """Ignore a tensor: the record that stores nothing."""
 
 
 def _prefixed(record: Record, prefix: str) -> Record:
@@ -374,11 +374,11 @@ def check_config(cfg: TransformerConfig) -> None:
     rules = [
         (
             cfg.d_head is None and cfg.d_model % cfg.n_heads,
-            f"d_model={cfg.d_model} is no multiple of n_heads",
+            f"d_model={cfg.d_model} is not a multiple of n_heads",
         ),
         (
             cfg.kv_heads < 1 or cfg.n_heads % cfg.kv_heads,
-            f"n_heads={cfg.n_heads} is no multiple of n_kv_heads",
+            f"n_heads={cfg.n_heads} is not a multiple of n_kv_heads",
         ),
         (cfg.positions == "rope" and cfg.head_size % 2, f"rope needs an even head size, got {cfg.head_size}"),
         (cfg.positions == "rope" and cfg.merged_qk, "rope rotates queries and keys; merged_qk has neither"),
@@ -387,7 +387,7 @@ def check_config(cfg: TransformerConfig) -> None:
         (cfg.outputs == "class" and cfg.n_out is None, "outputs='class' needs n_out, the number of classes"),
         (
             cfg.inputs == "patches" and cfg.image_size % cfg.patch_size,
-            "image_size is no multiple of patch_size",
+            "image_size is not a multiple of patch_size",
         ),
         (
             cfg.inputs == "patches" and (cfg.image_size // cfg.patch_size) ** 2 > cfg.n_ctx,
@@ -403,7 +403,7 @@ def check_inputs(inputs: Tensor, cfg: TransformerConfig) -> None:
     """Raise unless the inputs have the kind, shape and range that the configuration asks for."""
     if torch.compiler.is_compiling():
         return
-    tokens, own = (
+    tokens, actual = (
         cfg.inputs == "tokens",
         {
             "tokens": (),
@@ -412,19 +412,19 @@ def check_inputs(inputs: Tensor, cfg: TransformerConfig) -> None:
         }[cfg.inputs],
     )
     free = ("B",) if cfg.inputs == "patches" else ("B", "T")
-    fits = inputs.dim() == len(free + own) and inputs.shape[len(free) :] == own
+    fits = inputs.dim() == len(free + actual) and inputs.shape[len(free) :] == actual
     if not fits or inputs.is_floating_point() == tokens:
         kind = {"tokens": "integer tokens", "continuous": "real inputs", "patches": "images"}[cfg.inputs]
-        axes = ", ".join(map(str, free + own))
+        axes = ", ".join(map(str, free + actual))
         raise ShapeError(f"expected {kind} ({axes}), got {inputs.dtype} {tuple(inputs.shape)}")
-    if _inside_vmap(inputs):  # where numbers cannot be looked at
+    if _inside_vmap(inputs):  # values cannot be read inside vmap
         return
     if tokens and inputs.numel() and not 0 <= int(inputs.min()) <= int(inputs.max()) < cfg.vocab_size:
         raise UsageError(f"expected tokens from 0 to {cfg.vocab_size - 1}, got up to {int(inputs.max())}")
 
 
 def _inside_vmap(inputs: Tensor) -> bool:
-    """Whether a level of vmap holds these inputs, be it below one of grad."""
+    """Return True if the inputs are inside vmap, possibly below a level of grad."""
     levels = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     while levels.is_gradtrackingtensor(inputs):
         inputs = levels.get_unwrapped(inputs)

@@ -1,16 +1,20 @@
-"""A monitor that follows a trainer: made when training begins, in the first process, closed at its end."""
+"""A monitor that follows a trainer: made when training begins, closed at its end.
+
+The first process measures. A model that `fully_shard` has cut is measured by all of them together.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, final
 
 from torch import nn
 from torch.optim import Optimizer
 
-from curvescope.core.errors import UsageError
+from curvescope.core.errors import UsageError, warn
 from curvescope.monitor.monitor import CurvatureMonitor, check_settings
-from curvescope.monitor.wrapped import inner_module
+from curvescope.monitor.wrapped import check_parameters, inner_module, is_sharded
 
 
 @final
@@ -33,14 +37,22 @@ class Following:
         self._last, self._offset = -1, 0
 
     def begin(self, model: nn.Module, step: int = 0, *, first: bool) -> None:
-        """Make the monitor in the first process, or go on with it if the same model is trained again.
+        """Make the monitor, or go on with it if the same model is trained again.
 
         A second training that counts from 0 again is numbered on from the last step of the first; one that
-        resumes from a checkpoint has the rows from there on measured again. All processes refuse a model
-        whose parameters are sharded.
+        resumes from a checkpoint has the rows from there on measured again. A model that cannot be measured
+        is named in a warning, and training goes on without a monitor.
         """
-        check_whole(model)
-        if not first:
+        try:
+            check_parameters(inner_module(model))
+        except UsageError as error:
+            if self.settings.get("raise_errors"):
+                raise
+            if first:
+                with suppress(Warning):  # `python -W error`
+                    warn(f"no curvature is measured: {error}")
+            return
+        if not first and not is_sharded(inner_module(model)):
             return
         if self.monitor is not None and inner_module(model) is self._module:
             self._offset = self._last if step == 0 else 0
@@ -51,7 +63,7 @@ class Following:
         self._module, self._last, self._offset = inner_module(model), -1, 0
         self.monitor = CurvatureMonitor(model, self.batches, **self.settings)
 
-    def step(self, step: int, optimizer: Any) -> None:
+    def step(self, step: int, optimizer: Any, loss: Any = None) -> None:
         """Pass on that the trainer has taken `step` steps; a step that was passed on before is ignored."""
         step += self._offset
         if self.monitor is None or step == self._last:
@@ -64,7 +76,7 @@ class Following:
                 raise
             own = None
             self.monitor.note_failure("the optimizer", error, step)
-        self.monitor.step(step, optimizer=own)
+        self.monitor.step(step, optimizer=own, loss=loss)
 
     def end(self) -> None:
         """Training is over."""
@@ -77,13 +89,3 @@ def innermost(optimizer: Any) -> Optimizer:
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
-
-
-def check_whole(model: nn.Module) -> None:
-    """Raise where a process holds a part of each parameter only."""
-    for name, parameter in model.named_parameters():
-        if type(parameter).__name__ in ("DTensor", "FlatParameter") or hasattr(parameter, "ds_id"):
-            raise UsageError(
-                f"expected parameters that every process has whole, got {name}, which is spread over them",
-                hint="the monitor measures in the first process alone: DistributedDataParallel suits it",
-            )

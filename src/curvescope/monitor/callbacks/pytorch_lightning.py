@@ -8,6 +8,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from curvescope.core.errors import MissingExtra, UsageError
 from curvescope.core.requirements import how_to_install
 from curvescope.monitor.callbacks.following import Following
@@ -59,7 +61,9 @@ def lightning_callback(batches: Any, *, part: str = "", **settings: Any) -> Call
         def on_train_batch_end(
             self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
         ) -> None:
-            self._following.step(trainer.global_step, _optimizer(trainer))
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            told = loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
+            self._following.step(trainer.global_step, _optimizer(trainer), told)
 
         def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
             self._following.end()

@@ -73,7 +73,7 @@ class KFAC(KroneckerOperator):
 class EKFAC(KroneckerOperator):
     """K-FAC's eigenvectors with Λ = (1/N) Σ (Qᵣᵀ G Q_c)², the diagonal of the curvature in them.
 
-    Of all matrices with these eigenvectors it is the nearest to the curvature, in the Frobenius norm.
+    It is the matrix with these eigenvectors that is nearest to the curvature in the Frobenius norm.
 
     Args:
         problem: A `cs.Problem`.
@@ -110,10 +110,10 @@ class EKFAC(KroneckerOperator):
         return kfac_factors(self.problem, self.layers, self.curvature, self.sharing, joint=self.joint)
 
     def _spectrum(self, pairs: list[Pair]) -> list[Spectrum]:
-        found = [eigen(pair) for pair in pairs]
-        bases = [s.vectors for s in found]
+        spectra = [eigen(pair) for pair in pairs]
+        bases = [s.vectors for s in spectra]
         values = eigenvalues_in(self.problem, self.layers, self.curvature, bases, joint=self.joint)
-        return [with_values(s, own) for s, own in zip(found, values, strict=True)]
+        return [with_values(s, diagonal) for s, diagonal in zip(spectra, values, strict=True)]
 
 
 @final
@@ -159,12 +159,12 @@ class Shampoo(KroneckerOperator):
         return shampoo_factors(self.problem, self.layers, self.curvature, joint=self.joint)
 
     def _spectrum(self, pairs: list[Pair]) -> list[Spectrum]:
-        found, e = [], self.exponent
+        spectra, e = [], self.exponent
         for spectrum, pair in zip(map(eigen, pairs), pairs, strict=True):
             trace = float(pair.rows.trace())
             scale = trace ** (1 - 2 * e) if trace > 0 else 1.0
-            found.append(with_values(spectrum, scale * spectrum.values**e))
-        return found
+            spectra.append(with_values(spectrum, scale * spectrum.values**e))
+        return spectra
 
 
 def _check_sharing(sharing: Sharing) -> None:
@@ -174,6 +174,4 @@ def _check_sharing(sharing: Sharing) -> None:
 
 def _refuse_forward_only(kind: Kind, name: str) -> None:
     if kind == "forward-only":
-        raise UsageError(
-            f"{name} needs gradients, which kind='forward-only' has none of", hint="cs.KFAC takes it"
-        )
+        raise UsageError(f"{name} needs gradients, but kind='forward-only' computes none", hint="use cs.KFAC")

@@ -1,8 +1,8 @@
-"""What Kronecker-factored approximations share: layers of a problem, their spectra, and functions of them.
+"""Base class of Kronecker-factored approximations: layers of a problem, their spectra, and functions of them.
 
-Each is block-diagonal over layers, a layer a matrix m × n (inputs × outputs), row-major. They are numbers of
-a model at its parameters and data: what is kept is looked at before every product and made anew where either
-has changed, as with every operator here; `fixed()` is for those who want yesterday's factors.
+Each is block-diagonal over layers, a layer a matrix m × n (inputs × outputs), row-major. Cached factors are
+recomputed if the parameters or the data have changed, as in every operator here; `fixed()` returns the matrix
+with the current factors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from curvescope.core.errors import UsageError
 from curvescope.engines import Engine
 from curvescope.losses.custom import unsplit
 from curvescope.operators.kronecker.cotangents import Curvature
-from curvescope.operators.kronecker.layers import Layer
+from curvescope.operators.kronecker.layers import KroneckerLayer
 from curvescope.operators.kronecker.moments import Pair
 from curvescope.operators.kronecker.spectral import (
     KroneckerMatrix,
@@ -27,7 +27,7 @@ from curvescope.operators.kronecker.spectral import (
     check_damping,
     function_of,
 )
-from curvescope.operators.kronecker.stream import look
+from curvescope.operators.kronecker.stream import search_layers
 from curvescope.problem import Problem
 
 Bias = Literal["joint", "separate"]
@@ -57,10 +57,10 @@ class KroneckerOperator(KroneckerMatrix):
         if not problem.loss.splits:
             raise unsplit(type(self).__name__)
         if problem.model.spread is not None:
-            raise UsageError("K-FAC's factors are not for a model that is spread over ranks")
+            raise UsageError("K-FAC's factors do not support a model that is sharded over ranks")
         if problem.model.widening is not None:
             raise UsageError(
-                "K-FAC's factors are not for weights that are kept in half precision",
+                "K-FAC's factors do not support weights stored in half precision",
                 hint="cs.load(…, dtype='float32')",
             )
         check_damping(damping, "exact")
@@ -68,11 +68,11 @@ class KroneckerOperator(KroneckerMatrix):
         self.engine = Engine(problem, "autograd")
         whole = problem.space(*blocks)
         small = [b for b in whole.blocks if b.name in blocks or max(b.shape, default=1) <= MAX_SIDE]
-        found = self.engine.consistent(lambda: look(problem, small, curvature, joint=self.joint))
-        self.layers, self.left_out = found.layers, found.left_out | _too_large(whole.blocks, small)
+        search = self.engine.consistent(lambda: search_layers(problem, small, curvature, joint=self.joint))
+        self.layers, self.left_out = search.layers, search.left_out | _too_large(whole.blocks, small)
         _check_chosen(self.layers, self.left_out, blocks)
-        kept = {block.name for layer in self.layers for block in layer.blocks}
-        self.space = self.columns = whole.only(kept)
+        used = {block.name for layer in self.layers for block in layer.blocks}
+        self.space = self.columns = whole.only(used)
         self.shape = (self.space.size, self.space.size)
         self.dtype, self.device = problem.dtype, problem.device
 
@@ -86,7 +86,7 @@ class KroneckerOperator(KroneckerMatrix):
 
     @property
     def joint(self) -> bool:
-        """Whether a bias has its factors with its weights."""
+        """Return True if a bias has its factors with its weights."""
         return self.bias == "joint"
 
     def factors(self, name: str) -> tuple[Tensor, Tensor]:
@@ -99,48 +99,50 @@ class KroneckerOperator(KroneckerMatrix):
             raise UsageError(
                 f"no layer of this operator holds {name!r}", hint=f"there are {_some(self.layers)}"
             )
-        rows, columns = self.engine.consistent(self._kept_pairs)[at[0]]
+        rows, columns = self.engine.consistent(self._cached_pairs)[at[0]]
         return rows.clone(), columns.clone()
 
     def spectra(self) -> Sequence[Spectrum]:
         """Eigenvectors and eigenvalues of every layer, at the problem as it is."""
-        found = self.engine.consistent(self._kept_spectra)
-        return [function_of(s, s.values + self.damping) for s in found] if self.damping else found
+        spectra_ = self.engine.consistent(self._cached_spectra)
+        return [function_of(s, s.values + self.damping) for s in spectra_] if self.damping else spectra_
 
-    def _kept_pairs(self) -> list[Pair]:
+    def _cached_pairs(self) -> list[Pair]:
         return self.engine.keep("pairs", self._pairs, self._size())
 
-    def _kept_spectra(self) -> list[Spectrum]:
-        return self.engine.keep("spectra", lambda: self._spectrum(self._kept_pairs()), 2 * self._size())
+    def _cached_spectra(self) -> list[Spectrum]:
+        return self.engine.keep("spectra", lambda: self._spectrum(self._cached_pairs()), 2 * self._size())
 
     def _size(self) -> int:
         return sum(m * m + n * n for m, n in (layer.shape for layer in self.layers)) * 8
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Products inside belong together: an error at the end if the model or the data have changed."""
+        """Declare the model and the data constant inside; raise at the end if they have changed."""
         with self.engine.frozen():
             yield
 
 
 def _too_large(blocks: Sequence[Block], small: Sequence[Block]) -> dict[str, str]:
-    """Why blocks that are not among the small ones are left out."""
+    """Return the reasons why blocks that are not among the small ones are left out."""
     sides = {block.name: max(block.shape) for block in blocks if block not in small}
     return {name: f"a factor of it is {n} × {n}; ask for it by name" for name, n in sides.items()}
 
 
-def _check_chosen(layers: tuple[Layer, ...], left_out: Mapping[str, str], patterns: tuple[str, ...]) -> None:
+def _check_chosen(
+    layers: tuple[KroneckerLayer, ...], left_out: Mapping[str, str], patterns: tuple[str, ...]
+) -> None:
     """Raise where a block that was asked for by name has no factors, or none has."""
-    asked = [name for name in patterns if name in left_out]
-    if asked:
+    named = [name for name in patterns if name in left_out]
+    if named:
         raise UsageError(
-            f"{asked[0]} has no Kronecker factors: {left_out[asked[0]]}",
-            hint="norms, positions that are added and the like are left out of a glob",
+            f"{named[0]} has no Kronecker factors: {left_out[named[0]]}",
+            hint="a glob leaves out norms, added positions and the like",
         )
     if not layers:
-        what = ", ".join(patterns) or "the blocks"
-        raise UsageError(f"none of {what} is the matrix or the bias of a linear map")
+        selection = ", ".join(patterns) or "the blocks"
+        raise UsageError(f"none of {selection} is the matrix or the bias of a linear map")
 
 
-def _some(layers: tuple[Layer, ...]) -> str:
+def _some(layers: tuple[KroneckerLayer, ...]) -> str:
     return ", ".join(layer.name for layer in layers[:4]) + (", …" if len(layers) > 4 else "")

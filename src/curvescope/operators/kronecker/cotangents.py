@@ -1,4 +1,4 @@
-"""What is sent back through a network: vectors u of the outputs, and the curvature's middle is Σ u uᵀ.
+"""Cotangents u of the outputs whose outer products sum to the middle of a curvature, Σ u uᵀ.
 
 With terms t of weight w_t, at outputs z of sequences n, and Σ over all u that are made here,
 
@@ -33,7 +33,7 @@ Terms = Literal["auto", "separate", "together"]
 
 @dataclass(frozen=True)
 class Curvature:
-    """Which matrix is approximated, and how its terms go back."""
+    """Matrix that is approximated, and how its terms are sent back."""
 
     kind: Kind = "mc"
     terms: Terms = "auto"
@@ -51,7 +51,7 @@ class Curvature:
 
     @property
     def separate(self) -> bool:
-        """Whether every term has vectors of its own."""
+        """Return True if every term has vectors of its own."""
         return self.terms == "separate" or (self.terms == "auto" and self.kind != "mc")
 
     def chunks(self, problem: Problem, z: Tensor, batch: Batch, first: int, size: int) -> Iterator[Tensor]:
@@ -89,12 +89,12 @@ class Curvature:
 
 
 def _layout(problem: Problem, z: Tensor) -> TermLayout:
-    """Where the terms of the loss are in the outputs."""
-    found = problem.loss.layout(z)
-    if found is not None:
-        return found
+    """Return the positions of the loss's terms in the outputs."""
+    layout = problem.loss.layout(z)
+    if layout is not None:
+        return layout
     raise UsageError(
-        f"the loss {problem.loss.name!r} does not say what its terms within a sequence are",
+        f"the loss {problem.loss.name!r} does not define its terms within a sequence",
         hint="terms='together' sends those of a sequence back at once",
     )
 
@@ -104,9 +104,9 @@ def _apart(u: Tensor, layout: TermLayout) -> Iterator[Tensor]:
     cut = layout.split(u)
     for term in range(layout.number):
         if bool(cut[:, term].any()):
-            found = torch.zeros_like(cut)
-            found[:, term] = cut[:, term]
-            yield layout.join(found, u.shape)
+            vector = torch.zeros_like(cut)
+            vector[:, term] = cut[:, term]
+            yield layout.join(vector, u.shape)
 
 
 def _root(problem: Problem, z: Tensor, batch: Batch, *, separate: bool) -> Columns:
@@ -119,8 +119,8 @@ def _root(problem: Problem, z: Tensor, batch: Batch, *, separate: bool) -> Colum
     axis = -1 if (layout := loss.layout(z)) is None else layout.axis
     C = z.shape[axis] if z.dim() > 1 else 1
 
-    def make(some: slice) -> Tensor:
-        noise = torch.eye(C, dtype=z.dtype, device=z.device)[some]
+    def make(chosen: slice) -> Tensor:
+        noise = torch.eye(C, dtype=z.dtype, device=z.device)[chosen]
         if z.dim() > 1:
             noise = noise.reshape(-1, *[1] * (z.dim() - 1), C).movedim(-1, axis).expand(-1, *z.shape)
         return loss.root(z, batch.targets, batch.weights, noise)
@@ -129,7 +129,9 @@ def _root(problem: Problem, z: Tensor, batch: Batch, *, separate: bool) -> Colum
 
 
 def _dense_root(problem: Problem, z: Tensor, batch: Batch) -> Columns:
-    """Of any convex loss: √λ v for the eigenpairs of every sequence's Hessian in its outputs."""
+    """Columns of a root for any convex loss: √λ v for the eigenpairs of every sequence's Hessian in its
+    outputs.
+    """
     if not problem.loss.convex:
         raise UsageError(
             f"kind='ggn' needs a loss that is convex in the outputs, got {problem.loss.name!r}",

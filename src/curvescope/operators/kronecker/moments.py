@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from curvescope.operators.kronecker.cotangents import Curvature
-from curvescope.operators.kronecker.layers import Layer
+from curvescope.operators.kronecker.layers import KroneckerLayer
 from curvescope.operators.kronecker.stream import Sides, pieces
 from curvescope.problem import Problem
 
@@ -36,7 +36,12 @@ class Pair(NamedTuple):
 
 
 def kfac_factors(
-    problem: Problem, layers: tuple[Layer, ...], curvature: Curvature, sharing: Sharing, *, joint: bool
+    problem: Problem,
+    layers: tuple[KroneckerLayer, ...],
+    curvature: Curvature,
+    sharing: Sharing,
+    *,
+    joint: bool,
 ) -> list[Pair]:
     """A and B of every layer, as rows and columns of its matrix."""
     sums = [_Sums(layer) for layer in layers]
@@ -55,7 +60,7 @@ def kfac_factors(
 class _Sums:
     """Running sums of one layer, for each orientation in which its block is used."""
 
-    def __init__(self, layer: Layer):
+    def __init__(self, layer: KroneckerLayer):
         self._shape = layer.shape
         self._inputs: dict[bool, Tensor] = {}
         self._outputs: dict[bool, Tensor] = {}
@@ -79,14 +84,14 @@ class _Sums:
 
     def pair(self, num_terms: float, *, forward_only: bool) -> Pair:
         """The factors; those of two orientations put together by `pooled`."""
-        found = []
+        pairs = []
         for key, A in self._inputs.items():
             A = A / max(self._count[key], 1.0)
             side = self._shape[0 if key else 1]
             B = self._outputs.get(key, A.new_zeros(side, side)) / num_terms
             B = torch.eye(side, dtype=A.dtype, device=A.device) if forward_only else B
-            found.append(Pair(B, A) if key else Pair(A, B))
-        return pooled(found)
+            pairs.append(Pair(B, A) if key else Pair(A, B))
+        return pooled(pairs)
 
 
 def pooled(pairs: list[Pair]) -> Pair:
@@ -108,7 +113,7 @@ def pooled(pairs: list[Pair]) -> Pair:
 
 def eigenvalues_in(
     problem: Problem,
-    layers: tuple[Layer, ...],
+    layers: tuple[KroneckerLayer, ...],
     curvature: Curvature,
     bases: Sequence[Pair | None],
     *,
@@ -118,13 +123,13 @@ def eigenvalues_in(
 
     A basis of None is that of the parameters: Λ is the diagonal of the curvature itself.
     """
-    found = [torch.zeros(layer.shape, dtype=problem.dtype, device=problem.device) for layer in layers]
+    diagonals = [torch.zeros(layer.shape, dtype=problem.dtype, device=problem.device) for layer in layers]
     for piece in pieces(problem, layers, "eigenvalues", joint=joint):
         turned = [_turned(piece.inputs(x), q, inputs=True) for x, q in zip(layers, bases, strict=True)]
         for gradients in piece.gradients(curvature):
-            for total, a, g, q in zip(found, turned, gradients, bases, strict=True):
+            for total, a, g, q in zip(diagonals, turned, gradients, bases, strict=True):
                 _add_squares(total, a, _turned(g, q, inputs=False))
-    return [total / problem.num_terms for total in found]
+    return [total / problem.num_terms for total in diagonals]
 
 
 def _add_squares(total: Tensor, inputs: Sides, outputs: Sides) -> None:
@@ -165,7 +170,7 @@ def whole_gradients(inputs: Sides, outputs: Sides) -> Iterator[Tensor]:
 
 
 def shampoo_factors(
-    problem: Problem, layers: tuple[Layer, ...], curvature: Curvature, *, joint: bool
+    problem: Problem, layers: tuple[KroneckerLayer, ...], curvature: Curvature, *, joint: bool
 ) -> list[Pair]:
     """L = (1/N) Σ_n,u G Gᵀ and R = (1/N) Σ_n,u Gᵀ G of every layer."""
     where = {"dtype": problem.dtype, "device": problem.device}

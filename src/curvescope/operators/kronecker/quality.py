@@ -1,4 +1,4 @@
-"""How far Kronecker-factored approximations are from the exact GGN and Hessian of a layer, measured.
+"""Distance of Kronecker-factored approximations from the exact GGN and Hessian of a layer.
 
 For a layer with GGN H_o, Hessian H, approximation K and gradient g, with damping δ = d · λ_max(H_o):
 
@@ -20,18 +20,17 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.progress import track
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.operators.curvature import GGN, Hessian
 from curvescope.operators.kronecker.approximations import EKFAC, KFAC, Shampoo
 from curvescope.operators.kronecker.base import KroneckerOperator
 from curvescope.operators.kronecker.cotangents import Kind
-from curvescope.operators.kronecker.layers import Layer
+from curvescope.operators.kronecker.layers import KroneckerLayer
 from curvescope.operators.kronecker.spectral import Spectrum, with_values
 from curvescope.problem import Problem
 from curvescope.viz import estimates as viz
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 APPROXIMATIONS: MappingProxyType[str, Callable[..., KroneckerOperator]] = MappingProxyType(
@@ -48,7 +47,7 @@ QUANTITIES = ("error_ggn", "error_hessian", "lambda_max", "cosine")
 
 
 @dataclass(frozen=True)
-class KFACQuality(Result):
+class KFACQuality(Tabular):
     """Distances of approximations (M of them) from the exact matrices of layers (S of them)."""
 
     layers: list[str]
@@ -65,17 +64,14 @@ class KFACQuality(Result):
     kind: str
     seed: int
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per layer and approximation."""
-        import pandas as pd
-
-        rows = [
+        return [
             {"layer": layer, "size": int(self.sizes[s]), "method": method}
             | {name: float(getattr(self, name)[m, s]) for name in QUANTITIES}
             for s, layer in enumerate(self.layers)
             for m, method in enumerate(self.methods)
         ]
-        return pd.DataFrame(rows)
 
     def plot(self) -> Figure:
         """Three panels over the layers: error against the GGN, λ_max ratio, cosine."""
@@ -124,16 +120,16 @@ def kfac_quality(
             _measured(problem, layer, [s[i] for s in spectra], damping)
             for i, layer in enumerate(track(small, "dense layers"))
         ]
-    found: dict[str, Any] = {name: np.array([c[name] for c in columns]) for name in columns[0]}
-    said = {name: f"{size} parameters are more than max_size={max_size}" for name, size in large.items()}
+    quantities: dict[str, Any] = {name: np.array([c[name] for c in columns]) for name in columns[0]}
+    too_large = {name: f"{size} parameters are more than max_size={max_size}" for name, size in large.items()}
     return KFACQuality(
         layers=[layer.name for layer in small],
         sizes=np.array([_size(layer) for layer in small]),
         methods=list(methods),
-        **{name: found[name].T for name in QUANTITIES},
-        cosine_gradient=found["cosine_gradient"],
-        ggn_error_hessian=found["ggn_error_hessian"],
-        left_out=whole.left_out | said,
+        **{name: quantities[name].T for name in QUANTITIES},
+        cosine_gradient=quantities["cosine_gradient"],
+        ggn_error_hessian=quantities["ggn_error_hessian"],
+        left_out=whole.left_out | too_large,
         damping=float(damping),
         kind=kind,
         seed=seed,
@@ -152,29 +148,31 @@ def _check(methods: Sequence[str], damping: float) -> None:
         raise UsageError(f"expected a damping above 0, got {damping!r}")
 
 
-def _measured(problem: Problem, layer: Layer, spectra: list[Spectrum], damping: float) -> dict[str, Any]:
+def _measured(
+    problem: Problem, layer: KroneckerLayer, spectra: list[Spectrum], damping: float
+) -> dict[str, Any]:
     """All quantities of one layer, for every approximation."""
     names = [block.name for block in layer.blocks]
-    own = problem.space(*names)  # in the model's order
-    order = torch.cat([own.positions(block) for block in layer.blocks]).to(problem.device)
+    space = problem.space(*names)  # in the model's order
+    order = torch.cat([space.positions(block) for block in layer.blocks]).to(problem.device)
     G = GGN(problem, *names).to_dense().double()[order][:, order]
     H = Hessian(problem, *names).to_dense().double()[order][:, order]
     g = problem.gradient(*names).double()[order]
     values, vectors = torch.linalg.eigh(G)
     top = float(values[-1])
     exact = vectors @ ((vectors.T @ g) / (values.clamp(min=0) + damping * top))
-    found: dict[str, Any] = {name: [] for name in QUANTITIES}
+    quantities: dict[str, Any] = {name: [] for name in QUANTITIES}
     for spectrum in spectra:
         K = _dense(spectrum)
-        found["error_ggn"].append(_relative(K, G))
-        found["error_hessian"].append(_relative(K, H))
-        found["lambda_max"].append(float(spectrum.values.max()) / top if top > 0 else float("nan"))
+        quantities["error_ggn"].append(_relative(K, G))
+        quantities["error_hessian"].append(_relative(K, H))
+        quantities["lambda_max"].append(float(spectrum.values.max()) / top if top > 0 else float("nan"))
         damped = 1 / (spectrum.values + damping * top)
         step = with_values(spectrum, damped).times(g.to(damped).reshape(*damped.shape, 1))
-        found["cosine"].append(_cosine(step.flatten().double(), exact))
-    found["cosine_gradient"] = _cosine(g, exact)
-    found["ggn_error_hessian"] = _relative(G, H)
-    return found
+        quantities["cosine"].append(_cosine(step.flatten().double(), exact))
+    quantities["cosine_gradient"] = _cosine(g, exact)
+    quantities["ggn_error_hessian"] = _relative(G, H)
+    return quantities
 
 
 def _dense(spectrum: Spectrum) -> Tensor:
@@ -193,5 +191,5 @@ def _cosine(x: Tensor, y: Tensor) -> float:
     return float(x @ y) / norms if norms > 0 else float("nan")
 
 
-def _size(layer: Layer) -> int:
+def _size(layer: KroneckerLayer) -> int:
     return layer.shape[0] * layer.shape[1]

@@ -18,7 +18,7 @@ from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.operator.index import matching
-from curvescope.operators.kronecker.layers import Layer
+from curvescope.operators.kronecker.layers import KroneckerLayer
 from curvescope.operators.kronecker.moments import Pair
 
 Split = Literal["exact", "pi"]
@@ -26,7 +26,7 @@ Split = Literal["exact", "pi"]
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Of one layer: eigenvectors of both sides, (m, m) and (n, n), and eigenvalues Λ (m, n)."""
+    """Spectrum of one layer: eigenvectors of both sides, (m, m) and (n, n), and eigenvalues Λ (m, n)."""
 
     vectors: Pair
     sides: (
@@ -57,9 +57,9 @@ class Spectrum:
 
 def eigen(pair: Pair) -> Spectrum:
     """Eigenvectors of both factors, and products of their eigenvalues; negative rounding is zero."""
-    found = [torch.linalg.eigh(factor.double()) for factor in pair]
-    values = [w.clamp(min=0).to(pair.rows.dtype) for w, _ in found]
-    vectors = Pair(*(Q.to(pair.rows.dtype) for _, Q in found))
+    pairs = [torch.linalg.eigh(factor.double()) for factor in pair]
+    values = [w.clamp(min=0).to(pair.rows.dtype) for w, _ in pairs]
+    vectors = Pair(*(Q.to(pair.rows.dtype) for _, Q in pairs))
     return Spectrum(vectors, (values[0], values[1]), torch.outer(*values))
 
 
@@ -71,7 +71,7 @@ class KroneckerMatrix(LinearOperator):
 
     symmetric = psd = True
     space: ParamSpace
-    layers: tuple[Layer, ...]
+    layers: tuple[KroneckerLayer, ...]
 
     @abstractmethod
     def spectra(self) -> Sequence[Spectrum]:
@@ -167,7 +167,7 @@ class KroneckerSpectral(KroneckerMatrix):
         source: LinearOperator | None,
         spectra: Callable[[], Sequence[Spectrum]],
         space: ParamSpace,
-        layers: tuple[Layer, ...],
+        layers: tuple[KroneckerLayer, ...],
     ):
         self.source, self._spectra = source, spectra
         self.space = self.columns = space
@@ -179,17 +179,19 @@ class KroneckerSpectral(KroneckerMatrix):
         return self._spectra()
 
 
-def layerwise(spectra: Sequence[Spectrum], layers: tuple[Layer, ...], space: ParamSpace, V: Tensor) -> Tensor:
+def layerwise(
+    spectra: Sequence[Spectrum], layers: tuple[KroneckerLayer, ...], space: ParamSpace, V: Tensor
+) -> Tensor:
     """The product with columns (size, k), layer by layer."""
-    found, k = torch.zeros_like(V, memory_format=torch.contiguous_format), V.shape[1]
+    product, k = torch.zeros_like(V, memory_format=torch.contiguous_format), V.shape[1]
     for layer, spectrum in zip(layers, spectra, strict=True):
         m, n = layer.shape
         X = torch.cat([space.view(V, block).reshape(block.size, k) for block in layer.blocks])
-        done = spectrum.times(X.view(m, n, k)).reshape(m * n, k).split([b.size for b in layer.blocks])
-        for block, part in zip(layer.blocks, done, strict=True):
-            place = space.view(found, block)
+        parts = spectrum.times(X.view(m, n, k)).reshape(m * n, k).split([b.size for b in layer.blocks])
+        for block, part in zip(layer.blocks, parts, strict=True):
+            place = space.view(product, block)
             place.copy_(part.reshape(place.shape))
-    return found
+    return product
 
 
 def with_values(spectrum: Spectrum, values: Tensor) -> Spectrum:
@@ -210,7 +212,7 @@ def check_damping(damping: float, split: Split) -> None:
         raise UsageError(f"expected split='exact' or 'pi', got {split!r}")
 
 
-def invertible(layer: Layer, values: Tensor) -> Tensor:
+def invertible(layer: KroneckerLayer, values: Tensor) -> Tensor:
     """The values; raise where one of them is zero to rounding."""
     largest = float(values.max())
     if not float(values.min()) > torch.finfo(values.dtype).eps * largest:

@@ -15,21 +15,21 @@ from curvescope.data.batches import Batch
 from curvescope.engines.memory import directions_per_pass, result_bytes
 from curvescope.engines.vjp import pull
 from curvescope.operators.kronecker.cotangents import Curvature
+from curvescope.operators.kronecker.layer_recording import Recorded, Use, record
 from curvescope.operators.kronecker.layers import (
     UNUSED,
-    Found,
-    Layer,
-    Place,
+    BlockUse,
+    KroneckerLayer,
+    LayerSearch,
     Rows,
-    ask,
-    block_places,
+    block_uses,
     find_layers,
     merged,
+    mixed_use_error,
+    probe_gradients,
     side_inputs,
     side_outputs,
-    used_in_two_ways,
 )
-from curvescope.operators.kronecker.record import Recorded, Use, record
 from curvescope.problem import Problem
 
 Sides = dict[bool, Tensor]
@@ -45,23 +45,23 @@ class Piece:
     first: int
     recorded: Recorded
     rows: list[Rows]
-    layers: tuple[Layer, ...]
+    layers: tuple[KroneckerLayer, ...]
     group: int
 
-    def places(self, layer: Layer) -> list[Place]:
-        """Where the layer's weights, or its bias, are used; nowhere, in some pieces."""
+    def places(self, layer: KroneckerLayer) -> list[BlockUse]:
+        """Return the uses of the layer's weights, or of its bias; some pieces have none."""
         return _places(layer.blocks[0], self.recorded)
 
-    def inputs(self, layer: Layer) -> Sides:
+    def inputs(self, layer: KroneckerLayer) -> Sides:
         """a, with 1 behind it for a bias, zero where a sequence has no row."""
         return side_inputs(layer, self.places(layer), self.recorded.uses, self.rows, self.problem.dtype)
 
-    def counts(self, layer: Layer) -> dict[bool, Tensor]:
+    def counts(self, layer: KroneckerLayer) -> dict[bool, Tensor]:
         """Rows of each sequence, (B,), by orientation."""
         found: dict[bool, Tensor] = {}
         for place in self.places(layer):
-            here = self.rows[place.use].there.sum(1)
-            found[place.transposed] = found.get(place.transposed, 0) + here
+            rows_of_use = self.rows[place.use].present.sum(1)
+            found[place.transposed] = found.get(place.transposed, 0) + rows_of_use
         return found
 
     def gradients(self, curvature: Curvature) -> Iterator[list[Sides]]:
@@ -70,10 +70,10 @@ class Piece:
         if not edges:
             return
         for u in track(curvature.chunks(self.problem, z, self.batch, self.first, self.group), "factors"):
-            found = pull([z], [u], edges, len(u))  # pyright: ignore[reportArgumentType]
+            gradients_ = pull([z], [u], edges, len(u))  # pyright: ignore[reportArgumentType]
             flat = [
                 rows.take(self._zero(use, len(u)) if g is None else g.flatten(1, -2))
-                for use, g, rows in zip(self.recorded.uses, found, self.rows, strict=True)
+                for use, g, rows in zip(self.recorded.uses, gradients_, self.rows, strict=True)
             ]
             yield [side_outputs(layer, self.places(layer), flat) for layer in self.layers]
 
@@ -81,7 +81,9 @@ class Piece:
         return self.recorded.outputs.new_zeros(k, prod(use.lead), use.weight.shape[-1])
 
 
-def look(problem: Problem, blocks: Sequence[Block], curvature: Curvature, *, joint: bool) -> Found:
+def search_layers(
+    problem: Problem, blocks: Sequence[Block], curvature: Curvature, *, joint: bool
+) -> LayerSearch:
     """The blocks that are linear maps: on the first sequence that counts, and on all data until each is used.
 
     A curvature that the loss does not have raises here, before the work. Weights of `nn.Linear` that have no
@@ -89,21 +91,25 @@ def look(problem: Problem, blocks: Sequence[Block], curvature: Curvature, *, joi
     """
     blocks = [problem.model.inputs_first(block) for block in blocks]
     singles = (batch[i : i + 1] for batch in problem.batches for i in range(batch.num_sequences))
-    one = next(s for s in singles if problem.loss.total_weight(s.targets, s.weights) > 0).map(problem.placed)
-    found = Found((), {block.name: UNUSED for block in blocks})
-    for i, batch in enumerate(chain([one], problem.placed_batches("layers"))):
+    single = next(s for s in singles if problem.loss.total_weight(s.targets, s.weights) > 0).map(
+        problem.placed
+    )
+    search = LayerSearch((), {block.name: UNUSED for block in blocks})
+    for i, batch in enumerate(chain([single], problem.placed_batches("layers"))):
         recorded = record(problem, batch)
         if i == 0 and curvature.kind != "forward-only":
-            next(curvature.chunks(problem, recorded.outputs, one, 0, 1), None)
-        asked = ask(problem, recorded, batch, (block.parameter for block in blocks))
-        here = find_layers(blocks, _shapes(recorded), recorded, asked, joint=joint)
-        found = merged(blocks, found, here)
-        if UNUSED not in found.left_out.values():
+            next(curvature.chunks(problem, recorded.outputs, single, 0, 1), None)
+        probe = probe_gradients(problem, recorded, batch, (block.parameter for block in blocks))
+        local = find_layers(blocks, _shapes(recorded), recorded, probe, joint=joint)
+        search = merged(blocks, search, local)
+        if UNUSED not in search.left_out.values():
             break
-    return found
+    return search
 
 
-def pieces(problem: Problem, layers: tuple[Layer, ...], what: str, *, joint: bool) -> Iterator[Piece]:
+def pieces(
+    problem: Problem, layers: tuple[KroneckerLayer, ...], what: str, *, joint: bool
+) -> Iterator[Piece]:
     """All data: batches as they are, or single sequences where a module does one thing for all of them."""
     first, group = 0, None
     for every in problem.placed_batches(what):
@@ -116,34 +122,34 @@ def pieces(problem: Problem, layers: tuple[Layer, ...], what: str, *, joint: boo
 
 
 def _recorded(
-    problem: Problem, layers: tuple[Layer, ...], batch: Batch, *, joint: bool
+    problem: Problem, layers: tuple[KroneckerLayer, ...], batch: Batch, *, joint: bool
 ) -> Iterator[tuple[Batch, Recorded, list[Rows]]]:
     recorded = record(problem, batch)
     blocks = [block for layer in layers for block in layer.blocks]
-    asked = ask(problem, recorded, batch, (block.parameter for block in blocks))
-    found = find_layers(blocks, _shapes(recorded), recorded, asked, joint=joint)
-    otherwise = [name for name, why in found.left_out.items() if why != UNUSED]
-    otherwise += [layer.name for layer in found.layers if layer not in layers]
-    if otherwise:
-        raise used_in_two_ways(otherwise[0])
+    probe = probe_gradients(problem, recorded, batch, (block.parameter for block in blocks))
+    search = find_layers(blocks, _shapes(recorded), recorded, probe, joint=joint)
+    mixed = [name for name, why in search.left_out.items() if why != UNUSED]
+    mixed += [layer.name for layer in search.layers if layer not in layers]
+    if mixed:
+        raise mixed_use_error(mixed[0])
     ours = {place.use for block in blocks for place in _places(block, recorded)}
-    if any(asked.rows[use] is None for use in ours):
+    if any(probe.rows[use] is None for use in ours):
         assert batch.num_sequences > 1, "rows of one sequence belong to it"
         for i in range(batch.num_sequences):
             yield from _recorded(problem, layers, batch[i : i + 1], joint=joint)
         return
     uses = [recorded.uses[use] for use in sorted(ours)]
-    yield batch, recorded._replace(uses=uses), [_there(asked.rows[use]) for use in sorted(ours)]
+    yield batch, recorded._replace(uses=uses), [_narrow(probe.rows[use]) for use in sorted(ours)]
 
 
-def _places(block: Block, recorded: Recorded) -> list[Place]:
-    """Where a block that is a linear map is used."""
-    found = block_places(block, tuple(recorded.leaves[block.parameter].shape), recorded.uses)
-    assert found is not None, "looked at when layers were found"
-    return found
+def _places(block: Block, recorded: Recorded) -> list[BlockUse]:
+    """Return the uses of a block that is a linear map."""
+    uses = block_uses(block, tuple(recorded.leaves[block.parameter].shape), recorded.uses)
+    assert uses is not None, "looked at when layers were found"
+    return uses
 
 
-def _there(rows: Rows | None) -> Rows:
+def _narrow(rows: Rows | None) -> Rows:
     assert rows is not None
     return rows
 

@@ -29,10 +29,10 @@ from curvescope.core.seeds import Probe, probes
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine
 from curvescope.engines.memory import SHARE_OF_FREE_MEMORY, free_bytes, result_bytes
-from curvescope.models.choice import Params
-from curvescope.models.running.held import RefuseHeld
-from curvescope.operators.samples.coupled import refuse_coupled
-from curvescope.operators.samples.stacked import Graph, Part, agrees, alone, together
+from curvescope.models.parameter_selection import Params
+from curvescope.models.running.aliased_parameters import RefuseAliased
+from curvescope.operators.samples.batch_coupling import refuse_coupled
+from curvescope.operators.samples.stacked import Graph, Part, agrees, plain_graph, stacked_graph
 from curvescope.problem import Problem, check_finite, differentiating
 
 GRAPH = 4  # of a gradient's graph, in units of the forward pass's results
@@ -57,8 +57,8 @@ class SampleTraces(Result):
 class PerSample:
     """Losses, gradients and curvature of every sample of a problem, at its parameters as they are.
 
-    Nothing is kept between calls. A model or data that change while a method runs, or inside `frozen()`, are
-    an error.
+    Nothing is cached between calls. If the model or the data change while a method runs, or inside
+    `frozen()`, it raises.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PerSample:
         self.problem, self.space, self._cpu_bytes = problem, space, cpu_bytes
         self.each: Each = each
         self._engine, self._chunk = Engine(problem, "autograd"), chunk
-        self._tried: dict[Any, tuple[int, int]] | None = None  # sizes that memory takes, inside `frozen()`
+        self._sizes: dict[Any, tuple[int, int]] | None = None  # sizes that memory takes, inside `frozen()`
         self._checked: set[tuple[int, int, bool]] = set()  # stacked samples that agreed, inside `frozen()`
         self._one_by_one = False  # they did not agree, or vmap cannot run the module, inside `frozen()`
         self._warned = False
@@ -82,17 +82,17 @@ class PerSample:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Calls inside belong together: sizes and checks of stacked samples hold for all of them."""
-        if self._tried is not None:
+        if self._sizes is not None:
             yield
             return
         with self._engine.frozen():
-            self._tried, self._reached = {}, set()
+            self._sizes, self._reached = {}, set()
             self._checked, self._one_by_one = set(), False
             try:
                 refuse_coupled(self.problem)
                 yield
             finally:
-                self._tried = None
+                self._sizes = None
 
     @property
     def shares(self) -> np.ndarray:
@@ -101,7 +101,7 @@ class PerSample:
 
     @property
     def sequences(self) -> np.ndarray:
-        """Which sequence of the data a sample is, or is a term of: (S,). One that counts nowhere is none."""
+        """Sequence of the data that each sample is, or is a term of: (S,)."""
         counts = [batch.num_sequences for batch in self.problem.batches]
         firsts = np.cumsum([0, *counts[:-1]])
         return np.concatenate(
@@ -115,16 +115,16 @@ class PerSample:
 
     def losses(self, parameters: Mapping[str, Tensor] | None = None) -> np.ndarray:
         """ℓ_x: (S,), where the problem is, or at other parameters, by name."""
-        found, loss = [], self.problem.loss
-        moved = {**self.problem.point, **(parameters or {})}
-        with self.frozen(), differentiating(), torch.no_grad(), self._reaching(moved):
+        values, loss = [], self.problem.loss
+        parameters_ = {**self.problem.point, **(parameters or {})}
+        with self.frozen(), differentiating(), torch.no_grad(), self._reaching(parameters_):
             for rows, batch in zip(self._rows(), self.problem.placed_batches("losses"), strict=True):
-                z = self.problem.outputs(batch, moved)
-                own = rows.batch(batch)
+                z = self.problem.outputs(batch, parameters_)
+                samples = rows.batch(batch)
                 for i, s in enumerate(rows.sequences.tolist()):
-                    one = own[i : i + 1]
-                    found.append(float(loss.sum(z[s : s + 1], one.targets, one.weights)))
-        return np.array(found) / self._divisors()
+                    single = samples[i : i + 1]
+                    values.append(float(loss.sum(z[s : s + 1], single.targets, single.weights)))
+        return np.array(values) / self._divisors()
 
     def gradient_parts(self) -> Iterator[tuple[slice, Tensor]]:
         """∇ℓ_x of some samples after the others: which, and (b, n)."""
@@ -140,7 +140,7 @@ class PerSample:
 
     def gradient_products(self, V: Tensor) -> np.ndarray:
         """⟨∇ℓ_x, v⟩ for the columns v of V (n, k): (S, k)."""
-        self._check(V, own=False)
+        self._check(V, per_sample=False)
         return _joined(found @ V for _, found in self.gradient_parts())
 
     def product_parts(self, V: Tensor, part: Part = "hessian") -> Iterator[tuple[slice, Tensor]]:
@@ -174,17 +174,19 @@ class PerSample:
     def traces(
         self, part: Part = "hessian", *, num_probes: int = 16, probe: Probe = "rademacher", seed: int = 0
     ) -> SampleTraces:
-        """tr H_x, or tr G_x: exact where there are no more parameters than probes, else Hutchinson's."""
+        """Return tr H_x, or tr G_x: exact with at most as many parameters as probes, else Hutchinson's
+        estimate.
+        """
         if num_probes < 2:
             raise UsageError(f"expected num_probes of at least 2, got {num_probes}")
         if probe not in get_args(Probe):
             raise UsageError(f"expected 'rademacher' or 'gaussian', got {probe!r}")
         V, exact = probe_columns(self.space, num_probes, probe=probe, seed=seed)
-        found = self.forms(V, part)
+        forms = self.forms(V, part)
         if exact:
-            return SampleTraces(found.sum(1), np.zeros(len(found)), True, V.shape[1], seed, probe)
-        stderr = found.std(axis=1, ddof=1) / math.sqrt(num_probes)
-        return SampleTraces(found.mean(1), stderr, False, num_probes, seed, probe)
+            return SampleTraces(forms.sum(1), np.zeros(len(forms)), True, V.shape[1], seed, probe)
+        stderr = forms.std(axis=1, ddof=1) / math.sqrt(num_probes)
+        return SampleTraces(forms.mean(1), stderr, False, num_probes, seed, probe)
 
     def __repr__(self) -> str:
         return f"PerSample({self.num_samples} {self.each}s, {self.space.size} parameters)"
@@ -192,15 +194,15 @@ class PerSample:
     # ------------------------------------------------------------------------------- the stream of samples
 
     @contextmanager
-    def _reaching(self, moved: Mapping[str, Tensor]) -> Iterator[None]:
+    def _reaching(self, values: Mapping[str, Tensor]) -> Iterator[None]:
         """Passes inside raise where the module holds a moved parameter in a second way; once is enough."""
-        assert self._tried is not None, "inside frozen"
-        if not moved or frozenset(moved) in self._reached:
+        assert self._sizes is not None, "inside frozen"
+        if not values or frozenset(values) in self._reached:
             yield
             return
-        with RefuseHeld(dict(self.problem.model.named_parameters()), moved):
+        with RefuseAliased(dict(self.problem.model.named_parameters()), values):
             yield
-        self._reached.add(frozenset(moved))
+        self._reached.add(frozenset(values))
 
     def stream(
         self, what: str, work: Callable[[Graph, slice, int], Tensor], *, second_order: bool = False
@@ -220,62 +222,65 @@ class PerSample:
                 step, group = self._at_once(rows.batch(whole))
                 for start in track(range(0, len(rows.sequences), step), what):
                     batch = rows.batch(whole, slice(start, start + step))
-                    here = slice(first, first + batch.num_sequences)
+                    numbers = slice(first, first + batch.num_sequences)
                     with differentiating():
-                        made = self._graphs(batch, here, second_order)
-                        found = torch.cat([work(graph, which, group) for graph, which in made])
-                        check_finite(found, self.problem)
-                    scale = divisors[here].to(found).reshape(-1, *[1] * (found.dim() - 1))
-                    yield here, found / scale
-                    first = here.stop
+                        graphs = self._graphs(batch, numbers, second_order)
+                        results = torch.cat([work(graph, which, group) for graph, which in graphs])
+                        check_finite(results, self.problem)
+                    scale = divisors[numbers].to(results).reshape(-1, *[1] * (results.dim() - 1))
+                    yield numbers, results / scale
+                    first = numbers.stop
 
-    def _graphs(self, batch: Batch, here: slice, second_order: bool) -> Iterator[tuple[Graph, slice]]:
+    def _graphs(self, batch: Batch, numbers: slice, second_order: bool) -> Iterator[tuple[Graph, slice]]:
         """Yield one graph of all samples of a batch if it agrees with an ordinary pass, else one for each."""
         problem, space = self.problem, self.space
         if batch.num_sequences > 1 and not self._one_by_one:
-            graph, key = together(problem, space, batch), (here.start, here.stop, second_order)
+            graph, key = stacked_graph(problem, space, batch), (numbers.start, numbers.stop, second_order)
             if graph is not None and (key in self._checked or agrees(graph, second_order=second_order)):
                 self._checked.add(key)
-                yield graph, here
+                yield graph, numbers
                 return
             self._one_by_one = True
             if graph is not None and not self._warned:
                 self._warned = True
                 warn(
-                    f"torch.func.vmap computes other derivatives of {problem.model.name} than an ordinary "
-                    "pass, so samples are computed one at a time, which is slower"
+                    f"torch.func.vmap computes different derivatives of {problem.model.name} than an "
+                    f"ordinary pass, so samples are computed one at a time, which is slower"
                 )
         for i in range(batch.num_sequences):
-            yield alone(problem, space, batch[i : i + 1]), slice(here.start + i, here.start + i + 1)
+            yield (
+                plain_graph(problem, space, batch[i : i + 1]),
+                slice(numbers.start + i, numbers.start + i + 1),
+            )
 
     def _at_once(self, batch: Batch) -> tuple[int, int]:
         """Return the number of samples of a batch, and of directions of each, that memory takes at once."""
-        problem, B, one = self.problem, batch.num_sequences, batch[:1]
-        key = (B, *(tuple(t.shape) for t in one.tensors()))
-        if self._tried is not None and key in self._tried:
-            return self._tried[key]
-        _, results = result_bytes(lambda: problem.outputs(one))
+        problem, B, single = self.problem, batch.num_sequences, batch[:1]
+        key = (B, *(tuple(t.shape) for t in single.tensors()))
+        if self._sizes is not None and key in self._sizes:
+            return self._sizes[key]
+        _, results = result_bytes(lambda: problem.outputs(single))
         size = sum(map(math.prod, self.space.shapes.values())) * torch.finfo(problem.dtype).bits // 8
         limit = int(SHARE_OF_FREE_MEMORY * free_bytes(problem.device))
         limit = min(limit, self._cpu_bytes) if problem.device.type == "cpu" else limit
-        most = self._chunk or max(1, limit // max(GRAPH * results + COPIES * size, 1))
-        step = max(1, min(most, B))
-        found = step, max(1, limit // max(DIRECTION * (results + size) * step, 1))
-        if self._tried is not None:
-            self._tried[key] = found
-        return found
+        limit_samples = self._chunk or max(1, limit // max(GRAPH * results + COPIES * size, 1))
+        step = max(1, min(limit_samples, B))
+        sizes = step, max(1, limit // max(DIRECTION * (results + size) * step, 1))
+        if self._sizes is not None:
+            self._sizes[key] = sizes
+        return sizes
 
     def _rows(self) -> list[Rows]:
         return [rows_of(self.problem, batch, self.each) for batch in self.problem.batches]
 
     def _divisors(self) -> np.ndarray:
-        """What a sample's sum is divided by."""
+        """Divisor of each sample's sum."""
         return np.concatenate([rows.divisors for rows in self._rows()])
 
-    def _check(self, V: Tensor, *, own: bool = True) -> None:
+    def _check(self, V: Tensor, *, per_sample: bool = True) -> None:
         """Raise unless these are columns for all samples, or, where that goes, each sample's own."""
         n, S = self.space.size, self.num_samples
-        shapes = [(n,), (S, n)] if own else [(n,)]
+        shapes = [(n,), (S, n)] if per_sample else [(n,)]
         if V.shape[:-1] not in shapes or V.dtype != self.problem.dtype:
             wanted = " or ".join(f"({', '.join(map(str, shape))}, k)" for shape in shapes)
             raise ShapeError(
@@ -286,13 +291,13 @@ class PerSample:
 def per_sample(
     problem: Problem, *blocks: Params, each: Each = "sequence", chunk: int | None = None
 ) -> PerSample:
-    """Every sequence of a problem's data, or every single term, with its own loss and curvature.
+    """Return every sequence, or every single term, of a problem's data with its own loss and curvature.
 
     Args:
         problem: A `cs.Problem`.
         blocks: The parameters of gradients and products, by globs; all without one.
         each: `sequence`, or `term`: a counted target, or an entry of `mse_mean`.
-        chunk: Samples at a time, where the memory's own answer is not wanted.
+        chunk: Number of samples at a time; by default chosen from the free memory.
     """
     if not isinstance(problem, Problem):
         raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
@@ -302,7 +307,7 @@ def per_sample(
         raise UsageError(f"expected a chunk of at least 1 sample, got {chunk!r}")
     if each == "term" and not has_terms(problem):
         raise UsageError(
-            f"the loss {problem.loss.name!r} does not say what its terms within a sequence are",
+            f"the loss {problem.loss.name!r} does not define its terms within a sequence",
             hint="each='sequence', or a loss whose terms are targets or entries: cross_entropy, mse_mean",
         )
     return PerSample(problem, problem.space(*blocks), each, chunk)
@@ -337,11 +342,11 @@ class Rows(NamedTuple):
     def batch(self, whole: Batch, rows: slice = slice(None)) -> Batch:
         """The samples as sequences of a batch; a term is its sequence with no other term that counts."""
         chosen = self.sequences[rows]
-        found = whole.map(lambda t: t[chosen.to(t.device)])
+        samples = whole.map(lambda t: t[chosen.to(t.device)])
         if self.terms is None:
-            return found
+            return samples
         hot = torch.nn.functional.one_hot(self.terms[rows], math.prod(self.shape))
-        return Batch(found.inputs, found.targets, hot.reshape(-1, *self.shape).to(found.targets.device))
+        return Batch(samples.inputs, samples.targets, hot.reshape(-1, *self.shape).to(samples.targets.device))
 
 
 def has_terms(problem: Problem) -> bool:
@@ -352,14 +357,16 @@ def has_terms(problem: Problem) -> bool:
 def rows_of(problem: Problem, batch: Batch, each: Each) -> Rows:
     """The samples of a batch that count."""
     if each == "sequence":
-        ones = (batch[i : i + 1] for i in range(batch.num_sequences))
-        weights = np.array([problem.loss.total_weight(one.targets, one.weights) for one in ones])
-        kept = np.flatnonzero(weights > 0)
-        return Rows(torch.as_tensor(kept), None, weights[kept], weights[kept], ())
-    w, own = (problem.loss.term_weights(batch.targets, given) for given in (batch.weights, None))
+        singles = (batch[i : i + 1] for i in range(batch.num_sequences))
+        weights = np.array([problem.loss.total_weight(single.targets, single.weights) for single in singles])
+        counted = np.flatnonzero(weights > 0)
+        return Rows(torch.as_tensor(counted), None, weights[counted], weights[counted], ())
+    w, unweighted = (problem.loss.term_weights(batch.targets, given) for given in (batch.weights, None))
     assert w is not None, "checked by has_terms"
-    assert own is not None, "checked by has_terms"
-    w, own = w.double().cpu(), own.double().cpu()
+    assert unweighted is not None, "checked by has_terms"
+    w, unweighted = w.double().cpu(), unweighted.double().cpu()
     flat = w.reshape(len(w), -1)
     at = sequences, terms = (flat > 0).nonzero(as_tuple=True)
-    return Rows(sequences, terms, flat[at].numpy(), own.reshape(len(w), -1)[at].numpy(), tuple(w.shape[1:]))
+    return Rows(
+        sequences, terms, flat[at].numpy(), unweighted.reshape(len(w), -1)[at].numpy(), tuple(w.shape[1:])
+    )

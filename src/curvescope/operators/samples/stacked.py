@@ -29,13 +29,13 @@ from curvescope.core.progress import track
 from curvescope.core.seeds import generator
 from curvescope.core.tensors import tree_map
 from curvescope.data.batches import Batch
-from curvescope.engines.run import PlainRunner
+from curvescope.engines.module_runner import Runner
 from curvescope.engines.vjp import gradient, linearize, pull
 from curvescope.operators.roots import Columns
 from curvescope.problem import Leaves, Problem
 
 Part = Literal["hessian", "ggn"]
-NEAR = {torch.float32: 1e-3, torch.float64: 1e-8}  # relative: two orders of the same operations
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}  # relative: two orders of the same operations
 ROUNDING = 0.01  # of NEAR and of the largest entry of all parameters: a derivative of this size may be zero
 SLOW = "There is a performance drop"  # an operation that vmap takes sample by sample; the numbers are right
 
@@ -44,14 +44,14 @@ class ConstantPadding(TorchFunctionMode):
     """Embeddings inside give no derivative to the row of `padding_idx`, under vmap too."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func not in LOOKUPS:
-            return found
+            return result
         ids, weight, padding = LOOKUPS[func](*args, **(kwargs or {}))
         if padding is None:
-            return found
+            return result
         row = padding + weight.shape[0] if padding < 0 else padding
-        return torch.where((ids == row)[..., None], found.detach(), found)
+        return torch.where((ids == row)[..., None], result.detach(), result)
 
 
 def _embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *_: Any, **__: Any) -> tuple:
@@ -79,26 +79,28 @@ class Graph:
     def gradients(self) -> Tensor:
         """∇s_b of every sample's sum: (B, n)."""
         s, points = self._sum(), list(self.points.values())
-        found = torch.autograd.grad(s, points, allow_unused=True) if s.requires_grad else [None] * len(points)
-        return self._gathered([None if g is None else g[None] for g in found], 1)[..., 0]
+        results = (
+            torch.autograd.grad(s, points, allow_unused=True) if s.requires_grad else [None] * len(points)
+        )
+        return self._gathered([None if g is None else g[None] for g in results], 1)[..., 0]
 
     def products(self, V: Tensor, part: Part, group: int) -> Tensor:
         """∇²s_b V, or its GGN: (B, n, k), from V of shape (n, k) or (B, n, k)."""
         tangents = self._tangents(V)
         into = list(self.points.values())
         if part == "hessian":
-            found = pull(gradient(self._sum(), into), tangents, into, group)
+            results = pull(gradient(self._sum(), into), tangents, into, group)
         else:
             z, batch = self.outputs, self.batch
             (Jv,) = linearize(self.points, (z,), tuple(self.points)).push(tangents, group)
             middle = self.problem.loss.hessian_product(z.detach(), batch.targets, batch.weights, Jv)
-            found = pull([z], [middle], into, group)
-        return self._gathered(found, V.shape[-1])
+            results = pull([z], [middle], into, group)
+        return self._gathered(results, V.shape[-1])
 
     def pulled(self, cotangents: Tensor, group: int) -> Tensor:
         """Jᵀ u of every sample for cotangents (k, B, …) of the outputs: (B, n, k)."""
-        found = pull([self.outputs], [cotangents], list(self.points.values()), group)
-        return self._gathered(found, len(cotangents))
+        results = pull([self.outputs], [cotangents], list(self.points.values()), group)
+        return self._gathered(results, len(cotangents))
 
     def squares(self, columns: Columns, group: int) -> Tensor:
         """Σ_k (Jᵀ r_k) ∘ (Jᵀ M r_k) of every sample, or Σ_k (Jᵀ r_k)² for roots r_k: (B, n)."""
@@ -106,12 +108,12 @@ class Graph:
         total = [torch.zeros_like(x)[None] for x in into]
         for start in track(range(0, columns.number, group), "exact diagonal"):
             R = columns.make(slice(start, min(start + group, columns.number)))
-            pulled = others = pull([self.outputs], [R], into, group)
+            pulled = second = pull([self.outputs], [R], into, group)
             if columns.times is not None:
-                others = pull([self.outputs], [columns.times(R)], into, group)
-            for add, one, other in zip(total, pulled, others, strict=True):
-                if one is not None and other is not None:
-                    add += (one * other).sum(dim=0)
+                second = pull([self.outputs], [columns.times(R)], into, group)
+            for add, first, other in zip(total, pulled, second, strict=True):
+                if first is not None and other is not None:
+                    add += (first * other).sum(dim=0)
         return self._gathered([x.detach() for x in total], 1)[..., 0]
 
     def _sum(self) -> Tensor:
@@ -120,7 +122,7 @@ class Graph:
     def _tangents(self, V: Tensor) -> list[Tensor]:
         """Directions of the points, k in front."""
         if V.dim() == 3:
-            trees = [self.space.scatter_columns(own) for own in V]
+            trees = [self.space.scatter_columns(columns) for columns in V]
             tree = {name: torch.stack([t[name] for t in trees], dim=1) for name in self.space.parameter_names}
             return [tree[name] if self.stacked else tree[name][:, 0] for name in self.points]
         B = self.batch.num_sequences
@@ -129,30 +131,30 @@ class Graph:
             return [tree[name] for name in self.points]
         return [tree[name][:, None].expand(-1, B, *tree[name].shape[1:]) for name in self.points]
 
-    def _gathered(self, found: Any, k: int) -> Tensor:
+    def _gathered(self, results: Any, k: int) -> Tensor:
         """Results (k, B, *shape) of the points as vectors: (B, n, k)."""
         B = self.batch.num_sequences
-        pairs = zip(self.points, found, strict=True)
+        pairs = zip(self.points, results, strict=True)
         tree = {name: (x if self.stacked else x[:, None]).contiguous() for name, x in pairs if x is not None}
         if not tree:
             return torch.zeros(B, self.space.size, k, dtype=self.space.dtype, device=self.space.device)
-        one = torch.func.vmap(self.space.gather, out_dims=-1)  # over k: (n, k)
-        return torch.func.vmap(one, in_dims=1)(tree).detach()
+        gather = torch.func.vmap(self.space.gather, out_dims=-1)  # over k: (n, k)
+        return torch.func.vmap(gather, in_dims=1)(tree).detach()
 
 
-def together(problem: Problem, space: ParamSpace, batch: Batch) -> Graph | None:
+def stacked_graph(problem: Problem, space: ParamSpace, batch: Batch) -> Graph | None:
     """The graph of all samples of a placed batch, or None where the module cannot be run so."""
-    runner, B = PlainRunner(problem), batch.num_sequences
+    runner, B = Runner(problem), batch.num_sequences
     rows = tree_map(lambda x: x[:, None], batch.inputs)  # a sample is a batch of one sequence
 
-    def one(own: Leaves, inputs: Any) -> Tensor:
-        z = runner.outputs(Batch(inputs, inputs), own, second_order=True, lazy=False)
+    def sample(leaves_of_sample: Leaves, inputs: Any) -> Tensor:
+        z = runner.outputs(Batch(inputs, inputs), leaves_of_sample, second_order=True, lazy=False)
         assert isinstance(z, Tensor)
         return z[0]
 
     def run(leaves: Leaves) -> tuple[Leaves, Tensor]:
         copies = {name: leaf.expand(B, *leaf.shape) for name, leaf in leaves.items()}
-        return copies, torch.func.vmap(one)(copies, rows)
+        return copies, torch.func.vmap(sample)(copies, rows)
 
     try:
         with warnings.catch_warnings(), ConstantPadding():
@@ -160,15 +162,17 @@ def together(problem: Problem, space: ParamSpace, batch: Batch) -> Graph | None:
             leaves, (copies, z) = problem.differentiable(space.parameter_names, run, lambda found: [found[1]])
     except Exception:  # whatever a module raises that looks at its numbers
         return None
-    own = dict(problem.model.named_parameters())
-    if any(leaf is own[name] for name, leaf in leaves.items()):  # copies do not reach the second way
+    leaves_of_sample = dict(problem.model.named_parameters())
+    if any(
+        leaf is leaves_of_sample[name] for name, leaf in leaves.items()
+    ):  # copies do not reach the second way
         return None
     return Graph(problem, space, batch, copies, z, stacked=True)
 
 
-def alone(problem: Problem, space: ParamSpace, batch: Batch) -> Graph:
+def plain_graph(problem: Problem, space: ParamSpace, batch: Batch) -> Graph:
     """The graph of a placed batch in an ordinary pass: of one sample, or of all of them as one function."""
-    runner = PlainRunner(problem)
+    runner = Runner(problem)
 
     def run(leaves: Leaves) -> Tensor:
         z = runner.outputs(batch, leaves, second_order=True, lazy=False)
@@ -186,7 +190,7 @@ def agrees(graph: Graph, *, second_order: bool) -> bool:
     the check compares z, Jᵀu and, for `second_order`, ∂(Jᵀu)/∂θ v. A wrong derivative of any sample changes
     these sums, except for a set of u and v of measure zero.
     """
-    plain = alone(graph.problem, graph.space, graph.batch)
+    plain = plain_graph(graph.problem, graph.space, graph.batch)
     z = plain.outputs
     if graph.outputs.shape != z.shape or not _near([graph.outputs], [z]):
         return False
@@ -195,20 +199,22 @@ def agrees(graph: Graph, *, second_order: bool) -> bool:
     u = _random(z, 0)
     v = [_random(x, 1 + i) for i, x in enumerate(plain.points.values())]
     try:
-        ours = _derivatives(graph, u, v, second_order)
+        actual = _derivatives(graph, u, v, second_order)
     except RuntimeError:  # a derivative that batched operations do not have
         return False
-    theirs = _derivatives(plain, u, v, second_order)
-    return all(_near(*pair) for pair in zip(ours, theirs, strict=True))
+    expected = _derivatives(plain, u, v, second_order)
+    return all(_near(*pair) for pair in zip(actual, expected, strict=True))
 
 
 def _derivatives(graph: Graph, u: Tensor, v: list[Tensor], second_order: bool) -> list[list[Tensor]]:
     """Jᵀu and ∂(Jᵀu)/∂θ v, summed over samples, for every parameter."""
     into, z = list(graph.points.values()), graph.outputs
 
-    def summed(found: Sequence[Tensor | None]) -> list[Tensor]:
-        own = [torch.zeros_like(x) if g is None else g.detach() for g, x in zip(found, into, strict=True)]
-        return [g.to_dense().sum(0) if graph.stacked else g.to_dense() for g in own]
+    def summed(gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        sums = [
+            torch.zeros_like(x) if g is None else g.detach() for g, x in zip(gradients, into, strict=True)
+        ]
+        return [g.to_dense().sum(0) if graph.stacked else g.to_dense() for g in sums]
 
     first = torch.autograd.grad(z, into, u, retain_graph=True, create_graph=second_order, allow_unused=True)
     if not second_order:
@@ -222,18 +228,18 @@ def _random(like: Tensor, index: int) -> Tensor:
     return torch.randn(like.shape, generator=generator(0, index), dtype=torch.float64).to(like.detach())
 
 
-def _near(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+def _near(actual: list[Tensor], expected: list[Tensor]) -> bool:
     """Return True if tensors agree up to rounding, each relative to its own largest entry.
 
     The largest entry of all tensors sets a floor, because a derivative that is exactly zero is left as
     rounding.
     """
-    if not theirs:
+    if not expected:
         return True
-    tolerance = NEAR.get(theirs[0].dtype, 1e-2)
-    sizes = [_largest(x) for x in theirs]
+    tolerance = TOLERANCE.get(expected[0].dtype, 1e-2)
+    sizes = [_largest(x) for x in expected]
     floor = ROUNDING * max(sizes)
-    for a, b, size in zip(ours, theirs, sizes, strict=True):
+    for a, b, size in zip(actual, expected, sizes, strict=True):
         a, b = a.detach(), b.detach()
         if not ((a == b) | ((a - b).abs() <= tolerance * max(size, floor))).all():
             return False

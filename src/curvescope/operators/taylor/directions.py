@@ -1,4 +1,4 @@
-"""Directions in the space of parameters: what a person gives, as one vector; and the point θ + Σ tᵢ dᵢ."""
+"""Directions in the space of parameters, as one vector; and the problem at θ + Σ tᵢ dᵢ."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from curvescope.core.blocks import Block, ParamSpace
 from curvescope.core.errors import ShapeError, UsageError, near_misses
 from curvescope.core.seeds import probes
-from curvescope.models.choice import Params
 from curvescope.models.model import Model
+from curvescope.models.parameter_selection import Params
 from curvescope.problem import Problem
 
-Word = Literal["gradient", "random"]
-Given = Tensor | Mapping[str, Tensor] | Word
+DirectionName = Literal["gradient", "random"]
+Given = Tensor | Mapping[str, Tensor] | DirectionName
 Point = Tensor | Mapping[str, Tensor] | Model | Problem
-WORDS = {"gradient": "−∇L, steepest descent", "random": "a random direction of length one"}
+DESCRIPTIONS = {"gradient": "−∇L, steepest descent", "random": "a random direction of length one"}
 
 
 class Direction(NamedTuple):
@@ -29,7 +29,7 @@ class Direction(NamedTuple):
 
 
 def check_problem(problem: Any) -> None:
-    """Raise unless it is one."""
+    """Raise unless the argument is a `cs.Problem`."""
     if not isinstance(problem, Problem):
         raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
 
@@ -46,13 +46,13 @@ def as_direction(problem: Problem, given: Any, *blocks: Params, seed: int = 0) -
     space = problem.space(*blocks)
     name = "given"
     if isinstance(given, str):
-        if given not in get_args(Word):
-            words = list(get_args(Word))
+        if given not in get_args(DirectionName):
+            words = list(get_args(DirectionName))
             raise UsageError(
                 f"expected a vector, a dictionary of tensors, 'gradient' or 'random', got {given!r}",
                 hint=near_misses(given, words),
             )
-        name = WORDS[given]
+        name = DESCRIPTIONS[given]
         vector = -problem.gradient(*blocks) if given == "gradient" else _random(space, seed)
     elif isinstance(given, Mapping):
         vector = _gathered(problem, given, space)
@@ -68,7 +68,7 @@ def towards(problem: Problem, point: Any, *blocks: Params) -> Direction:
         point: Parameters θ' by name, a vector over the blocks, a module, a model, or a problem at other
             parameters.
     """
-    space, here = problem.space(*blocks), own_vector(problem, *blocks)
+    space, theta = problem.space(*blocks), own_vector(problem, *blocks)
     given = dict(point.named_parameters()) if isinstance(point, Model | Problem) else point
     given = dict(given.named_parameters()) if isinstance(given, nn.Module) else given
     if isinstance(given, Mapping):
@@ -81,13 +81,13 @@ def towards(problem: Problem, point: Any, *blocks: Params) -> Direction:
         there = _gathered(problem, {name: given[name] for name in space.parameter_names}, space)
     else:
         there = _checked(given, space)
-    return Direction(_usable((there - here).detach(), "way to the other point"), "to the other point")
+    return Direction(_usable((there - theta).detach(), "way to the other point"), "to the other point")
 
 
-def moved(problem: Problem, trees: Sequence[Mapping[str, Tensor]], t: Sequence[float]) -> Problem:
+def displaced(problem: Problem, trees: Sequence[Mapping[str, Tensor]], t: Sequence[float]) -> Problem:
     """The problem at θ + Σ tᵢ dᵢ, the directions dᵢ by the names of parameters."""
-    here = dict(problem.named_parameters())
-    point = {name: here[name].detach() for tree in trees for name in tree}
+    theta = dict(problem.named_parameters())
+    point = {name: theta[name].detach() for tree in trees for name in tree}
     for tree, step in zip(trees, t, strict=True):
         for name, change in tree.items():
             point[name] = torch.add(point[name], change, alpha=float(step))
@@ -95,25 +95,25 @@ def moved(problem: Problem, trees: Sequence[Mapping[str, Tensor]], t: Sequence[f
 
 
 def filter_normalized(problem: Problem, vector: Tensor, *blocks: Params) -> Tensor:
-    """The direction with every filter as long as that of the parameters: d ← d ‖θ_f‖ / ‖d_f‖.
+    """Rescale every filter of a direction to the length of the parameters' filter: d ← d ‖θ_f‖ / ‖d_f‖.
 
     A filter f is what leads to one output: a column of a matrix, laid out inputs × outputs, or what the
     first axis of a larger tensor counts. Biases and gains do not move. (Li, Xu, Taylor, Studer and Goldstein,
     Visualizing the loss landscape of neural nets, 2018, arXiv 1712.09913, section 4, and their code.)
     """
-    space, own = problem.space(*blocks), own_vector(problem, *blocks)
-    found = torch.empty_like(vector)
+    space, theta = problem.space(*blocks), own_vector(problem, *blocks)
+    result = torch.empty_like(vector)
     for block in map(problem.model.inputs_first, space):
-        place, d, w = (space.view(x[:, None], block) for x in (found, vector, own))
+        place, d, w = (space.view(x[:, None], block) for x in (result, vector, theta))
         scaled = _scaled(block, d.reshape(block.shape), w.reshape(block.shape))
         place.copy_(scaled.reshape(place.shape))
-    return _usable(found, "filter-normalized direction")
+    return _usable(result, "filter-normalized direction")
 
 
 def own_vector(problem: Problem, *blocks: Params) -> Tensor:
     """θ itself over the blocks: (n,)."""
-    space, here = problem.space(*blocks), dict(problem.named_parameters())
-    return space.gather({name: here[name].detach() for name in space.parameter_names})
+    space, parameters = problem.space(*blocks), dict(problem.named_parameters())
+    return space.gather({name: parameters[name].detach() for name in space.parameter_names})
 
 
 def dot(x: Tensor, y: Tensor) -> float:
@@ -126,8 +126,8 @@ def _scaled(block: Block, d: Tensor, w: Tensor) -> Tensor:
         return torch.zeros_like(d)
     axes = (0,) if len(block.shape) == 2 else tuple(range(1, len(block.shape)))
     length = torch.linalg.vector_norm(d, dim=axes, keepdim=True)
-    wanted = torch.linalg.vector_norm(w, dim=axes, keepdim=True)
-    return torch.where(length > 0, d * wanted / length, torch.zeros_like(d))
+    norms = torch.linalg.vector_norm(w, dim=axes, keepdim=True)
+    return torch.where(length > 0, d * norms / length, torch.zeros_like(d))
 
 
 def _random(space: ParamSpace, seed: int) -> Tensor:
@@ -136,7 +136,9 @@ def _random(space: ParamSpace, seed: int) -> Tensor:
 
 
 def _gathered(problem: Problem, tree: Mapping[str, Tensor], space: ParamSpace) -> Tensor:
-    """The vector of tensors by name, each of its parameter's shape; refused where nothing of it can move."""
+    """Return the vector of tensors by name, each with its parameter's shape; raise if a parameter does not
+    vary.
+    """
     own = dict(problem.named_parameters())
     for name, value in tree.items():
         if name not in own:
@@ -149,7 +151,7 @@ def _gathered(problem: Problem, tree: Mapping[str, Tensor], space: ParamSpace) -
     if outside:
         raise UsageError(
             f"expected parameters among those that vary, got {outside[0]!r}",
-            hint="pass its block after the direction, or leave it out",
+            hint="pass its block after the direction, or omit it",
         )
     return space.gather(placed)
 
@@ -168,5 +170,5 @@ def _usable(vector: Tensor, what: str) -> Tensor:
     if not bool(torch.isfinite(vector).all()):
         raise UsageError(f"expected a {what} of finite numbers, got infinite or undefined entries")
     if not bool((vector != 0).any()):
-        raise UsageError(f"expected a {what} that is not zero", hint="along zero nothing changes")
+        raise UsageError(f"expected a {what} that is not zero", hint="the loss does not change along zero")
     return vector

@@ -1,4 +1,4 @@
-"""What derivatives at θ say of the loss nearby, how far the loss itself is rounded, and where both agree.
+"""Taylor expansion of the loss at θ, its rounding error, and the range in which both agree.
 
 L(θ + t d) = L + t gᵀd + (t²/2) dᵀHd + (t³/6) ∇³L[d,d,d] + O(t⁴)
 """
@@ -35,8 +35,8 @@ class Expansion(Result):
 
     def predicted(self, t: np.ndarray, order: Order) -> np.ndarray:
         """The polynomial of degree `order` in t."""
-        found = self.loss + t * self.slope + t**2 * self.curvature / 2
-        return found + t**3 * self.third / 6 if order == 3 else found
+        values = self.loss + t * self.slope + t**2 * self.curvature / 2
+        return values + t**3 * self.third / 6 if order == 3 else values
 
     def terms(self, t: np.ndarray) -> np.ndarray:
         """|t gᵀd| + ½ t² |dᵀHd|: what an error is compared with.
@@ -62,7 +62,7 @@ class Expansion(Result):
 
 @dataclass(frozen=True)
 class Agreement(Result):
-    """When a prediction counts as right: its error is at most `tolerance` times the terms, see `terms`.
+    """Criterion for a right prediction: its error is at most `tolerance` times the terms, see `terms`.
 
     An error that is nearer to that limit than the rounding of the loss decides nothing.
     """
@@ -84,26 +84,26 @@ class Agreement(Result):
         finite = np.isfinite(error)
         size = np.abs(np.where(finite, loss, here)) / abs(here) if here else np.ones_like(error)
         rounding = self.rounding * np.maximum(size, 1.0)
-        found = np.where(error + rounding <= allowed, HOLDS, UNDECIDED)
-        return np.where(~finite | (error - rounding > allowed), FAILS, found).astype(int)
+        result = np.where(error + rounding <= allowed, HOLDS, UNDECIDED)
+        return np.where(~finite | (error - rounding > allowed), FAILS, result).astype(int)
 
 
 @dataclass(frozen=True)
 class Radius(Result):
-    """How far a prediction holds on one side of θ, from the points at which the loss was evaluated.
+    """Distance up to which a prediction holds on one side of θ, from the evaluated points.
 
     It holds at `low`, fails at `high`, and fails at no evaluated point before: nothing is known in between.
     """
 
     low: float  # 0: it holds at no evaluated point before it fails
-    high: float  # inf: it fails nowhere in the range
-    limit: float  # the end of the range; 0: this side was not looked at
+    high: float  # inf if it does not fail in the range
+    limit: float  # the end of the range; 0 if this side was not evaluated
 
     @property
     def value(self) -> float:
-        """The middle of the bracket; where that is open, low if it fails nowhere, high if at once.
+        """The middle of the bracket; for an open one, low if it never fails, high if it fails at once.
 
-        nan where rounding hides the answer, and on a side that was not looked at.
+        nan if rounding hides the answer, and on a side that was not evaluated.
         """
         if self.low == 0:
             return math.nan if math.isinf(self.high) else self.high
@@ -113,7 +113,7 @@ class Radius(Result):
         """The bracket, times a unit: `0.021 to 0.022`, `beyond 0.5`, `below 1e-05`."""
         low, high = self.low * unit, self.high * unit
         if self.limit == 0:
-            return "not looked at"
+            return "not evaluated"
         if math.isinf(self.high):
             return f"beyond {low:.3g}" if low > 0 else "hidden by rounding"
         return f"{low:.3g} to {high:.3g}" if low > 0 else f"below {high:.3g}"
@@ -153,7 +153,7 @@ def find_radius(
 
 
 def noise(evaluate: Callable[[float], float], reach: float, here: float, eps: float) -> float:
-    """How far a difference of two losses may be rounded, from losses at points next to each other.
+    """Rounding error of a difference of two losses, from losses at points next to each other.
 
     Fourth differences Δ⁴ of the loss at thirteen points, equally far from each other, hold nothing of a
     smooth function over so short a way, and 70 times the variance of its noise (Moré and Wild, Estimating
@@ -165,16 +165,16 @@ def noise(evaluate: Callable[[float], float], reach: float, here: float, eps: fl
         here: L(θ).
         eps: of the type of the parameters.
     """
-    found = _fourth_differences(evaluate, reach, here)
+    estimate = _fourth_differences(evaluate, reach, here)
     for _ in range(SHORTER):
-        if found <= MANY * eps * abs(here):
+        if estimate <= MANY * eps * abs(here):
             break
         reach /= 32
         nearer = _fourth_differences(evaluate, reach, here)
-        if nearer > found / 4:
+        if nearer > estimate / 4:
             break
-        found = nearer
-    return max(DEVIATIONS * found, eps * abs(here))
+        estimate = nearer
+    return max(DEVIATIONS * estimate, eps * abs(here))
 
 
 def _fourth_differences(evaluate: Callable[[float], float], reach: float, here: float) -> float:
@@ -192,7 +192,9 @@ def rounding_of(dtype: torch.dtype) -> float:
 
 
 def _inside(low: float, high: float, precision: float) -> list[float]:
-    """Where to look next: the middle, and next to it where rounding hides the answer there."""
+    """Return the next points to evaluate: the middle, and its neighbors if rounding hides the answer
+    there.
+    """
     if low == 0:
         return [high / 2]
     middle, beside = math.sqrt(low * high), 1 + precision / 4
@@ -206,9 +208,9 @@ def _bracket(
     t = np.array(sorted(x for x in values if side * x > 0))[::side]
     if not len(t):
         return 0.0, math.inf
-    found = verdicts(t, np.array([values[x] for x in t.tolist()]))
-    failing = np.flatnonzero(found == FAILS)
+    results = verdicts(t, np.array([values[x] for x in t.tolist()]))
+    failing = np.flatnonzero(results == FAILS)
     first = int(failing[0]) if len(failing) else len(t)
-    holding = np.flatnonzero(found[:first] == HOLDS)
+    holding = np.flatnonzero(results[:first] == HOLDS)
     low = float(abs(t[holding[-1]])) if len(holding) else 0.0
     return low, float(abs(t[first])) if len(failing) else math.inf

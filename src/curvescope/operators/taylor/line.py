@@ -11,9 +11,9 @@ import numpy as np
 
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import track
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.engines import EngineName
-from curvescope.models.choice import Params
+from curvescope.models.parameter_selection import Params
 from curvescope.operators.curvature import Hessian
 from curvescope.operators.taylor.directions import (
     Direction,
@@ -21,8 +21,8 @@ from curvescope.operators.taylor.directions import (
     Point,
     as_direction,
     check_problem,
+    displaced,
     dot,
-    moved,
     own_vector,
     towards,
 )
@@ -42,7 +42,6 @@ from curvescope.problem import Problem
 from curvescope.viz import slices
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
 PRECISION = 0.02  # relative width of the brackets of radii
@@ -51,7 +50,7 @@ BETWEEN = (-0.25, 1.25)  # of the way to another point
 
 
 @dataclass(frozen=True)
-class LossLine(Result):
+class LossLine(Tabular):
     """Losses at θ + t d, and the predictions. The distance that t goes is |t| ‖d‖."""
 
     direction: str
@@ -71,29 +70,27 @@ class LossLine(Result):
 
     def radius(self, order: Order = 2) -> float:
         """|t| up to which a prediction holds on both sides: the smaller `Radius.value` of those looked at."""
-        found = [side.value for side in self.radii[NAMES[order]].values() if side.limit > 0]
-        return min(found, default=math.nan) if not any(map(math.isnan, found)) else math.nan
+        values = [side.value for side in self.radii[NAMES[order]].values() if side.limit > 0]
+        return min(values, default=math.nan) if not any(map(math.isnan, values)) else math.nan
 
     def distance(self, order: Order = 2) -> float:
-        """That radius as a distance |t| ‖d‖."""
+        """Radius as a distance |t| ‖d‖."""
         return self.radius(order) * self.length
 
     def verdicts(self, order: Order = 2) -> np.ndarray:
         """(P,) at every point: 1 holds, −1 fails, 0 where rounding hides it."""
         return _verdicts(self.expansion, self.agreement, order)(self.t, self.loss)
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per point: what was found, predicted and allowed, and whether the predictions hold."""
-        import pandas as pd
-
-        found: dict[str, Any] = {"t": self.t, "distance": np.abs(self.t) * self.length, "loss": self.loss}
+        columns: dict[str, Any] = {"t": self.t, "distance": np.abs(self.t) * self.length, "loss": self.loss}
         for order in self.orders:
             name = NAMES[order]
-            found[name] = self.expansion.predicted(self.t, order)
-            found[f"{name}_error"] = self.loss - found[name]
-            found[f"{name}_holds"] = [VERDICTS[v] for v in self.verdicts(order).tolist()]
-        found["allowed"] = self.agreement.tolerance * self.expansion.terms(self.t)
-        return pd.DataFrame(found)
+            columns[name] = self.expansion.predicted(self.t, order)
+            columns[f"{name}_error"] = self.loss - columns[name]
+            columns[f"{name}_holds"] = [VERDICTS[v] for v in self.verdicts(order).tolist()]
+        columns["allowed"] = self.agreement.tolerance * self.expansion.terms(self.t)
+        return columns
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """The loss with its predictions; bars below say how far each of them holds."""
@@ -120,9 +117,9 @@ def loss_line(
     """The loss along θ + t d with its quadratic and cubic predictions, and the radii up to which they hold.
 
     A prediction holds at t if its error is at most `tolerance` (|t gᵀd| + ½ t² |dᵀHd|). Its radius on a side
-    is where it first fails among the points that were looked at: the grid, then points between the last that
-    holds and the first that fails, until they are within 2 % of each other. Differences that the rounding of
-    the loss could make decide nothing; that rounding is measured (`expansion.noise`).
+    is the first failure among the evaluated points: the grid, then points between the last that holds and the
+    first that fails, until they are within 2 % of each other. Differences within the rounding of the loss are
+    undecided; that rounding is measured (`expansion.noise`).
 
     Cost: one gradient, one product with the Hessian, a third derivative (a few products), and 13 +
     num_points + about 20 forward passes over the data.
@@ -142,13 +139,13 @@ def loss_line(
     """
     check_problem(problem)
     check_options(tolerance, num_points, span)
-    way = _way(problem, direction, blocks, to, seed)
+    way = _direction(problem, direction, blocks, to, seed)
     space, here = problem.space(*blocks), finite_loss(problem)
     g, Hd = problem.gradient(*blocks), Hessian(problem, *blocks, engine=engine) @ way.vector
     third = third_derivative(problem, way.vector, *blocks).value if cubic else math.nan
     expansion = Expansion(here, dot(g, way.vector), dot(way.vector, Hd), third)
     trees = [space.scatter(way.vector)]
-    losses = Losses(lambda t: moved(problem, trees, [t]).loss_value())
+    losses = Losses(lambda t: displaced(problem, trees, [t]).loss_value())
     eps = rounding_of(problem.dtype)
     reach = expansion.reach(abs(here) or 1.0)
     rounding = noise(losses, expansion.reach(math.sqrt(eps) * abs(here)), here, eps) if here else 0.0
@@ -202,19 +199,19 @@ def check_options(tolerance: Any, num_points: Any, span: Any) -> None:
 
 def finite_loss(problem: Problem) -> float:
     """L(θ), refused where it is no number: there is nothing to expand."""
-    found = problem.loss_value()
-    if not math.isfinite(found):
+    value = problem.loss_value()
+    if not math.isfinite(value):
         raise CurvescopeError(
-            f"the loss at θ is {found}, so it has no expansion there",
+            f"the loss at θ is {value}, so it has no expansion there",
             hint="look for diverged weights, or use dtype='float64'",
         )
-    return found
+    return value
 
 
-def _way(problem: Problem, direction: Any, blocks: tuple[Params, ...], to: Any, seed: int) -> Direction:
+def _direction(problem: Problem, direction: Any, blocks: tuple[Params, ...], to: Any, seed: int) -> Direction:
     if (direction is None) == (to is None):
         raise UsageError(
-            "expected either a direction or a point `to` go to, got " + ("neither" if to is None else "both")
+            "expected either a direction or a point `to`, got " + ("neither" if to is None else "both")
         )
     return (
         as_direction(problem, direction, *blocks, seed=seed) if to is None else towards(problem, to, *blocks)
@@ -234,19 +231,19 @@ def _radii(
     agreement: Agreement,
     orders: tuple[Order, ...],
 ) -> dict[str, dict[str, Radius]]:
-    """Every prediction's radii on both sides, from all points: what one adds counts for the other."""
-    found: dict[str, dict[str, Radius]] = {}
+    """Return the radii of every prediction on both sides, from the points of all predictions."""
+    radii: dict[str, dict[str, Radius]] = {}
     for _ in range(ROUNDS):
         known = len(values)
         for order in orders:
             verdicts = _verdicts(expansion, agreement, order)
-            found[NAMES[order]] = {
+            radii[NAMES[order]] = {
                 name: find_radius(values, verdicts, losses, side, precision=PRECISION)
                 for name, side in (("ahead", 1), ("behind", -1))
             }
         if len(values) == known:
             break
-    return found
+    return radii
 
 
 def _verdicts(

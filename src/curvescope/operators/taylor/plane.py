@@ -13,17 +13,17 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import track
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.engines import EngineName
-from curvescope.models.choice import Params
+from curvescope.models.parameter_selection import Params
 from curvescope.operators.curvature import Hessian
 from curvescope.operators.taylor.directions import (
     Given,
     as_direction,
     check_problem,
+    displaced,
     dot,
     filter_normalized,
-    moved,
 )
 from curvescope.operators.taylor.expansion import VERDICTS, Agreement, Expansion, noise, rounding_of
 from curvescope.operators.taylor.line import check_options, finite_loss
@@ -31,20 +31,19 @@ from curvescope.problem import Problem
 from curvescope.viz import slices
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
 Normalize = Literal["orthonormal", "filters", "none"]
 WORDS = {
     "orthonormal": "orthonormal: v without its part along u, both of length one",
-    "filters": "filters as long as those of θ (Li et al. 2018), not orthogonalized",
+    "filters": "filters with the lengths of θ's filters (Li et al. 2018), not orthogonalized",
     "none": "as they were given",
 }
 PARALLEL = 1e-6  # what is left of v beside u, relative, below which they are one direction
 
 
 @dataclass(frozen=True)
-class LossPlane(Result):
+class LossPlane(Tabular):
     """Losses at θ + a u + b v for the u and v that were used, and the quadratic."""
 
     names: list[str]  # of u and v
@@ -84,22 +83,18 @@ class LossPlane(Result):
         """(A, B): 1 where the quadratic holds, −1 where it fails, 0 where rounding hides it."""
         return self.agreement.verdicts(self.loss - self.quadratic, self.terms, self.loss, self.here)
 
-    def to_frame(self) -> pd.DataFrame:
+    def table(self) -> Any:
         """One row per point."""
-        import pandas as pd
-
         a, b = np.meshgrid(self.a, self.b, indexing="ij")
-        return pd.DataFrame(
-            {
-                "a": a.ravel(),
-                "b": b.ravel(),
-                "loss": self.loss.ravel(),
-                "quadratic": self.quadratic.ravel(),
-                "quadratic_error": (self.loss - self.quadratic).ravel(),
-                "allowed": self.agreement.tolerance * self.terms.ravel(),
-                "quadratic_holds": [VERDICTS[v] for v in self.verdicts.ravel().tolist()],
-            }
-        )
+        return {
+            "a": a.ravel(),
+            "b": b.ravel(),
+            "loss": self.loss.ravel(),
+            "quadratic": self.quadratic.ravel(),
+            "quadratic_error": (self.loss - self.quadratic).ravel(),
+            "allowed": self.agreement.tolerance * self.terms.ravel(),
+            "quadratic_holds": [VERDICTS[v] for v in self.verdicts.ravel().tolist()],
+        }
 
     def plot(self, ax: Axes | None = None, names: Sequence[str] | None = None) -> Axes:
         """The loss as colors, lines of equal height of the loss and, dashed, of the quadratic."""
@@ -133,8 +128,8 @@ def loss_plane(
         span: Ends of the range of a and of b. By default, for each of them, as far as the terms of the
             expansion along u or v add up to |L(θ)|, on both sides; (−1, 1) for filters.
         num_points: Along each axis; their square is the number of forward passes.
-        normalize: "orthonormal"; "filters" makes every filter as long as that of θ (Li et al. 2018, arXiv
-            1712.09913, section 4); "none" takes u and v as they are.
+        normalize: "orthonormal"; "filters" rescales every filter to the length of θ's filter (Li et al. 2018,
+            arXiv 1712.09913, section 4); "none" takes u and v as they are.
         seed: Of random directions.
     """
     check_problem(problem)
@@ -157,7 +152,8 @@ def loss_plane(
     a, b = (_axis(e, here, span, num_points, normalize) for e in along)
     points = [(x, y) for x in a.tolist() for y in b.tolist()]
     losses = [
-        here if x == y == 0 else moved(problem, trees, [x, y]).loss_value() for x, y in track(points, "plane")
+        here if x == y == 0 else displaced(problem, trees, [x, y]).loss_value()
+        for x, y in track(points, "plane")
     ]
     return LossPlane(
         names=[first.name, second.name],
@@ -199,9 +195,9 @@ def _axis(
 ) -> np.ndarray:
     reach = 1.0 if normalize == "filters" else expansion.reach(abs(here) or 1.0)
     low, high = span or (-reach, reach)
-    found = np.linspace(low, high, num_points)
-    found[np.abs(found) < 1e-12 * (high - low)] = 0.0
-    return found
+    values = np.linspace(low, high, num_points)
+    values[np.abs(values) < 1e-12 * (high - low)] = 0.0
+    return values
 
 
 def _rounding(problem: Problem, trees: list[dict[str, Tensor]], expansion: Expansion) -> float:
@@ -210,4 +206,4 @@ def _rounding(problem: Problem, trees: list[dict[str, Tensor]], expansion: Expan
     if not here:
         return 0.0
     reach = expansion.reach(math.sqrt(eps) * abs(here))
-    return noise(lambda t: moved(problem, trees[:1], [t]).loss_value(), reach, here, eps)
+    return noise(lambda t: displaced(problem, trees[:1], [t]).loss_value(), reach, here, eps)

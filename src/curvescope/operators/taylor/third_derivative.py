@@ -5,7 +5,7 @@
 so that L(θ + t u) = L + t ∇L·u + (t²/2) uᵀHu + (t³/6) ∇³L[u,u,u] + O(t⁴).
 
 Three reverse passes are silently wrong through some of torch's norms. Hence every norm of the module is
-replaced by its own arithmetic while the graph is built: `kernels.norms.written_out`.
+replaced by its own arithmetic while the graph is built: `kernels.norms.plain_norms`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 from curvescope.core.result import Result
 from curvescope.core.tensors import once_differentiable_node
 from curvescope.data.batches import Batch
-from curvescope.kernels.norms.written_out import refuse_fused_norms, written_out_norms
-from curvescope.models.choice import Params
+from curvescope.kernels.function_mode import PlainAttention
+from curvescope.kernels.norms.plain_norms import plain_norms, refuse_fused_norms
+from curvescope.models.parameter_selection import Params
 from curvescope.problem import Leaves, Problem, check_finite
 
 
@@ -59,7 +60,7 @@ def _batch_third(problem: Problem, batch: Batch, direction: Mapping[str, Tensor]
     """Σ over one batch's terms of ∇³ℓ[u,u,·], by parameter; not divided."""
 
     def loss(leaves: Leaves) -> Tensor:
-        with written_out_norms():
+        with plain_norms(), PlainAttention():
             return problem.loss.sum(problem.outputs(batch, leaves), batch.targets, batch.weights)
 
     leaves, s = problem.differentiable(tuple(direction), loss, lambda s: [s])
@@ -77,7 +78,9 @@ def _reverse(s: Tensor, leaves: Mapping[str, Tensor], *, create_graph: bool) -> 
         return {}
     _refuse_wrong_nodes(s)
     try:
-        found = torch.autograd.grad(s, list(leaves.values()), create_graph=create_graph, allow_unused=True)
+        gradients = torch.autograd.grad(
+            s, list(leaves.values()), create_graph=create_graph, allow_unused=True
+        )
     except RuntimeError as error:
         if not any(word in str(error) for word in ("derivative", "double backward")):
             raise
@@ -85,7 +88,7 @@ def _reverse(s: Tensor, leaves: Mapping[str, Tensor], *, create_graph: bool) -> 
             f"the module cannot be differentiated three times: {str(error).splitlines()[0]}",
             hint="switch it to plain attention, e.g. attn_implementation='eager', and turn compilation off",
         ) from error
-    return {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
+    return {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None}
 
 
 def _check_direction(u: Any, space: ParamSpace) -> None:

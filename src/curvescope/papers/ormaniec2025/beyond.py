@@ -1,10 +1,10 @@
-"""Beyond the published sweeps: every block, every pair of blocks, of any zoo Transformer, against σ.
+"""Extended sweeps: every block and pair of blocks of a zoo Transformer against the scale σ of the embeddings.
 
-The embeddings E and P of the model are multiplied by each scale in turn. Those of a new model are drawn with
-standard deviation 1, so that the scale is the paper's σ; a trained model is itself at scale 1. Where the
-chosen blocks are small enough together the matrices H_o and H_f are formed and everything is exact: Frobenius
-norms of all pairs, spectral norms and traces of the diagonal blocks. Otherwise norms and traces of the
-diagonal blocks come from probes. Float64 throughout.
+The embeddings E and P of the model are multiplied by each scale. Those of a new model have standard deviation
+1, so that the scale equals the paper's σ; a trained model has scale 1. If the chosen blocks are small enough
+together, the matrices H_o and H_f are formed and all numbers are exact: Frobenius norms of all pairs,
+spectral norms and traces of the diagonal blocks. Otherwise norms and traces of the diagonal blocks are
+estimated with probes. All computations use float64.
 """
 
 from __future__ import annotations
@@ -31,57 +31,57 @@ from curvescope.papers.ormaniec2025.growth import TITLES
 from curvescope.papers.ormaniec2025.growth_exponents import fit
 from curvescope.papers.ormaniec2025.growth_sweeps import PARTS
 from curvescope.problem import Problem
-from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.fingerprints import fingerprint
+from curvescope.runs.resumable_loop import Piece, State, work_through
 from curvescope.runs.study import Study
-from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.setting import ModelOnData, make_batches
+from curvescope.runs.study_result import Claim, Line, Shown, Tables
+from curvescope.studies.problem_config import ModelOnData, make_batches
 from curvescope.train import TrainConfig, train
+from curvescope.viz import style
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 
-DENSE = 2500  # rows of a matrix that is formed
-SMALL = 0.05  # scales up to which exponents are fitted
-MANY = 16  # blocks beyond which no numbers are written
+DENSE = 2500  # most rows of a matrix that is formed
+SMALL = 0.05  # largest scale in the fit of exponents
+MANY = 16  # most blocks for which numbers are written
 
 
 @dataclass(frozen=True)
 class Config(FigureConfig):
-    """A model, data, blocks and scales. The defaults take about a minute on a CPU.
+    """Model, data, blocks and scales. The defaults take about a minute on a CPU.
 
-    Without `model` a zoo Transformer on the addition task is made from the fields below it.
+    Without `model`, the fields below it define a zoo Transformer on the addition task.
     """
 
-    blocks: tuple[str, ...] = setting(("*",), "globs; single heads too, e.g. L0.h*.W_Q")
-    model: str | None = setting(
-        None, "a bundled name, a folder or a TOML file of a zoo Transformer; by default one is made"
+    blocks: tuple[str, ...] = setting(
+        ("*",), "glob patterns of blocks, including single heads such as L0.h*.W_Q"
     )
-    n_layers: int = setting(1, "of the model that is made, as the next five")
-    d_model: int = setting(8, "its width")
-    n_heads: int = setting(2, "heads of each layer")
-    norm: Literal["none", "pre", "post"] = setting("none", "where its norms stand")
-    attention: Literal["softmax", "linear"] = setting("softmax", "of its scores")
-    activation: Literal["relu", "gelu", "silu", "identity"] = setting("gelu", "of its feed-forward layers")
-    steps: int = setting(0, "of training before anything is measured")
-    data: str = setting("task:addition", "a task, or, for a model with a tokenizer, a corpus such as sample")
-    tokens: int = setting(256, "of a corpus")
-    seq_len: int = setting(32, "tokens of one sequence of a corpus")
-    scales: int | None = setting(None, "how many, from 0.01 to 10; by default 7 (quick) or 19 (full)")
-    probes: int = setting(8, "where blocks are too large for their matrix")
-    seed: int = setting(0, "of weights, data and probes")
-
-    def __post_init__(self) -> None:
-        if isinstance(self.blocks, str):
-            object.__setattr__(self, "blocks", (self.blocks,))
-        super().__post_init__()
-        for name, least in {"steps": 0, "probes": 1, "tokens": 1, "seq_len": 1}.items():
-            if getattr(self, name) < least:
-                raise UsageError(f"{name}: expected at least {least}, got {getattr(self, name)}")
-        if self.scales is not None and self.scales < 2:
-            raise UsageError(f"scales: expected at least 2, got {self.scales}")
+    model: str | None = setting(
+        None, "a bundled name, a folder or a TOML file of a zoo Transformer; by default a new one"
+    )
+    n_layers: int = setting(1, "layers of the new model")
+    d_model: int = setting(8, "width of the new model")
+    n_heads: int = setting(2, "heads of each layer of the new model")
+    norm: Literal["none", "pre", "post"] = setting(
+        "none", "position of the normalization layers in the new model"
+    )
+    attention: Literal["softmax", "linear"] = setting(
+        "softmax", "attention weights of the new model: softmax or linear"
+    )
+    activation: Literal["relu", "gelu", "silu", "identity"] = setting(
+        "gelu", "activation of the feed-forward layers"
+    )
+    steps: int = setting(0, "training steps before the measurement", least=0)
+    data: str = setting("task:addition", "a task or, for a model with a tokenizer, a corpus such as sample")
+    tokens: int = setting(256, "tokens of a corpus", least=1)
+    seq_len: int = setting(32, "tokens per sequence of a corpus", least=1)
+    scales: int | None = setting(
+        None, "number of scales from 0.01 to 10; by default 7 (quick) or 19 (full)", least=2
+    )
+    probes: int = setting(8, "random vectors if the blocks are too large for exact matrices", least=1)
+    seed: int = setting(0, "seed of weights, data and probes")
 
     @property
     def sigma(self) -> np.ndarray:
@@ -90,11 +90,11 @@ class Config(FigureConfig):
 
 
 @dataclass(frozen=True)
-class Scale(Result):
-    """The blocks at one scale, by part in the order of PARTS; NaN is what was not computed."""
+class ScaleNorms(Result):
+    """Norms and traces of the blocks at one scale, with parts in the order of PARTS; NaN if not computed."""
 
     frobenius: np.ndarray  # (3, b, b)
-    stderr: np.ndarray  # (3, b) of the diagonal, over probes
+    stderr: np.ndarray  # (3, b) standard error of the diagonal norms over probes
     spectral: np.ndarray  # (3, b)
     trace: np.ndarray  # (3, b)
 
@@ -112,29 +112,29 @@ class Beyond(Shown):
     stderr: np.ndarray  # (S, 3, b)
     spectral: np.ndarray  # (S, 3, b)
     trace: np.ndarray  # (S, 3, b)
-    exponents: np.ndarray  # (3, b, b) of σ ≤ SMALL; NaN where a norm is zero or unknown
+    exponents: np.ndarray  # (3, b, b) for σ ≤ SMALL; NaN if a norm is zero or unknown
 
     @property
     def exact(self) -> bool:
-        """Whether the matrices were formed."""
+        """Return True if the matrices were formed."""
         return bool((self.stderr == 0).all())
 
     def claims(self) -> list[Claim]:
-        """The paper's exponents where this model has such blocks and no norm."""
+        """Return the paper's exponents that apply to this model; none with normalization layers."""
         expected = {("W_Q", "H_o"): 6, ("W_Q", "H_f"): 5, ("W_V", "H_o"): 2}
         if self.settings.get("norm") != "none" or self.settings.get("attention") != "softmax":
             return []
-        found = []
+        claims = []
         for i, name in enumerate(self.names):
             for part in ("H_o", "H_f"):
                 power, slope = expected.get((name[-3:], part)), self.exponents[PARTS.index(part), i, i]
                 if power is not None and not math.isnan(slope):
                     verdict = "holds" if abs(slope - power) < 0.1 else "fails"
-                    found.append(Claim(f"{name}, {part} ~ σ^{power}", str(power), f"{slope:.2f}", verdict))
-        return found
+                    claims.append(Claim(f"{name}, {part} ~ σ^{power}", str(power), f"{slope:.2f}", verdict))
+        return claims
 
     def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
+        """Return the main numbers, each with a label and an explanation."""
         how = "exact" if self.exact else f"from {self.settings['probes']} probes"
         return [
             ("blocks", str(len(self.names)), f"{sum(self.sizes):,} parameters of {self.model}, {how}"),
@@ -142,19 +142,17 @@ class Beyond(Shown):
         ]
 
     def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
+        """Return the caption of each figure and table."""
         return {
-            "beyond_exponents": f"Exponent of σ in the Frobenius norm of every block of {self.model} for "
-            f"σ ≤ {SMALL:g}, from a line through the logarithms. Blank: exactly zero, or not computed.",
+            "beyond_exponents": f"Exponent of σ in the Frobenius norm of every block of {self.model} for σ ≤ "
+            f"{SMALL:g}, from a linear fit of the logarithms. Blank: exactly zero, or not computed.",
             "beyond_curves": f"Frobenius norm of the diagonal blocks of {self.model} against the scale σ of "
             f"the embeddings, on {self.settings['data']}.",
-            "beyond": "Every norm; spectral norm and trace of diagonal blocks. stderr is 0 where exact.",
+            "beyond": "Every norm; also spectral norm and trace of diagonal blocks. stderr is 0 if exact.",
         }
 
-    def tables(self) -> dict[str, pd.DataFrame]:
+    def tables(self) -> Tables:
         """One row per pair of blocks, part and scale; upper triangle with the diagonal."""
-        import pandas as pd
-
         rows = []
         for s, sigma in enumerate(self.sigma):
             for p, part in enumerate(PARTS):
@@ -167,7 +165,7 @@ class Beyond(Shown):
                         for what in ("stderr", "spectral", "trace"):
                             row[what] = getattr(self, what)[s, p, i] if i == j else math.nan
                         rows.append(row)
-        return {"beyond": pd.DataFrame(rows)}
+        return {"beyond": rows}
 
     def figures(self) -> dict[str, Figure]:
         """Both figures."""
@@ -185,7 +183,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     ]
     contents = fingerprint(problem.model, problem.batches)
     done = work_through(pieces, contents=contents, progress=progress, state=state)
-    found = [done.take(Scale, name) for name in names]
+    found = [done.take(ScaleNorms, name) for name in names]
     arrays = {
         what: np.stack([getattr(piece, what) for piece in found])
         for what in ("frobenius", "stderr", "spectral", "trace")
@@ -214,7 +212,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 
 def _problem(cfg: Config) -> Problem:
-    """The model, trained if that was asked for, on its data."""
+    """Return the model on its data, trained if the settings say so."""
     if cfg.model is None:
         config = TransformerConfig(
             n_layers=cfg.n_layers, d_model=cfg.d_model, n_heads=cfg.n_heads, n_ctx=18, vocab_size=12,
@@ -236,7 +234,7 @@ def _problem(cfg: Config) -> Problem:
 
 
 def _scaled(problem: Problem, scale: float) -> Problem:
-    """The problem with E and P multiplied; a tied unembedding is scaled along."""
+    """Return the problem with E and P scaled; a tied unembedding is scaled with them."""
     module = copy.deepcopy(problem.model.module)
     with torch.no_grad():
         for name in ("E", "P"):
@@ -246,7 +244,7 @@ def _scaled(problem: Problem, scale: float) -> Problem:
     return Problem(model, problem.batches, problem.loss)
 
 
-def _measure(problem: Problem, cfg: Config) -> Scale:
+def _measure(problem: Problem, cfg: Config) -> ScaleNorms:
     space = problem.space(*cfg.blocks).in_blocks()
     operators = GGN(problem, *cfg.blocks).in_blocks(), FunctionalHessian(problem, *cfg.blocks).in_blocks()
     names, b = [block.name for block in space], len(space)
@@ -259,21 +257,19 @@ def _measure(problem: Problem, cfg: Config) -> Scale:
             frobenius[p] = [[float(H[rows, columns].norm()) for columns in cuts] for rows in cuts]
             spectral[p] = [float(torch.linalg.eigvalsh(H[cut, cut]).abs().max()) for cut in cuts]
             trace[p] = [float(H[cut, cut].trace()) for cut in cuts]
-        return Scale(frobenius, stderr, spectral, trace)
+        return ScaleNorms(frobenius, stderr, spectral, trace)
     for i, name in enumerate(names):
         outer, functional = (op.block(name) for op in operators)
         for p, block in enumerate((outer, functional, outer + functional)):
             found = own_probes(block, num_probes=cfg.probes, seed=cfg.seed)
             frobenius[p, i, i], stderr[p, i], trace[p, i] = found.norm, found.norm_stderr, found.trace
-    return Scale(frobenius, stderr, spectral, trace)
+    return ScaleNorms(frobenius, stderr, spectral, trace)
 
 
 def _exponents(result: Beyond) -> Figure:
-    import matplotlib.pyplot as plt
-
     names = result.names
     side = 2.2 + 0.36 * len(names)
-    figure, axes = plt.subplots(1, 3, figsize=(3 * side, side + 0.6), layout="constrained", sharey=True)
+    figure, axes = style.subplots(1, 3, figsize=(3 * side, side + 0.6), sharey=True)
     known = result.exponents[np.isfinite(result.exponents)]
     top = float(np.abs(known).max(initial=1.0))
     for ax, part, values in zip(axes, PARTS, result.exponents, strict=True):
@@ -282,9 +278,7 @@ def _exponents(result: Beyond) -> Figure:
         ax.set_yticks(range(len(names)), names)
         ax.set_title(TITLES[part], fontsize=11)
         if len(names) <= MANY:
-            for i, j in np.argwhere(np.isfinite(values)):
-                color = "white" if abs(values[i, j]) > 0.7 * top else "black"
-                ax.text(j, i, f"{values[i, j]:.1f}", ha="center", va="center", fontsize=7, color=color)
+            style.write_cells(ax, "{:.1f}".format, size=7)
     figure.colorbar(axes[0].images[0], ax=list(axes), label="exponent of σ", shrink=0.8)
     return figure
 
@@ -292,7 +286,7 @@ def _exponents(result: Beyond) -> Figure:
 def _curves(result: Beyond) -> Figure:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), layout="constrained", sharey=True)
+    figure, axes = style.subplots(1, 3, figsize=(13, 4.6), sharey=True)
     colors = plt.get_cmap("turbo")(np.linspace(0.05, 0.95, len(result.names)))
     for p, (ax, part) in enumerate(zip(axes, PARTS, strict=True)):
         for i, name in enumerate(result.names):

@@ -1,9 +1,9 @@
 """Growth: Frobenius norms of the blocks of W_Q and W_V against the scale σ of the embeddings.
 
-H = H_o + H_f, GGN and functional Hessian, in all sweeps of the paper: softmax attention of depth 1
-to 5, on logarithmic and linear grids, pre-norm, linear attention of depth 1 to 3, and linear MLPs. Everything
-is in float64. Layers are counted from 0. What is exact and what comes from probes stands in
-`growth_sweeps`; by default one draw of the embeddings is scaled along σ, so that curves are smooth.
+H = H_o + H_f (GGN and functional Hessian) for all sweeps of the paper: softmax attention of depth 1 to 5, on
+logarithmic and linear grids, pre-norm, linear attention of depth 1 to 3, and linear MLPs. All computations
+use float64. Layers are counted from 0. `growth_sweeps` explains which norms are exact and which are estimated
+with probes. By default one draw of the embeddings is scaled along σ, so that curves are smooth.
 """
 
 from __future__ import annotations
@@ -28,41 +28,42 @@ from curvescope.papers.ormaniec2025.growth_sweeps import (
     PAPER_PROBES,
     PARTS,
     REPEATS,
-    Experiment,
-    Source,
+    RandomSource,
+    SweepExperiment,
     chosen,
     measure,
     sweep_tokens,
 )
-from curvescope.runs.shown import HOLDS, Claim, Line, Shown
+from curvescope.runs.resumable_loop import FinishedPieces, Piece, State, work_through
 from curvescope.runs.study import Study
-from curvescope.runs.work import Finished, Piece, State, work_through
+from curvescope.runs.study_result import HOLDS, Claim, Line, Shown, Tables
+from curvescope.viz import style
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-NEAR = 3.0  # standard errors
+NEAR = 3.0  # standard errors within which a mean agrees with the published one
 CAPTION = (
-    "{title}. Frobenius norm of diagonal blocks against the standard deviation σ of the embeddings. Lines: "
-    "mean of {repeats} repeats ({draw}), the band is its standard error; {method}. Dots with bars: published "
-    "mean of 20 repeats with its standard error. Gray: slopes that the paper draws. Layers are counted from "
-    "0. Data: 64 sums of two numbers of five digits, 18 tokens. {network}"
+    "{title}. Frobenius norm of diagonal blocks against the standard deviation σ of the embeddings. "
+    "Lines: mean of {repeats} repeats ({draw}) with its standard error as a band; {method}. Dots with "
+    "bars: published mean of 20 repeats with its standard error. Gray: slopes drawn in the paper. "
+    "Layers are counted from 0. Data: 64 sums of two five-digit numbers, 18 tokens. {network}"
 )
 CAPTIONS = {
-    "growth": "Every norm; stderr is the error of an estimate over probes, 0 where the norm is exact.",
+    "growth": "Every norm; stderr is the standard error over probes, 0 if the norm is exact.",
     "slopes": "Slopes of log mean against log σ per regime: claimed by the paper, published (fitted to its "
-    "data), measured, with an interval of 95 % from the jackknife over repeats. `expected` is theory's "
-    "exponent in the regime, if it has one.",
+    "data) and measured, with a 95 % jackknife interval over repeats. `expected` is the theoretical "
+    "exponent in the regime, if there is one.",
 }
 NETWORKS = {
     "softmax": "Network: width 128, one head, ReLU feed-forward of width 512, skips, cross-entropy.",
-    "linear": "Network: width 128, one head, attention alone, no skips, squared error.",
+    "linear": "Network: width 128, one head, attention only, no skips, squared error.",
     "mlp": "Network: linear layers of width 128 without biases, squared error.",
 }
 COLORS = {"W_V": "#7570b3", "W_Q": "#1b9e77", "W": "#2060c0"}
 TITLES = {"H_o": "$H_o$ (GGN)", "H_f": "$H_f$ (functional Hessian)", "H": "$H$"}
-LINES = 24  # of a family of guides, at most
+LINES = 24  # most lines of a family of guides
 TICKS = {
     "log": (0.01, 0.1, 1, 10),
     "log_short": (0.1, 0.2, 0.5, 1),
@@ -73,75 +74,76 @@ TICKS = {
 
 @dataclass(frozen=True)
 class Config(FigureConfig):
-    """Which sweeps and how hard; what is None is the profile's.
+    """Sweeps and effort; None stands for the default of the profile.
 
-    `quick` has 3 repeats, every second scale and 4 probes; `full` 20 repeats, all scales, and 20 probes on a
-    GPU, 4 on a CPU. With `replay` weights, embeddings and probes are the paper's own.
+    `quick` has 3 repeats, every second scale and 4 probes. `full` has 20 repeats, all scales, and 20 probes
+    on a GPU or 4 on a CPU. With `replay`, weights, embeddings and probes are the paper's own.
     """
 
-    experiments: tuple[str, ...] = setting(("*",), "globs over the sweeps, e.g. softmax_none_ce_log_L[12]")
-    repeats: int | None = setting(None, "of every sweep; by default 3 (quick) or 20 (full)")
-    probes: int | None = setting(None, "of a block in an inner layer; by default 4, or 20 (full, on a GPU)")
-    every: int | None = setting(None, "2 takes every second scale; by default 2 (quick) or 1 (full)")
-    redraw: bool | None = setting(
-        None, "new embeddings at every scale, as the paper has; by default with replay"
+    experiments: tuple[str, ...] = setting(
+        ("*",), "glob patterns of the sweeps, e.g. softmax_none_ce_log_L[12]"
     )
-    exact: bool = setting(True, "the last layer in closed form; without, from probes, as in the paper")
-    seed: int = setting(0, "of weights, embeddings and probes, without replay")
+    repeats: int | None = setting(None, "repeats of every sweep; by default 3 (quick) or 20 (full)", least=1)
+    probes: int | None = setting(
+        None, "probes per block of an inner layer; by default 4, or 20 (full, on a GPU)", least=1
+    )
+    every: int | None = setting(None, "2 takes every second scale; by default 2 (quick) or 1 (full)", least=1)
+    redraw: bool | None = setting(
+        None, "draw new embeddings at every scale, as in the paper; by default only with replay"
+    )
+    exact: bool = setting(
+        True, "compute the last layer in closed form; otherwise with probes, as in the paper"
+    )
+    seed: int = setting(0, "seed of weights, embeddings and probes, without replay")
 
     def __post_init__(self) -> None:
-        if isinstance(self.experiments, str):
-            object.__setattr__(self, "experiments", (self.experiments,))
         super().__post_init__()
         chosen(self.experiments)
-        for name in ("repeats", "probes", "every"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UsageError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if self.replay and (self.num_repeats > REPEATS or self.num_probes > PAPER_PROBES):
-            raise UsageError(
-                f"replay: the paper has {REPEATS} repeats and {PAPER_PROBES} probes, more was asked for"
-            )
+            raise UsageError(f"replay: the paper has only {REPEATS} repeats and {PAPER_PROBES} probes")
         if self.replay and self.redraw is False:
-            raise UsageError("redraw: expected true or nothing with replay, the paper draws at every scale")
+            raise UsageError(
+                "redraw: expected true or nothing with replay, because the paper draws at every scale"
+            )
 
     @property
     def num_repeats(self) -> int:
-        """Repeats of every sweep."""
+        """Number of repeats of every sweep."""
         return self.repeats or (3 if self.profile == "quick" else REPEATS)
 
     @property
     def num_probes(self) -> int:
-        """Probes of a block in an inner layer."""
+        """Number of probes of a block in an inner layer."""
         many = self.profile == "full" and torch.device(self.device).type != "cpu"
         return self.probes or (PAPER_PROBES if many else 4)
 
     @property
     def step(self) -> int:
-        """One in how many scales is looked at."""
+        """Stride of the scales."""
         return self.every or (2 if self.profile == "quick" else 1)
 
 
 @dataclass(frozen=True)
-class Points(Result):
+class SweepPoints(Result):
     """Norms at some scales of one repeat, in the order of the experiment's rows."""
 
     frobenius: np.ndarray  # (scales, rows)
-    stderr: np.ndarray  # (scales, rows) over probes, 0 where exact
+    stderr: np.ndarray  # (scales, rows) over probes, 0 if exact
 
 
 @dataclass(frozen=True)
-class Sweep(Result):
-    """One sweep: all repeats."""
+class GrowthSweep(Result):
+    """One sweep with all repeats."""
 
     experiment: str
-    indices: np.ndarray  # (S,) of the scales in the paper's grid
+    indices: np.ndarray  # (S,) indices of the scales in the paper's grid
     sigma: np.ndarray  # (S,)
     frobenius: np.ndarray  # (repeats, S, rows)
     stderr: np.ndarray  # (repeats, S, rows)
     slopes: list[list[Any]]  # rows of the table of exponents, as `Slope`
 
     @property
-    def setting(self) -> Experiment:
+    def setting(self) -> SweepExperiment:
         """The experiment."""
         return EXPERIMENTS[self.experiment]
 
@@ -150,26 +152,26 @@ class Sweep(Result):
         return [Slope(*row) for row in self.slopes]
 
     def curve(self, block: str, part: str, layer: int) -> np.ndarray:
-        """Norms of a block, (repeats, S)."""
+        """Norms of a block: (repeats, S)."""
         return self.frobenius[:, :, [tuple(row) for row in self.setting.rows].index((block, part, layer))]
 
 
 @dataclass(frozen=True)
-class Growth(Shown):
-    """All sweeps that were asked for."""
+class GrowthCurves(Shown):
+    """All sweeps in the settings."""
 
     settings: dict[str, Any]
-    sweeps: dict[str, Sweep]
+    sweeps: dict[str, GrowthSweep]
 
     def claims(self) -> list[Claim]:
-        """One line per kind of sweep, block, part and regime; ranges are over depths and layers.
+        """Return one claim per kind of sweep, block, part and regime; ranges are over depths and layers.
 
-        The table of slopes has all of them, layer by layer, also those that have no published counterpart.
+        The table of slopes lists all of them by layer, including those without a published counterpart.
         """
         groups: dict[tuple[str, ...], list[Slope]] = {}
         for sweep in self.sweeps.values():
             if sweep.setting.grid.startswith("linear"):
-                continue  # the same network as on the logarithmic grid
+                continue  # this network is also on the logarithmic grid
             for row in sweep.table_of_slopes():
                 if (math.isnan(row.claimed) and math.isnan(row.expected)) or math.isnan(row.published):
                     continue
@@ -180,7 +182,7 @@ class Growth(Shown):
         return [_claim(key, rows) for key, rows in groups.items()]
 
     def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
+        """Return the main numbers, each with a label and an explanation."""
         rows = [row for sweep in self.sweeps.values() for row in sweep.table_of_slopes()]
         laws = [row for row in rows if row.expected == row.claimed]
         claimed = [row for row in rows if not math.isnan(row.claimed)]
@@ -194,44 +196,44 @@ class Growth(Shown):
         ]
         settings = self.settings
         own = "the paper's own random numbers" if settings["replay"] else f"own seed {settings['seed']}"
-        bent = "hold, where curves bend and saturate included"
-        of_laws = "claimed ones hold on the ranges where theory expects them"
-        inside = f"curve points with σ ≤ 1 within {NEAR:g} standard errors"
-        found = [
+        bent = "hold, including ranges in which curves bend and saturate"
+        of_laws = "claimed exponents hold in the regimes with a theoretical exponent"
+        inside = f"points with σ ≤ 1 within {NEAR:g} standard errors of the published mean"
+        lines = [
             ("sweeps", str(len(self.sweeps)), f"{settings['repeats']} repeats each, {own}"),
             ("exponents", f"{held} of {len(laws)}", of_laws),
             ("on all ranges", f"{all_held} of {len(claimed)}", bent),
             ("published means", f"{near} of {of}", inside),
         ]
         if zeros:
-            found.append(("structural zeros", f"{max(zeros):g}", f"largest norm of {len(zeros)} such curves"))
-        return found
+            lines.append(("structural zeros", f"{max(zeros):g}", f"largest norm of {len(zeros)} such curves"))
+        return lines
 
     def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
+        """Return the caption of each figure and table."""
         settings = self.settings
         draw = (
             "new embeddings at every σ"
             if settings.get("redraw") or settings["replay"]
             else "one draw of the embeddings per repeat, scaled"
         )
-        found = {}
+        lines = {}
         for name, sweep in self.sweeps.items():
             words = title(sweep.setting)
-            found[f"growth_{name}"] = CAPTION.format(
+            lines[f"growth_{name}"] = CAPTION.format(
                 title=f"{words[0].upper()}{words[1:]}",
                 repeats=settings["repeats"],
                 draw=draw,
                 method=_method(sweep, settings),
                 network=NETWORKS[sweep.setting.family],
             )
-        return found | CAPTIONS
+        return lines | CAPTIONS
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Every norm, and every exponent."""
+    def tables(self) -> Tables:
+        """Return every norm and every exponent."""
         import pandas as pd
 
-        growth = pd.concat([_frame(sweep) for sweep in self.sweeps.values()], ignore_index=True)
+        growth = [_frame(sweep) for sweep in self.sweeps.values()]
         exponents = [
             {"experiment": name, **row._asdict()}
             for name, sweep in self.sweeps.items()
@@ -241,39 +243,39 @@ class Growth(Shown):
         return {"growth": growth, "slopes": pd.DataFrame(exponents, columns=columns)}
 
     def figures(self) -> dict[str, Figure]:
-        """One figure per sweep; drawing computes nothing."""
+        """Return one figure per sweep."""
         return {f"growth_{name}": draw_sweep(sweep) for name, sweep in self.sweeps.items()}
 
 
-def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Growth:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> GrowthCurves:
     """Measure the sweeps."""
     tokens = sweep_tokens().to(cfg.device)
     redraw = bool(cfg.redraw) or cfg.replay
-    weights = lru_cache(1)(Source.weights)  # one draw for all pieces of a repeat
+    weights = lru_cache(1)(RandomSource.weights)  # cached for all pieces of a repeat
     pieces = []
     for experiment in chosen(cfg.experiments):
         for repeat in range(cfg.num_repeats):
-            source = Source(experiment, repeat, cfg.seed, cfg.replay, redraw, cfg.device)
+            source = RandomSource(experiment, repeat, cfg.seed, cfg.replay, redraw, cfg.device)
             pieces += [
                 Piece(name, partial(_points, cfg, source, weights, tokens, indices))
                 for name, indices in _pieces(cfg, experiment, repeat)
             ]
     found = work_through(pieces, progress=progress, state=state)
     sweeps = {e.name: _sweep(cfg, e, found) for e in chosen(cfg.experiments)}
-    return Growth({**cfg.to_dict(), **_meaning(cfg)}, sweeps)
+    return GrowthCurves({**cfg.to_dict(), **_meaning(cfg)}, sweeps)
 
 
 def _meaning(cfg: Config) -> dict[str, int]:
-    """What the profile said about what was left open."""
+    """Return the profile's values of the settings that are None."""
     return {"repeats": cfg.num_repeats, "probes": cfg.num_probes, "every": cfg.step}
 
 
-def _indices(cfg: Config, experiment: Experiment) -> list[int]:
+def _indices(cfg: Config, experiment: SweepExperiment) -> list[int]:
     return list(range(0, len(experiment.sigmas), cfg.step))
 
 
-def _pieces(cfg: Config, experiment: Experiment, repeat: int) -> Iterator[tuple[str, list[int]]]:
-    """Names of pieces and the scales in each."""
+def _pieces(cfg: Config, experiment: SweepExperiment, repeat: int) -> Iterator[tuple[str, list[int]]]:
+    """Yield names of pieces, and the scales in each."""
     name, indices = f"{experiment.name}.r{repeat:02d}", _indices(cfg, experiment)
     if not experiment.slow:
         yield name, indices
@@ -284,22 +286,22 @@ def _pieces(cfg: Config, experiment: Experiment, repeat: int) -> Iterator[tuple[
 
 def _points(
     cfg: Config,
-    source: Source,
-    weights: Callable[[Source], dict[str, torch.Tensor]],
+    source: RandomSource,
+    weights: Callable[[RandomSource], dict[str, torch.Tensor]],
     tokens: torch.Tensor,
     indices: list[int],
-) -> Points:
+) -> SweepPoints:
     with torch.no_grad():
         found = [
             measure(source, index, weights(source), tokens, probes=cfg.num_probes, exact=cfg.exact)
             for index in indices
         ]
-    return Points(np.stack([norm for norm, _ in found]), np.stack([stderr for _, stderr in found]))
+    return SweepPoints(np.stack([norm for norm, _ in found]), np.stack([stderr for _, stderr in found]))
 
 
-def _sweep(cfg: Config, experiment: Experiment, found: Finished) -> Sweep:
+def _sweep(cfg: Config, experiment: SweepExperiment, found: FinishedPieces) -> GrowthSweep:
     repeats = [
-        [found.take(Points, name) for name, _ in _pieces(cfg, experiment, repeat)]
+        [found.take(SweepPoints, name) for name, _ in _pieces(cfg, experiment, repeat)]
         for repeat in range(cfg.num_repeats)
     ]
     frobenius = np.stack([np.concatenate([p.frobenius for p in pieces]) for pieces in repeats])
@@ -307,10 +309,10 @@ def _sweep(cfg: Config, experiment: Experiment, found: Finished) -> Sweep:
     indices = np.array(_indices(cfg, experiment))
     sigma = experiment.sigmas[indices]
     exponents = slopes(experiment, sigma, frobenius, lenient=cfg.profile == "quick")
-    return Sweep(experiment.name, indices, sigma, frobenius, stderr, [list(row) for row in exponents])
+    return GrowthSweep(experiment.name, indices, sigma, frobenius, stderr, [list(row) for row in exponents])
 
 
-def _frame(sweep: Sweep) -> pd.DataFrame:
+def _frame(sweep: GrowthSweep) -> pd.DataFrame:
     """One row per block, part, layer, scale and repeat."""
     import pandas as pd
 
@@ -333,8 +335,8 @@ def _frame(sweep: Sweep) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def title(experiment: Experiment) -> str:
-    """An experiment in words."""
+def title(experiment: SweepExperiment) -> str:
+    """Describe an experiment in words."""
     depth = "one layer" if experiment.depth == 1 else f"{experiment.depth} layers"
     if experiment.family == "mlp":
         return f"linear MLP, {depth}"
@@ -344,8 +346,8 @@ def title(experiment: Experiment) -> str:
     return f"softmax attention, {depth}, {norm}"
 
 
-def family(experiment: Experiment) -> str:
-    """A kind of sweep whose exponents belong together: all depths, unless depth changes the exponent."""
+def family(experiment: SweepExperiment) -> str:
+    """Name the kind of sweep: all depths together, unless depth changes the exponent."""
     if experiment.family == "linear":
         return title(experiment)
     return {"mlp": "linear MLPs", "softmax": "softmax, pre-norm" if experiment.norm == "pre" else "softmax"}[
@@ -379,8 +381,8 @@ def _verdict(verdicts: list[str]) -> str:
     return ", ".join(f"{kind} ({verdicts.count(kind)} of {len(verdicts)})" for kind in kinds)
 
 
-def agreement(sweeps: Iterable[Sweep]) -> tuple[int, int]:
-    """How many means with σ ≤ 1 are within NEAR standard errors of the published ones, of how many."""
+def agreement(sweeps: Iterable[GrowthSweep]) -> tuple[int, int]:
+    """Count the means with σ ≤ 1 within NEAR standard errors of the published ones, and all such means."""
     near = of = 0
     for sweep in sweeps:
         small = sweep.sigma <= 1
@@ -395,7 +397,7 @@ def agreement(sweeps: Iterable[Sweep]) -> tuple[int, int]:
     return near, of
 
 
-def _method(sweep: Sweep, settings: dict) -> str:
+def _method(sweep: GrowthSweep, settings: dict) -> str:
     if not settings["exact"] and sweep.setting.family != "mlp":
         return f"from {settings['probes']} probes"
     if sweep.setting.depth == 1 or sweep.setting.family == "mlp":
@@ -403,20 +405,18 @@ def _method(sweep: Sweep, settings: dict) -> str:
     return f"exact in the last layer, from {settings['probes']} probes in the others"
 
 
-def draw_sweep(sweep: Sweep) -> Figure:
-    """Rows W_V and W_Q, columns H_o, H_f, H; of an MLP one panel, since H_f is zero."""
-    import matplotlib.pyplot as plt
-
+def draw_sweep(sweep: GrowthSweep) -> Figure:
+    """Draw rows W_V and W_Q, columns H_o, H_f, H; one panel for an MLP, because its H_f is zero."""
     experiment = sweep.setting
     if experiment.family == "mlp":
-        figure, ax = plt.subplots(figsize=(7.6, 4.4), layout="constrained")
+        figure, ax = style.subplots(figsize=(7.6, 4.4))
         panel(ax, sweep, "W", "H")
         ax.set_title(title(experiment), fontsize=10)
         ax.set_ylabel("‖block‖ F")
         ax.set_xlabel("σ of the embeddings")
         _key(figure, COLORS["W"])
         return figure
-    figure, axes = plt.subplots(2, 3, figsize=(12, 6.6), layout="constrained", sharex=True)
+    figure, axes = style.subplots(2, 3, figsize=(12, 6.6), sharex=True)
     for ax_row, block in zip(axes, experiment.blocks, strict=True):
         for ax, part in zip(ax_row, PARTS, strict=True):
             panel(ax, sweep, block, part)
@@ -430,8 +430,8 @@ def draw_sweep(sweep: Sweep) -> Figure:
     return figure
 
 
-def panel(ax: Axes, sweep: Sweep, block: str, part: str) -> None:
-    """One block and part: all layers."""
+def panel(ax: Axes, sweep: GrowthSweep, block: str, part: str) -> None:
+    """Draw one block and part for all layers."""
     experiment, depth = sweep.setting, sweep.setting.depth
     shown = [layer for layer in range(depth) if not experiment.is_zero(block, part, layer)]
     _scales(ax, experiment)
@@ -452,17 +452,17 @@ def panel(ax: Axes, sweep: Sweep, block: str, part: str) -> None:
         ax.legend(title="layer", fontsize=8, title_fontsize=8, loc="upper left", handlelength=1.2)
 
 
-def _line(ax: Axes, sweep: Sweep, curve: tuple[str, str, int], fade: float) -> None:
+def _line(ax: Axes, sweep: GrowthSweep, curve: tuple[str, str, int], fade: float) -> None:
     values = sweep.curve(*curve)
     mean, color = values.mean(0), COLORS[curve[0]]
     ax.plot(sweep.sigma, mean, color=color, alpha=fade, lw=1.8, label=str(curve[2]))
     if len(values) > 1:
         error = values.std(0, ddof=1) / math.sqrt(len(values))
-        low = np.maximum(mean - error, mean * 1e-2)  # a band to zero has no end on a logarithmic axis
+        low = np.maximum(mean - error, mean * 1e-2)  # zero has no position on a logarithmic axis
         ax.fill_between(sweep.sigma, low, mean + error, color=color, alpha=0.25 * fade, lw=0)
 
 
-def _dots(ax: Axes, sweep: Sweep, curve: tuple[str, str, int], fade: float) -> None:
+def _dots(ax: Axes, sweep: GrowthSweep, curve: tuple[str, str, int], fade: float) -> None:
     found = published_curves(sweep.experiment).get(curve)
     if found is None:
         return
@@ -475,7 +475,7 @@ def _dots(ax: Axes, sweep: Sweep, curve: tuple[str, str, int], fade: float) -> N
     )  # fmt: skip
 
 
-def _scales(ax: Axes, experiment: Experiment) -> None:
+def _scales(ax: Axes, experiment: SweepExperiment) -> None:
     logarithmic = experiment.grid.startswith("log")
     if logarithmic:
         ax.set(xscale="log", yscale="log")
@@ -488,7 +488,7 @@ def _scales(ax: Axes, experiment: Experiment) -> None:
     ax.axvline(1, color="0.4", lw=0.8, ls=":")
 
 
-def _limits(ax: Axes, sweep: Sweep, block: str, part: str, shown: list[int]) -> None:
+def _limits(ax: Axes, sweep: GrowthSweep, block: str, part: str, shown: list[int]) -> None:
     means = [sweep.curve(block, part, layer).mean(0) for layer in shown]
     published = published_curves(sweep.experiment)
     means += [published[key].mean for layer in shown if (key := (block, part, layer)) in published]
@@ -501,8 +501,8 @@ def _limits(ax: Axes, sweep: Sweep, block: str, part: str, shown: list[int]) -> 
         ax.set_ylim(0, values.max() * 1.1)
 
 
-def _guides(ax: Axes, experiment: Experiment, block: str, part: str, layer: int) -> None:
-    """A family c^i σ^e of dashed lines, i = …, −1, 0, 1, …, for the exponent that the paper draws."""
+def _guides(ax: Axes, experiment: SweepExperiment, block: str, part: str, layer: int) -> None:
+    """Draw dashed lines c^i σ^e, i = …, −1, 0, 1, …, for the exponent drawn in the paper."""
     slope = next((law.claimed for law in laws(experiment, block, part, layer)), None)
     if slope is None:
         return
@@ -520,11 +520,14 @@ def _guides(ax: Axes, experiment: Experiment, block: str, part: str, layer: int)
     ax.set_ylim(low, high)
 
 
-def _slopes(ax: Axes, sweep: Sweep, block: str, part: str) -> None:
-    """What is claimed and what was measured in each regime, over the layers."""
+def _slopes(ax: Axes, sweep: GrowthSweep, block: str, part: str) -> None:
+    """Write the claimed and the measured slope of each regime, over the layers."""
     rows = [row for row in sweep.table_of_slopes() if (row.block, row.part) == (block, part)]
     lines = [f"claimed: σ$^{{{row.claimed:g}}}$" for row in rows[:1] if not math.isnan(row.claimed)]
-    short = {row.regime for row in rows} >= {"small σ", "large σ"}  # what lies between is in the table
+    short = {row.regime for row in rows} >= {
+        "small σ",
+        "large σ",
+    }  # the regimes in between are only in the table
     rows = [row for row in rows if not (short and row.regime.startswith("σ"))]
     for low, high in dict.fromkeys((row.sigma_lo, row.sigma_hi) for row in rows):
         own = [row.measured for row in rows if (row.sigma_lo, row.sigma_hi) == (low, high)]
@@ -538,10 +541,10 @@ def _slopes(ax: Axes, sweep: Sweep, block: str, part: str) -> None:
 
 
 def _key(figure: Figure, color: str) -> None:
-    """What lines and dots are, once for the figure."""
+    """Draw the legend of lines and dots once for the figure."""
     from matplotlib.lines import Line2D
 
-    ours = Line2D([], [], color=color, lw=1.8, label="ours: mean ± standard error")
+    ours = Line2D([], [], color=color, lw=1.8, label="measured: mean ± standard error")
     dots = Line2D(
         [], [], color=color, marker="o", mfc="white", ms=4, ls="", label="published: mean ± standard error"
     )

@@ -1,7 +1,7 @@
-"""The sweeps of the paper: which network, which loss, which scales of the embeddings, which exponents.
+"""The sweeps of the paper: network, loss, scales of the embeddings, random numbers and norms.
 
-Common to all: 64 sums of two numbers of five digits in one batch, d = 128, one head, ReLU, and 20 repeats
-with weights N(0, 0.64/d). Names are experiment, norm, loss, grid and depth, as in the published result files.
+All sweeps have 64 sums of two five-digit numbers in one batch, d = 128, one head, ReLU, and 20 repeats with
+weights N(0, 0.64/d). Names are experiment, norm, loss, grid and depth, as in the published result files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from curvescope.closed_form.network.one_head.inner import Block, Suffix, suffix
 from curvescope.closed_form.network.one_head.layers import Task, forward, last_blocks, pre_norm_blocks
 from curvescope.core import seeds
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.core.parts import PART_OF, SYMBOLS, Symbol
+from curvescope.core.hessian_terms import PART_OF, SYMBOLS, Symbol
 from curvescope.data.tasks.algorithmic import addition
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
@@ -40,19 +40,19 @@ GRIDS = {
 }
 _WEIGHTS, _EMBEDDINGS, _PROBES = range(3)  # children of a repeat's seed
 _STREAM_PARTS: tuple[Symbol, ...] = ("H", "H_o", "H_f")  # in the order in which the paper draws probes
-PAPER_SEED = 1234  # of repeat 0, and of all MLPs together
-PAPER_PROBES = 20  # of each norm
+PAPER_SEED = 1234  # seed of repeat 0, and of all MLPs together
+PAPER_PROBES = 20  # probes of each norm
 _MULTIPLY = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _BUMP = (0x9E3779B9, 0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-SCORED = slice(11, 17)  # the positions that predict a digit of the sum
+SCORED = slice(11, 17)  # positions that predict a digit of the sum
 Norms = dict[tuple[str, Symbol, int], tuple[Tensor, Tensor]]
 """Norm and its standard error over probes, by block, part and layer."""
 
 
 @dataclass(frozen=True)
-class Experiment:
+class SweepExperiment:
     """One sweep."""
 
     name: str
@@ -68,63 +68,67 @@ class Experiment:
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """The blocks that are measured in every layer."""
+        """Names of the blocks that are measured in every layer."""
         return ("W",) if self.family == "mlp" else ("W_V", "W_Q")
 
     @property
     def rows(self) -> list[tuple[str, Symbol, int]]:
-        """Everything that is measured at one scale: block, part and layer, counted from 0."""
+        """Block, part and layer (counted from 0) of everything that is measured at one scale."""
         return [
             (block, part, layer) for block in self.blocks for part in PARTS for layer in range(self.depth)
         ]
 
     @property
     def slow(self) -> bool:
-        """Whether one scale is worth being stored by itself."""
+        """Return True if one scale takes long enough to be stored on its own."""
         return self.family == "softmax" and self.depth > 1
 
     def is_zero(self, block: str, part: str, layer: int) -> bool:
-        """Whether a part is zero by structure: the network is linear in the block, up to ReLU."""
+        """Return True if a part is exactly zero, because the network is linear in the block up to ReLU."""
         if part != "H_f" or self.norm == "pre":
             return False
         last = layer == self.depth - 1
         return self.family == "mlp" or (last and (self.family == "linear" or block == "W_V"))
 
 
-def _experiments() -> dict[str, Experiment]:
-    found = [Experiment(f"softmax_none_ce_log_L{depth}", "softmax", depth, "log") for depth in range(1, 6)]
-    found += [
-        Experiment("softmax_none_ce_linear_L1", "softmax", 1, "linear"),
-        Experiment("softmax_none_ce_linear_short_L1", "softmax", 1, "linear_short"),
-        Experiment("softmax_pre_ce_log_L1", "softmax", 1, "log", norm="pre"),
+def _experiments() -> dict[str, SweepExperiment]:
+    found = [
+        SweepExperiment(f"softmax_none_ce_log_L{depth}", "softmax", depth, "log") for depth in range(1, 6)
     ]
     found += [
-        Experiment(f"linattn_none_mse_log_short_L{depth}", "linear", depth, "log_short")
+        SweepExperiment("softmax_none_ce_linear_L1", "softmax", 1, "linear"),
+        SweepExperiment("softmax_none_ce_linear_short_L1", "softmax", 1, "linear_short"),
+        SweepExperiment("softmax_pre_ce_log_L1", "softmax", 1, "log", norm="pre"),
+    ]
+    found += [
+        SweepExperiment(f"linattn_none_mse_log_short_L{depth}", "linear", depth, "log_short")
         for depth in range(1, 4)
     ]
-    found += [Experiment(f"mlp_L{depth}", "mlp", depth, "log") for depth in range(1, 6)]
+    found += [SweepExperiment(f"mlp_L{depth}", "mlp", depth, "log") for depth in range(1, 6)]
     return {experiment.name: experiment for experiment in found}
 
 
 EXPERIMENTS = _experiments()
 
 
-def chosen(patterns: Sequence[str]) -> list[Experiment]:
-    """The experiments that match the globs, in the order of the table; one without a match is an error."""
+def chosen(patterns: Sequence[str]) -> list[SweepExperiment]:
+    """Return the experiments that match the globs, in the order of the table; raise an error for a glob
+    without a match.
+    """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in EXPERIMENTS):
             raise UsageError(
-                f"experiments: expected globs of the sweeps' names, got {pattern!r}",
+                f"experiments: expected glob patterns of sweep names, got {pattern!r}",
                 hint=near_misses(pattern, list(EXPERIMENTS)),
             )
     return [e for name, e in EXPERIMENTS.items() if any(fnmatchcase(name, glob) for glob in patterns)]
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where the random numbers of one repeat come from."""
+class RandomSource:
+    """Random numbers of one repeat."""
 
-    experiment: Experiment
+    experiment: SweepExperiment
     repeat: int
     seed: int
     replay: bool
@@ -132,7 +136,7 @@ class Source:
     device: str
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights but the embeddings, by the zoo's names, in float64; drawn in float32."""
+        """Draw all weights except the embeddings in float32; return them in float64 by the zoo's names."""
         if self.experiment.family == "mlp":
             found = self._mlp_weights()
         else:
@@ -141,7 +145,7 @@ class Source:
         return {name: W.to(self.device) for name, W in found.items() if name not in ("E", "P")}
 
     def embeddings(self, index: int) -> tuple[Tensor, Tensor]:
-        """E (12, d) and P (18, d) at scale number `index`; P is zero for an MLP, which has no positions."""
+        """Draw E (12, d) and P (18, d) at scale number `index`; an MLP has no positions, so P is zero."""
         shapes = (VOCABULARY, WIDTH), (CONTEXT, WIDTH)
         sigma = float(self.experiment.sigmas[index])
         if self.experiment.family == "mlp":
@@ -155,7 +159,9 @@ class Source:
         return E.to(self.device), P.to(self.device)
 
     def probes(self, index: int, layer: int, block: str, part: Symbol, num: int) -> Tensor:
-        """Rademacher probes of a block, (num, d, d); by own seeds the same for every part and scale."""
+        """Draw Rademacher probes of a block, (num, d, d); without replay they are the same for every part and
+        scale.
+        """
         if not self.replay:
             which = (self.repeat, _PROBES, layer, int(block == "W_V"))
             return _own_probes(_child(self.seed, *which), num, self.device)
@@ -192,9 +198,9 @@ class Source:
         return cuda_normal((VOCABULARY, WIDTH), sigma, seed=PAPER_SEED, call=call)
 
     def _mlp_call(self) -> int:
-        """Calls of the GPU's generator before this repeat: one seed for all MLPs, by depth and repeat.
+        """Number of calls of the GPU's generator before this repeat; all MLPs share one seed.
 
-        A repeat takes one call for its embedding, one for each layer and one for each scale.
+        A repeat makes one call for its embedding, one per layer and one per scale.
         """
         scales = len(self.experiment.sigmas)
         before = sum(
@@ -206,13 +212,13 @@ class Source:
 
 
 def sweep_tokens() -> Tensor:
-    """The batch of all sweeps: (64, 18)."""
+    """Tokens of the batch of all sweeps: (64, 18)."""
     tokens = next(iter(addition())).inputs
     assert isinstance(tokens, Tensor)
     return tokens
 
 
-def _zoo_config(experiment: Experiment, seed: int) -> TransformerConfig:
+def _zoo_config(experiment: SweepExperiment, seed: int) -> TransformerConfig:
     linear = experiment.family == "linear"
     return TransformerConfig(
         n_layers=experiment.depth, d_model=WIDTH, n_heads=1, n_ctx=CONTEXT, vocab_size=VOCABULARY,
@@ -232,7 +238,8 @@ def _own_probes(seed: int, num: int, device: str) -> Tensor:
 
 
 def philox(seed: int, call: int, num: int) -> np.ndarray:
-    """The four 32-bit words of elements 0 … num − 1 in one call: (4, num), as uint64 below 2³².
+    """Philox random numbers: the four 32-bit words of elements 0 … num − 1 in one call, (4, num) as uint64
+    below 2³².
 
     Ten rounds of (c₀, c₁, c₂, c₃) ← (hi(M₁ c₂) ⊕ c₁ ⊕ k₀, lo(M₁ c₂), hi(M₀ c₀) ⊕ c₃ ⊕ k₁, lo(M₀ c₀)).
     """
@@ -250,7 +257,7 @@ def philox(seed: int, call: int, num: int) -> np.ndarray:
 
 
 def cuda_normal(shape: tuple[int, ...], std: float, *, seed: int, call: int) -> Tensor:
-    """What `normal_(0, std)` drew on the GPU, in float64 with the digits of float32."""
+    """Reproduce `normal_(0, std)` on the GPU, in float64 with the digits of float32."""
     words = philox(seed, call, math.prod(shape)).astype(np.float32)
     u1, u2 = words[0] * np.float32(2**-32) + np.float32(2**-33), words[1]
     turn = u2 * np.float32(2**-32 * 2 * math.pi) + np.float32(2**-33 * 2 * math.pi)
@@ -259,7 +266,7 @@ def cuda_normal(shape: tuple[int, ...], std: float, *, seed: int, call: int) -> 
 
 
 def cuda_uniform(shape: tuple[int, ...], bound: float, *, seed: int, call: int) -> Tensor:
-    """What `uniform_(−bound, bound)` drew on the GPU, in float64 with the digits of float32."""
+    """Reproduce `uniform_(−bound, bound)` on the GPU, in float64 with the digits of float32."""
     u = philox(seed, call, math.prod(shape))[0].astype(np.float32) * np.float32(2**-32) + np.float32(2**-33)
     u = np.where(u == 1, np.float32(0), u)
     low, high = np.float32(-bound), np.float32(bound)
@@ -267,9 +274,9 @@ def cuda_uniform(shape: tuple[int, ...], bound: float, *, seed: int, call: int) 
 
 
 def rademacher(repeat: int, first: int, num: int, size: int, *, total: int) -> Tensor:
-    """Probes `first, …, first + num − 1` of a repeat's stream, ±1 in float64: (num, size).
+    """Return probes `first, …, first + num − 1` of a repeat's stream, ±1 in float64: (num, size).
 
-    The paper draws them one after the other, `size` numbers each, `total` in all.
+    The paper draws `total` probes of `size` numbers one after the other.
     """
     bits = _bits(PAPER_SEED + repeat, total, size)[first : first + num]
     signs = np.unpackbits(bits, axis=1, count=size).astype(np.float64) * 2 - 1
@@ -278,18 +285,18 @@ def rademacher(repeat: int, first: int, num: int, size: int, *, total: int) -> T
 
 @lru_cache(maxsize=1)
 def _bits(seed: int, total: int, size: int) -> np.ndarray:
-    """All probes of a repeat as packed bits, (total, size / 8): some MB."""
-    source = np.random.RandomState(seed)  # binomial(1, 1/2) is one uniform number above one half
+    """Draw all probes of a repeat as packed bits, (total, size / 8), a few MB."""
+    source = np.random.RandomState(seed)  # binomial(1, 1/2) uses one uniform number, compared with one half
     return np.stack([np.packbits(source.random_sample(size) > 0.5) for _ in range(total)])
 
 
 def measure(
-    source: Source, index: int, weights: dict[str, Tensor], tokens: Tensor, *, probes: int, exact: bool
+    source: RandomSource, index: int, weights: dict[str, Tensor], tokens: Tensor, *, probes: int, exact: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Norms and standard errors at scale number `index`, in the order of the experiment's rows.
+    """Compute norms and standard errors at scale number `index`, in the order of the experiment's rows.
 
     Args:
-        exact: the last layer in closed form; without, it is estimated from probes too, as in the paper.
+        exact: compute the last layer in closed form; otherwise estimate it with probes, as in the paper.
     """
     experiment = source.experiment
     E, P = source.embeddings(index)
@@ -302,12 +309,12 @@ def measure(
 
 
 def embed(E: Tensor, P: Tensor, tokens: Tensor) -> Tensor:
-    """The stream before the first layer, of the tokens that can reach the loss: (n, 17, d)."""
+    """Return the residual stream before the first layer for the tokens that affect the loss: (n, 17, d)."""
     return (E[tokens] + P[: tokens.shape[1]])[:, : SCORED.stop]
 
 
 def _transformer_norms(
-    source: Source,
+    source: RandomSource,
     index: int,
     x: Tensor,
     weights: dict[str, Tensor],
@@ -331,8 +338,8 @@ def _transformer_norms(
     return found
 
 
-def _last_layer(head: HeadNorms, source: Source, index: int, probes: int, exact: bool) -> Norms:
-    """The last layer, whose blocks are sums of Kronecker products."""
+def _last_layer(head: HeadNorms, source: RandomSource, index: int, probes: int, exact: bool) -> Norms:
+    """Compute norms of the last layer, whose blocks are sums of Kronecker products."""
     last, found = source.experiment.depth - 1, Norms()
     for block in source.experiment.blocks:
         terms = head.block("V" if block == "W_V" else "Q")
@@ -347,7 +354,9 @@ def _last_layer(head: HeadNorms, source: Source, index: int, probes: int, exact:
     return found
 
 
-def _inner_layer(behind: Suffix, source: Source, index: int, layer: int, block: Block, probes: int) -> Norms:
+def _inner_layer(
+    behind: Suffix, source: RandomSource, index: int, layer: int, block: Block, probes: int
+) -> Norms:
     if source.replay:  # each part has its own probes
         products = {
             part: behind.products(
@@ -363,7 +372,7 @@ def _inner_layer(behind: Suffix, source: Source, index: int, layer: int, block: 
 
 
 def estimate(products: Tensor) -> tuple[Tensor, Tensor]:
-    """√ mean ‖A v‖² over probes, (k, d, d), and its standard error by the delta method."""
+    """Return √ mean ‖A v‖² over probes, (k, d, d), and its standard error by the delta method."""
     squares = products.square().sum((1, 2))
     norm = squares.mean().sqrt()
     if len(squares) == 1:
@@ -373,7 +382,7 @@ def estimate(products: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mlp_norms(x: Tensor, weights: dict[str, Tensor], depth: int) -> Norms:
-    """‖H_l‖ = 2 ‖X_lᵀX_l‖ ‖C_lᵀC_l‖, and H_f = 0."""
+    """Compute ‖H_l‖ = 2 ‖X_lᵀX_l‖ ‖C_lᵀC_l‖ of a linear MLP; H_f = 0."""
     behind = [torch.eye(weights[f"W_{depth}"].shape[1]).to(x)]
     for layer in range(depth, 1, -1):
         behind.append(weights[f"W_{layer}"] @ behind[-1])

@@ -1,9 +1,8 @@
-"""The heat map: every entry of the Hessian of the d = 16 Transformer, and of its attention.
+"""Heat map of every entry of the Hessian of the d = 16 Transformer, and of its attention.
 
-Blocks of columns are computed one after the other, above the diagonal only, from exact products with the unit
-vectors in float64. What is kept of the whole matrix are four numbers for every block and a picture of 4 × 4
-entries per pixel; all sizes are multiples of four, so no pixel mixes two blocks. Of the attention part every
-entry is kept.
+Columns are computed block by block, only above the diagonal, from exact products with unit vectors in
+float64. Stored are four numbers for every block and an image with 4 × 4 entries per pixel. All sizes are
+multiples of four, so no pixel mixes two blocks. All entries of the attention part are stored.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from curvescope.operators import Hessian
 from curvescope.papers.common import AGREES, AUTHORS_CODE, DIFFERS, FigureConfig, as_printed
 from curvescope.papers.ormaniec2025.small_model import IN_WORDS, heatmap_data, small_problem
 from curvescope.problem import Problem
-from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.fingerprints import fingerprint
+from curvescope.runs.resumable_loop import Piece, State, work_through
 from curvescope.runs.study import Study
-from curvescope.runs.work import Piece, State, work_through
+from curvescope.runs.study_result import Claim, Line, Shown, Tables
+from curvescope.viz import style
 from curvescope.viz.blocks import cell_text
 from curvescope.viz.interactive import Scene, scene
 from curvescope.viz.matrix import FLOOR, LABEL, colors, entries_map
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -42,14 +41,14 @@ ORDER = (
     "E", "P", "L0.W_Q", "L0.W_K", "L0.W_V", "L0.W_O", "L0.W_1", "L0.b_1", "L0.W_2", "L0.b_2", "U", "b_U",
 )  # fmt: skip
 ATTENTION = ("L0.W_Q", "L0.W_K", "L0.W_V", "L0.W_O")
-CELL = 4  # entries along a side of a pixel of the large picture
+CELL = 4  # entries along a side of a pixel of the large image
 CAPTIONS = {
     "heatmap": "log10(|entry| + 1e-6) of the exact Hessian. Left: {parameters} parameters in {blocks} "
-    "blocks, a pixel is the mean over {cell} × {cell} entries of one block. Right: the attention part, "
-    "every entry. Colors from {low:.3f} to {high:.3f}, the ends before averaging. The published picture "
-    "blurs over 5 × 5 entries, across the borders of blocks. The table has a row per block of the upper "
-    "triangle, diagonal included. {setting}",
-    "heatmap_blocks": "Median |entry| of every block: the picture above in numbers.",
+    "blocks; a pixel is the mean over {cell} × {cell} entries of one block. Right: every entry of the "
+    "attention part. Colors from {low:.3f} to {high:.3f}, the extreme values before averaging. The "
+    "published image is blurred over 5 × 5 entries, across the borders of blocks. The table has one row "
+    "per block of the upper triangle, including the diagonal. {setting}",
+    "heatmap_blocks": "Median |entry| of every block, the numbers behind the heat map.",
 }
 PUBLISHED = {
     "loss": "2.48540626",
@@ -64,71 +63,73 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Config(FigureConfig):
-    """Which blocks. The published picture has all of them; attention biases are left out, as there."""
+    """Blocks to compute. The published image has all of them; like there, attention biases are left out."""
 
-    blocks: tuple[str, ...] = setting(("*",), "globs, e.g. *.W_Q; by default all that the picture has")
+    blocks: tuple[str, ...] = setting(
+        ("*",), "glob patterns of blocks, e.g. *.W_Q; by default all blocks of the published image"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for pattern in self.blocks:
             if not any(fnmatchcase(name, pattern) for name in ORDER):
                 raise UsageError(
-                    f"blocks: expected globs of the heat map's blocks, got {pattern!r}",
+                    f"blocks: expected glob patterns of the heat map's blocks, got {pattern!r}",
                     hint=near_misses(pattern, list(ORDER)),
                 )
 
     @property
     def names(self) -> list[str]:
-        """The chosen blocks, in the published order."""
+        """Names of the chosen blocks in the published order."""
         return [name for name in ORDER if any(fnmatchcase(name, glob) for glob in self.blocks)]
 
 
 @dataclass(frozen=True)
-class Columns(Result):
-    """The columns of one block, down to the diagonal."""
+class BlockColumns(Result):
+    """Columns of one block, down to the diagonal."""
 
     rows: list[str]
-    frobenius: np.ndarray  # (rows,), as the next four
+    frobenius: np.ndarray  # (rows,), like the next four
     mean_abs: np.ndarray
     median_abs: np.ndarray
     max_abs: np.ndarray
     min_abs: np.ndarray
     picture: np.ndarray  # (entries of the rows / CELL, entries of the block / CELL)
-    entries: np.ndarray  # (entries of the rows in attention, entries of the block); nothing of other blocks
+    entries: np.ndarray  # (entries of the rows in attention, entries of the block); empty for other blocks
 
 
 @dataclass(frozen=True)
 class HeatMap(Shown):
-    """The Hessian as numbers per block and as two pictures."""
+    """The Hessian as numbers per block and as two images."""
 
     names: list[str]
     sizes: list[int]
     loss: float
-    frobenius: np.ndarray  # (b, b), as the next four; symmetric
+    frobenius: np.ndarray  # (b, b), symmetric, like the next four
     mean_abs: np.ndarray
     median_abs: np.ndarray
     max_abs: np.ndarray
     min_abs: np.ndarray
     picture: np.ndarray  # means of log10(|H| + FLOOR) over CELL × CELL entries
     attention_names: list[str]
-    attention: np.ndarray  # the entries themselves, float32
+    attention: np.ndarray  # all entries, float32
 
     @property
     def norm(self) -> float:
-        """Frobenius norm of the whole matrix."""
+        """Frobenius norm of the full matrix."""
         return float(np.sqrt((self.frobenius**2).sum()))
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Ends of the colors: the least and largest log10(|entry| + FLOOR), before any averaging."""
+        """Ends of the color scale: smallest and largest log10(|entry| + FLOOR) before averaging."""
         return math.log10(self.min_abs.min() + FLOOR), math.log10(self.max_abs.max() + FLOOR)
 
-    def pair(self, one: str, two: str) -> float:
+    def pair(self, first: str, second: str) -> float:
         """Frobenius norm of a block."""
-        return float(self.frobenius[self.names.index(one), self.names.index(two)])
+        return float(self.frobenius[self.names.index(first), self.names.index(second)])
 
     def claims(self) -> list[Claim]:
-        """The published numbers, digit by digit, and what the picture shows."""
+        """Compare the published numbers digit by digit, and check the darkest part of the image."""
         found = {"loss": self.loss}
         for one, two in (("L0.W_Q", "L0.W_Q"), ("L0.W_V", "L0.W_V"), ("L0.W_Q", "L0.W_V")):
             if {one, two} <= set(self.names):
@@ -144,7 +145,7 @@ class HeatMap(Shown):
         return [*rows, *self._darkest()]
 
     def _darkest(self) -> list[Claim]:
-        """In the attention panel the quadrant of W_Q and W_K is the darkest."""
+        """Check that the W_Q, W_K quadrant of the attention panel is the darkest."""
         if self.attention_names != list(ATTENTION):
             return []
         place = [self.names.index(name) for name in ATTENTION]
@@ -161,14 +162,14 @@ class HeatMap(Shown):
         ]
 
     def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
+        """Return the main numbers, each with a label and an explanation."""
         entries = sum(self.sizes)
         return [(c.claim, c.measured, f"published {c.published}: {c.verdict}") for c in self.claims()] + [
             ("entries", f"{entries:,}²", f"exact, in float64; {len(self.names)} blocks")
         ]
 
     def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
+        """Return the caption of each figure and table."""
         low, high = self.limits
         own = {
             "parameters": f"{sum(self.sizes):,}", "blocks": len(self.names), "cell": CELL, "low": low,
@@ -176,10 +177,8 @@ class HeatMap(Shown):
         }  # fmt: skip
         return {name: text.format(**own) for name, text in CAPTIONS.items()}
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """One row per pair of blocks, upper triangle with the diagonal."""
-        import pandas as pd
-
+    def tables(self) -> Tables:
+        """One row per pair of blocks; upper triangle with the diagonal."""
         rows = [
             {
                 "row": one,
@@ -195,19 +194,19 @@ class HeatMap(Shown):
             for j, two in enumerate(self.names)
             if i <= j
         ]
-        return {"heatmap": pd.DataFrame(rows)}
+        return {"heatmap": rows}
 
     def figures(self) -> dict[str, Figure]:
-        """The two panels of the paper, and the blocks as numbers."""
+        """Draw the two panels of the paper, and the blocks as numbers."""
         return {"heatmap": _panels(self), "heatmap_blocks": _blocks(self)}
 
     def scenes(self) -> dict[str, Scene]:
-        """The two panels for a browser; a block says its numbers when pointed at."""
+        """Return the two panels for a browser; hovering over a block shows its numbers."""
         return {"heatmap": _scene(self)}
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> HeatMap:
-    """Compute the blocks of columns, those of `state` excepted."""
+    """Compute the columns block by block, except those stored in `state`."""
     problem = small_problem("softmax", heatmap_data(), device=cfg.device)
     names = cfg.names
     pieces = [
@@ -215,18 +214,18 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         for number, name in enumerate(names, start=1)
     ]
     contents = fingerprint(problem.model, problem.batches)
-    found = work_through(pieces, contents=contents, progress=progress, state=state)
-    return _joined(problem, names, [found.take(Columns, name) for name in names])
+    results = work_through(pieces, contents=contents, progress=progress, state=state)
+    return _joined(problem, names, [results.take(BlockColumns, name) for name in names])
 
 
-def _columns(problem: Problem, rows: list[str]) -> Columns:
-    """The columns of the last of these blocks, over the rows of all of them."""
+def _columns(problem: Problem, rows: list[str]) -> BlockColumns:
+    """Compute the columns of the last of these blocks, over the rows of all of them."""
     H = Hessian(problem).block(rows, rows[-1])
     dense = H.to_dense().cpu().numpy()
     blocks = [np.abs(dense[H.space.slices[name]]) for name in rows]
     in_attention = [name for name in rows if name in ATTENTION and rows[-1] in ATTENTION]
     entries = [dense[H.space.slices[name]] for name in in_attention]
-    return Columns(
+    return BlockColumns(
         rows,
         np.array([np.linalg.norm(block) for block in blocks]),
         np.array([block.mean() for block in blocks]),
@@ -244,7 +243,7 @@ def pooled(values: np.ndarray) -> np.ndarray:
     return values.reshape(m // CELL, CELL, n // CELL, CELL).mean((1, 3))
 
 
-def _joined(problem: Problem, names: list[str], columns: list[Columns]) -> HeatMap:
+def _joined(problem: Problem, names: list[str], columns: list[BlockColumns]) -> HeatMap:
     sizes = [problem.model.blocks[name].size for name in names]
     tables = {}
     for what in ("frobenius", "mean_abs", "median_abs", "max_abs", "min_abs"):
@@ -264,15 +263,15 @@ def _joined(problem: Problem, names: list[str], columns: list[Columns]) -> HeatM
 
 
 def _mirrored(columns: list[np.ndarray]) -> np.ndarray:
-    """The symmetric matrix whose columns down to the diagonal block are given."""
+    """Return the symmetric matrix from its columns down to the diagonal block."""
     n = sum(part.shape[1] for part in columns)
-    found, start = np.zeros((n, n), np.float32), 0
+    matrix, start = np.zeros((n, n), np.float32), 0
     for part in columns:
         stop = start + part.shape[1]
-        found[:stop, start:stop] = part[:stop]
-        found[start:stop, :stop] = part[:stop].T
+        matrix[:stop, start:stop] = part[:stop]
+        matrix[start:stop, :stop] = part[:stop].T
         start = stop
-    return found
+    return matrix
 
 
 def _shown(result: HeatMap) -> dict[str, tuple[np.ndarray, list[str], list[int]]]:
@@ -290,12 +289,8 @@ def _shown(result: HeatMap) -> dict[str, tuple[np.ndarray, list[str], list[int]]
 
 
 def _panels(result: HeatMap) -> Figure:
-    import matplotlib.pyplot as plt
-
     panels = _shown(result)
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(7.2 * len(panels) + 1, 7.4), layout="constrained", squeeze=False
-    )
+    figure, axes = style.subplots(1, len(panels), figsize=(7.2 * len(panels) + 1, 7.4), squeeze=False)
     image = None
     for ax, (title, (values, names, sizes)) in zip(axes[0], panels.items(), strict=True):
         image = entries_map(ax, values, names, sizes, result.limits)
@@ -306,12 +301,10 @@ def _panels(result: HeatMap) -> Figure:
 
 
 def _blocks(result: HeatMap) -> Figure:
-    import matplotlib.pyplot as plt
-
     low, high = result.limits
     values = colors(result.median_abs)
     side = 1.6 + 0.62 * len(result.names)
-    figure, ax = plt.subplots(figsize=(side + 1.2, side), layout="constrained")
+    figure, ax = style.subplots(figsize=(side + 1.2, side))
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)  # pyright: ignore[reportOptionalMemberAccess, reportCallIssue]
     image = ax.imshow(values, vmin=low, vmax=high, cmap="viridis")
     ax.set_xticks(range(len(result.names)), result.names, rotation=90)

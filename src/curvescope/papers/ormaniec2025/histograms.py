@@ -1,7 +1,8 @@
-"""The histograms: sizes of the entries of the Hessian's W_Q and W_V blocks, with softmax and without.
+"""Histograms of entry sizes in the W_Q and W_V blocks of the Hessian, with softmax and without.
 
-Bars are those of the paper: edges evenly spaced in the logarithm from max(1e-8, smallest) to the largest
-entry, 50 of them, 30 for W_Q with softmax; raw counts of all 65,536 entries; smaller ones fall outside.
+The bars are those of the paper. Edges are evenly spaced in the logarithm from max(1e-8, smallest) to the
+largest entry: 50 edges, or 30 for W_Q with softmax. Counts are raw counts of all 65,536 entries; smaller
+entries are not counted.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from curvescope.papers.common import (
     within,
 )
 from curvescope.papers.ormaniec2025.small_model import IN_WORDS, Kind, histogram_data, small_problem
-from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.resumable_loop import Piece, State, work_through
 from curvescope.runs.study import Study
-from curvescope.runs.work import Piece, State, work_through
+from curvescope.runs.study_result import Claim, Line, Shown, Tables
+from curvescope.viz import style
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
 BLOCKS = ("L0.W_V", "L0.W_Q")
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SMALLEST = 1e-8
-NUM_EDGES = {("softmax", "L0.W_Q"): 30}  # 50 for the others
+NUM_EDGES = {("softmax", "L0.W_Q"): 30}  # 50 for all others
 CAPTIONS = {
     "histogram_classical": "Sizes of all entries of two diagonal blocks of the exact Hessian, with softmax. "
-    "Filled: ours. Black outline: the published bars. {setting}",
-    "histogram_linear": "The same model without softmax, in front of the one with it (pale). The bars "
-    "without softmax are ours; published are those in outline. {setting}",
+    "Filled: measured. Black outline: published. {setting}",
+    "histogram_linear": "The same model without softmax, in front of the one with softmax (pale). Only the "
+    "outlined bars, with softmax, are published. {setting}",
     "histograms": "Bars of both figures: edges and counts.",
-    "histogram_norms": "Frobenius norms of the blocks and of their two parts, and sizes of entries.",
+    "histogram_norms": "Frobenius norms of the blocks and of their two parts, and entry sizes.",
 }
 PUBLISHED_NORMS = {
     ("softmax", "L0.W_Q", "H"): 2.59756894e-4,
@@ -57,45 +58,48 @@ PUBLISHED_SIZES = {
     "L0.W_Q": {"min": "6.57e-11", "median": "5.127e-7", "mean": "7.186e-7", "max": "9.003e-6"},
     "L0.W_V": {"min": "7.79e-10", "median": "1.602e-5", "mean": "4.691e-5", "max": "2.320e-3"},
 }
-PUBLISHED_COUNTS = {"L0.W_Q": (644, 6259), "L0.W_V": (38, 4085)}  # below SMALLEST, the tallest bar
+PUBLISHED_COUNTS = {
+    "L0.W_Q": (644, 6259),
+    "L0.W_V": (38, 4085),
+}  # number of entries below SMALLEST, and height of the tallest bar
 MEASURES = {"min": np.min, "median": np.median, "mean": np.mean, "max": np.max}
-COLORS = {"L0.W_V": "#7570b3", "L0.W_Q": "#1b9e77"}  # the paper's
+COLORS = {"L0.W_V": "#7570b3", "L0.W_Q": "#1b9e77"}  # colors of the paper
 
 
 @dataclass(frozen=True)
 class Config(FigureConfig):
-    """Nothing to choose: weights, data and bars are those of the paper."""
+    """No settings: weights, data and bars are those of the paper."""
 
 
 @dataclass(frozen=True)
 class Bars(Result):
-    """One block of one model."""
+    """Entries, norms and bars of one block of one model."""
 
     attention: str
     block: str
     entries: np.ndarray  # (n,) |H_ij|, all of them
-    norms: dict[str, float]  # Frobenius, of H, H_o and H_f
+    norms: dict[str, float]  # Frobenius norms of H, H_o and H_f
     edges: np.ndarray  # (bars + 1,)
     counts: np.ndarray  # (bars,)
 
 
 @dataclass(frozen=True)
 class Histograms(Shown):
-    """The four blocks."""
+    """Bars of the four blocks."""
 
     bars: list[Bars]
 
     def of(self, attention: str, block: str) -> Bars:
-        """One of them."""
+        """Bars of one block of one model."""
         return next(b for b in self.bars if (b.attention, b.block) == (attention, block))
 
     def median_ratio(self, attention: str) -> float:
-        """How much larger the typical entry of W_V is than that of W_Q."""
+        """Ratio of the median entries of W_V and W_Q."""
         V, Q = (np.median(self.of(attention, block).entries) for block in BLOCKS)
         return float(V / Q)
 
     def claims(self) -> list[Claim]:
-        """Bars one by one, norms, and the sizes that the paper's figures show."""
+        """Compare bars, norms and the sizes shown in the paper's figures."""
         rows = [self._bars(block) for block in BLOCKS]
         rows += [
             within(f"‖{part}‖_F of {block}, {attention}", value, self.of(attention, block).norms[part],
@@ -119,12 +123,12 @@ class Histograms(Shown):
         ours = self.of("softmax", block)
         off = np.abs(ours.counts - np.array([int(row["count"]) for row in drawn]))
         words = f"{int((off == 0).sum())} equal" + (f", largest difference {off.max()}" if off.any() else "")
-        agrees = off.sum() <= 1  # a count that fell on the other side of an edge in float32
+        agrees = off.sum() <= 1  # a count can change if float32 rounding moved an entry across an edge
         verdict = AGREES if agrees else DIFFERS
         return Claim(f"bars of {block}, softmax", f"{len(drawn)} bars", words, verdict, AUTHORS_CODE)
 
     def _without_softmax(self) -> list[Claim]:
-        """W_Q moves up to where W_V is, which hardly moves."""
+        """Check that without softmax W_Q grows to the size of W_V, which hardly changes."""
         softmax, linear = (self.median_ratio(kind) for kind in KINDS)
         V, Q = (
             float(np.median(self.of("linear", b).entries) / np.median(self.of("softmax", b).entries))
@@ -136,24 +140,22 @@ class Histograms(Shown):
                 AGREES if 20 < softmax < 45 else DIFFERS, "figure",
             ),
             Claim(
-                "the same without softmax", "W_Q moves up to W_V, which hardly moves",
-                f"{linear:.2f} (W_Q times {Q:.0f}, W_V times {V:.2f})",
+                "the same without softmax", "W_Q grows to W_V, which hardly changes",
+                f"{linear:.2f} (W_Q × {Q:.0f}, W_V × {V:.2f})",
                 AGREES if 1 / 5 < linear < 5 and Q > 5 and 1 / 3 < V < 3 else DIFFERS, "figure",
             ),
         ]  # fmt: skip
 
     def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
+        """Return the main numbers, each with a label and an explanation."""
         return [(c.claim, c.measured, f"published {c.published}: {c.verdict}") for c in self.claims()]
 
     def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
+        """Return the caption of each figure and table."""
         return {name: text.format(setting=IN_WORDS) for name, text in CAPTIONS.items()}
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Bars, and norms."""
-        import pandas as pd
-
+    def tables(self) -> Tables:
+        """Return tables of bars and norms."""
         bars = [
             {
                 "attention": b.attention,
@@ -175,15 +177,15 @@ class Histograms(Shown):
             }
             for b in self.bars
         ]
-        return {"histograms": pd.DataFrame(bars), "histogram_norms": pd.DataFrame(norms)}
+        return {"histograms": bars, "histogram_norms": norms}
 
     def figures(self) -> dict[str, Figure]:
-        """With softmax, one above the other; without, side by side."""
+        """Draw histograms with softmax (stacked vertically), and without (side by side)."""
         return {"histogram_classical": _classical(self), "histogram_linear": _linear(self)}
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Histograms:
-    """Compute the blocks, those of `state` excepted."""
+    """Compute the blocks, except those stored in `state`."""
     wanted: list[tuple[Kind, str]] = [(kind, block) for kind in KINDS for block in BLOCKS]
     pieces = [
         Piece(
@@ -200,7 +202,9 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 def measure(
     attention: Kind, block: str, *, parts: tuple[str, ...] = tuple(BY_SYMBOL), device: str = "cpu"
 ) -> Bars:
-    """One block of the model with this attention, exactly; norms of these parts, H among them."""
+    """Compute one block of the model with this attention exactly, with norms of the given parts, which
+    include H.
+    """
     problem = small_problem(attention, histogram_data(), device=device)
     dense = {name: BY_SYMBOL[name](problem, block).to_dense().cpu().numpy() for name in parts}
     entries = np.abs(dense["H"]).ravel()
@@ -211,19 +215,23 @@ def measure(
 
 
 def bar_edges(entries: np.ndarray, num: int) -> np.ndarray:
-    """`num` edges, evenly spaced in the logarithm; the last one is the largest entry, which counts."""
+    """Return `num` edges, evenly spaced in the logarithm; the last edge is the largest entry, which is
+    counted.
+    """
     edges = np.logspace(np.log10(max(SMALLEST, entries.min())), np.log10(entries.max()), num)
-    edges[-1] = entries.max()  # rounding may leave it below
+    edges[-1] = entries.max()  # rounding could put the edge below the largest entry
     return edges
 
 
 def published(block: str) -> list[dict[str, str]]:
-    """The bars of the published figure, with softmax: edge_lo, edge_hi, count."""
+    """Read the bars of the published figure with softmax: edge_lo, edge_hi, count."""
     return [row for row in published_table("ormaniec2025", "histograms") if row["block"] == block]
 
 
 def _size(claim: str, what: str, text: str, entries: np.ndarray) -> Claim:
-    """A size as printed; the smallest entry to a percent, because float32 left it no more digits."""
+    """Compare a printed size; the smallest entry only to one percent, because float32 has no more digits
+    there.
+    """
     value = float(MEASURES[what](entries))
     if what == "min":
         return within(claim, float(text), value, relative=0.01, source=AUTHORS_CODE)
@@ -231,15 +239,13 @@ def _size(claim: str, what: str, text: str, entries: np.ndarray) -> Claim:
 
 
 def _count(claim: str, published: int, measured: int) -> Claim:
-    """Counts may differ by one: an entry that fell on the other side of an edge in float32."""
+    """Compare counts, which may differ by one: float32 rounding can move an entry across an edge."""
     verdict = AGREES if abs(published - measured) <= 1 else DIFFERS
     return Claim(claim, f"{published}", f"{measured}", verdict, AUTHORS_CODE)
 
 
 def _classical(result: Histograms) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 1, figsize=(7, 5.4), layout="constrained", sharex=True)
+    figure, axes = style.subplots(2, 1, figsize=(7, 5.4), sharex=True)
     for ax, block in zip(axes, BLOCKS, strict=True):
         _bars(ax, result.of("softmax", block), label="measured")
         _outline(ax, block)
@@ -252,9 +258,7 @@ def _classical(result: Histograms) -> Figure:
 
 
 def _linear(result: Histograms) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
+    figure, axes = style.subplots(1, 2, figsize=(11, 4.2), sharey=True)
     for ax, block in zip(axes, BLOCKS, strict=True):
         _bars(ax, result.of("softmax", block), label="with softmax", alpha=0.35)
         _bars(ax, result.of("linear", block), label="without softmax")
@@ -278,7 +282,7 @@ def _bars(ax: Axes, bars: Bars, **style: Any) -> None:
 
 
 def _outline(ax: Axes, block: str) -> None:
-    """The published bars."""
+    """Draw the published bars."""
     rows = published(block)
     edges = [float(row["edge_lo"]) for row in rows] + [float(rows[-1]["edge_hi"])]
     ax.stairs([int(row["count"]) for row in rows], edges, color="black", lw=1.1, label="published, softmax")

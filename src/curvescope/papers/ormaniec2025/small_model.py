@@ -1,7 +1,7 @@
-"""The model and the data of the heat map and the histograms: d = 16, one layer, addition of two numbers.
+"""Model and data of the heat map and the histograms: d = 16, one layer, addition of two numbers.
 
-Weights are those of the paper: drawn in float32 on the CPU from seed 1234 in the order of its framework,
-which is that of the zoo's scheme "scaled", then converted to float64.
+The weights are those of the paper: drawn in float32 on the CPU from seed 1234 in the order of its framework,
+which equals that of the zoo's scheme "scaled", and converted to float64.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from curvescope.problem import Problem
 SEED = 1234
 Kind = Literal["softmax", "linear"]
 IN_WORDS = (
-    "Data: 64 sums of two numbers of five digits, 18 tokens, cross-entropy of the six digits of the sum. "
-    "Model: a Transformer of one layer at initialization, one head, width 16, ReLU feed-forward of width 64, "
-    "skips, no norm."
+    "Data: 64 sums of two five-digit numbers, 18 tokens, cross-entropy of the six digits of the sum. "
+    "Model: a one-layer Transformer at initialization, one head, width 16, ReLU feed-forward of width "
+    "64, skips, no norm."
 )
 
 
 def small_problem(attention: Kind, batches: Batches, *, device: str = "cpu") -> Problem:
-    """Cross-entropy of the six digits of the sum, in float64."""
+    """Return the problem of the six digits of the sum, with cross-entropy in float64."""
     config = TransformerConfig(
         n_layers=1,
         d_model=16,
@@ -43,10 +43,10 @@ def small_problem(attention: Kind, batches: Batches, *, device: str = "cpu") -> 
 
 
 def heatmap_data() -> Batches:
-    """The batch of 64 sums of the heat map, which is that of the sweeps."""
+    """Return the batch of 64 sums of the heat map, the same as in the sweeps."""
     return task_data("addition")
 
 
 def histogram_data() -> Batches:
-    """The 8 batches of 8 sums of the histograms, in some of which columns are made to sum to nine."""
+    """Return the 8 batches of 8 sums of the histograms; in some sums, columns are made to add up to nine."""
     return task_data("addition", draw_size=8, batch_size=8, sum_to_nine="coin")

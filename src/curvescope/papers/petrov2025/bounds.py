@@ -1,8 +1,8 @@
-"""What the paper and its precursor state about bounds: the study `bounds`, and a verdict on every claim.
+"""Statements of the paper and its precursor about bounds, each with a verdict from the study `bounds`.
 
-The paper measures none of its bounds, so what is published are the inequalities themselves. A claim holds if
-no instance violates it, which is evidence and no proof; it fails as printed and holds corrected if some do
-and none violates a corrected form; else it fails.
+The paper measures none of its bounds, so the inequalities themselves are compared. A claim holds if no
+instance violates it, which is evidence but no proof. It fails as printed and holds corrected if some instance
+violates it, and none violates a corrected form. Otherwise it fails.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 
 from curvescope.core.progress import Progress
 from curvescope.papers.common import Claimed, FigureConfig
-from curvescope.runs.shown import FAILS, HOLDS, Claim
+from curvescope.runs.resumable_loop import State
 from curvescope.runs.study import Study
-from curvescope.runs.work import State
+from curvescope.runs.study_result import FAILS, HOLDS, Claim
 from curvescope.studies import bounds
 from curvescope.studies.bounds import Bounds, Comparisons, analysis
 from curvescope.studies.bounds.analysis import REPAIRED
@@ -32,7 +32,7 @@ PROFILES = {
         num_layers=(1, 2, 3, 4, 6),
     ),
 }
-EVIDENCE = "a claim that holds is violated by no instance that was tried, which is evidence and no proof"
+EVIDENCE = "a claim holds if no tested instance violates it, which is evidence but no proof"
 CORRECTED = "fails as printed, holds corrected"
 LITERAL, PROOF = "lemma, literal σ", "lemma, σ of its proof"
 HEADS = (analysis.HEAD, analysis.KEYLESS, analysis.CLUSTERS)
@@ -47,40 +47,40 @@ class Config(FigureConfig):
 
 @dataclass(frozen=True)
 class ClaimedBounds(Claimed):
-    """The study's comparisons as a figure of the paper."""
+    """Comparisons of the study as a figure of the paper."""
 
     NAME = "bounds"
 
     measured: Bounds
 
     def claims(self) -> list[Claim]:
-        """Every claim with its verdict."""
-        return [_verdict(one, self.measured) for one in STATED]
+        """Return every claim with its verdict."""
+        return [_verdict(inequality, self.measured) for inequality in STATED]
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> ClaimedBounds:
-    """Measure everything, pieces of `state` excepted."""
-    found = bounds.run(PROFILES[cfg.profile], progress=progress, state=state)
-    return ClaimedBounds(found, notes=[*found.notes, EVIDENCE])
+    """Measure everything that is not stored in `state`."""
+    comparisons = bounds.run(PROFILES[cfg.profile], progress=progress, state=state)
+    return ClaimedBounds(comparisons, notes=[*comparisons.notes, EVIDENCE])
 
 
 class Fix(NamedTuple):
-    """What corrects a claim: the name of the bound, and what it changes, in words."""
+    """A corrected form of a claim: the name of its bound, and the change in words."""
 
     bound: str
     words: str
 
 
 class Stated(NamedTuple):
-    """An inequality of the paper, and the comparisons that try it."""
+    """An inequality of the paper, and the comparisons that test it."""
 
     claim: str
     published: str
-    quantities: str  # separated by blanks
+    quantities: str  # separated by spaces
     fix: Fix | None = None
     bound: str = analysis.THEOREM_6
     source: str = "Theorem 6 and its proof"
-    instances: tuple[str, ...] = ()  # all, where none is named
+    instances: tuple[str, ...] = ()  # names of the instances; empty: all
 
 
 _head = partial(Stated, bound=analysis.THEOREM_1, source="Theorem 1 and its proof")
@@ -89,9 +89,9 @@ _size = partial(Stated, source="proposition before Theorem 6")
 _network = partial(Stated, bound=analysis.PRECURSOR, source="precursor, arXiv 2409.11995")
 
 SIX_BLOCKS = Fix(analysis.PRIORI, "with all six blocks, and ½ for 1/L")
-WITH_ITS_OWN = Fix(analysis.PRIORI, "with an estimate of its own")
-WITHOUT_FACTOR = Fix(REPAIRED, "without the loss's factor, and ½ for 1/L")
-DEVIATION = Fix(PROOF, "σ the least standard deviation of a row, as in the proof")
+WITH_ITS_OWN = Fix(analysis.PRIORI, "with a separate estimate")
+WITHOUT_FACTOR = Fix(REPAIRED, "without the factor of the loss, and ½ for 1/L")
+DEVIATION = Fix(PROOF, "σ the smallest standard deviation of a row, as in the proof")
 STATED = (
     _head("Theorem 1", "‖H‖ ≤ M, constants of the main text", "‖H‖", SIX_BLOCKS, instances=HEADS),
     _head(
@@ -102,7 +102,7 @@ STATED = (
         bound=analysis.APPENDIX,
         instances=HEADS,
     ),
-    _head("Theorem 1 where all is random", "‖H‖ ≤ M", "‖H‖", instances=(analysis.HEAD,)),
+    _head("Theorem 1 with random weights and data", "‖H‖ ≤ M", "‖H‖", instances=(analysis.HEAD,)),
     _head("M covers KK", "KK is not in the maximum", "‖H_KK‖", WITH_ITS_OWN),
     _head(
         "M of the appendix covers VK",
@@ -152,40 +152,43 @@ STATED = (
     ),
     _network(
         "precursor, Hessian",
-        "the same, the functional Hessian left out",
+        "the same, without the functional Hessian",
         analysis.WHOLE,
         Fix(analysis.PRIORI, "½ for √2, products over s ≠ p, and the functional Hessian"),
     ),
 )
 
 
-def _verdict(one: Stated, found: Bounds) -> Claim:
-    tried = _tried(one, found, one.bound)
+def _verdict(inequality: Stated, result: Bounds) -> Claim:
+    tried = _tried(inequality, result, inequality.bound)
     violated, count = int(tried.violated.sum()), len(tried.true)
     if not violated:
         ratio = tried.ratio[tried.true > 0]
-        measured = f"violated 0 of {count}; bound / truth {np.median(ratio):.3g}, at least {ratio.min():.3g}"
-        return Claim(one.claim, one.published, measured, HOLDS, one.source)
+        measured = (
+            f"violated 0 of {count}; bound / exact value: median {np.median(ratio):.3g}, minimum "
+            f"{ratio.min():.3g}"
+        )
+        return Claim(inequality.claim, inequality.published, measured, HOLDS, inequality.source)
     with np.errstate(divide="ignore"):
         worst = float((tried.true / tried.value)[tried.violated].max())
     up_to = f"{worst:.3g}" if np.isfinite(worst) else "∞"
-    measured, verdict = f"violated {violated} of {count}, truth / bound up to {up_to}", FAILS
-    if one.fix is not None:
-        corrected = _tried(one, found, one.fix.bound)
+    measured, verdict = f"violated {violated} of {count}, exact value / bound up to {up_to}", FAILS
+    if inequality.fix is not None:
+        corrected = _tried(inequality, result, inequality.fix.bound)
         still = int(corrected.violated.sum())
-        measured += f"; {one.fix.words}: {still} of {len(corrected.true)}"
+        measured += f"; {inequality.fix.words}: {still} of {len(corrected.true)}"
         verdict = FAILS if still else CORRECTED
-    return Claim(one.claim, one.published, measured, verdict, one.source)
+    return Claim(inequality.claim, inequality.published, measured, verdict, inequality.source)
 
 
-def _tried(one: Stated, found: Bounds, bound: str) -> Comparisons:
-    """The comparisons of a claim with one bound; the precursor's are with networks."""
-    quantities = one.quantities.split()
-    table = found.bounds if quantities[0] in WHOLE else found.estimates
-    names = one.instances or tuple(
+def _tried(inequality: Stated, result: Bounds, bound: str) -> Comparisons:
+    """Return the comparisons of a claim with one bound; those of the precursor use networks."""
+    quantities = inequality.quantities.split()
+    table = result.bounds if quantities[0] in WHOLE else result.estimates
+    names = inequality.instances or tuple(
         name
         for name in dict.fromkeys(table.instance)
-        if name.startswith(analysis.NETWORK) == (one.bound == analysis.PRECURSOR)
+        if name.startswith(analysis.NETWORK) == (inequality.bound == analysis.PRECURSOR)
     )
     return table.chosen(quantity=quantities, bound=bound, instance=names)
 

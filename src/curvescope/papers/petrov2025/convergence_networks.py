@@ -1,6 +1,6 @@
-"""The networks of the published curves and their training: a ViT, changes of low rank, fully connected ones.
+"""The networks of the published curves and their training: a ViT, low-rank changes, fully connected ones.
 
-Every experiment has two sizes: as published (full), and small networks of the same kinds (quick).
+Every experiment has two sizes: the published one (full), and small networks of the same kinds (quick).
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 
 VIT_BASE, SIDE = "google/vit-base-patch16-224", 224
-ADAPTED = ("query", "value", "q_proj", "v_proj")  # layers of the hub's models, by their versions
-HEADS = ("U", "b_U", "classifier")  # names that a classifier's head has
+ADAPTED = (
+    "query",
+    "value",
+    "q_proj",
+    "v_proj",
+)  # names of layers in the hub's models, which depend on their version
+HEADS = ("U", "b_U", "classifier")  # names of a classifier's head
 SLOW_START = 50  # steps over which the learning rate rises
-CHUNK = 256  # pictures that are evaluated at once
+CHUNK = 256  # images evaluated at once
 RANKS = (8, 16)
 WIDTHS = {"quick": (4, 16, 64), "full": (4, 8, 16, 32, 64)}
 HIDDEN = {"quick": (1, 3), "full": (1, 3, 5, 7, 10)}
@@ -35,13 +40,13 @@ SMALL = {"width": 32, "layers": 2, "patch": 2}
 PUBLISHED = {"width": 128, "layers": 8, "patch": 4}
 
 Make = Callable[[Pictures, int], tuple[nn.Module, str]]
-"""A fresh network for these pictures and this seed, and a note on it where it is not the published one."""
+"""Makes a network for given images and a seed, and a note if it is not the published one."""
 
 
 def vit(
     shape: Sequence[int], num_classes: int, *, width: int, layers: int, patch: int, seed: int
 ) -> nn.Module:
-    """A post-norm ViT with a mean-pooled head, d_ff = 4 d: images (B, channels, size, size) to logits."""
+    """Return a post-norm ViT with mean pooling and d_ff = 4 d: images (B, channels, size, size) to logits."""
     channels, size = shape[1], shape[2]
     cfg = TransformerConfig(
         n_layers=layers, d_model=width, n_heads=max(1, width // 16), d_ff=4 * width,
@@ -54,15 +59,17 @@ def vit(
 def fully_connected(
     shape: Sequence[int], num_classes: int, *, width: int, hidden: int, seed: int
 ) -> nn.Module:
-    """ReLU layers of one width, `hidden` + 2 matrices as in the precursor's code, with biases."""
+    """Return ReLU layers of one width, `hidden` + 2 matrices as in the precursor's code, with biases."""
     cfg = MLPConfig(
         d_in=math.prod(shape[1:]), d_hidden=width, d_out=num_classes, depth=hidden + 2, bias=True, seed=seed
     )
     return nn.Sequential(nn.Flatten(), MLP(cfg))
 
 
-class LowRank(nn.Module):
-    """W ↦ W + A B with A (rows, r) normal of variance 1/r and B (r, columns) zero at first; α = r."""
+class LowRankChange(nn.Module):
+    """Low-rank change W ↦ W + A B: A (rows, r) normal with variance 1/r, B (r, columns) initially zero; α =
+    r.
+    """
 
     def __init__(self, rows: int, columns: int, rank: int, source: torch.Generator):
         super().__init__()
@@ -74,7 +81,7 @@ class LowRank(nn.Module):
 
 
 def adapt(module: nn.Module, rank: int, *, seed: int) -> nn.Module:
-    """Freeze all but the head, and let queries and values move by a matrix of low rank (LoRA), in place."""
+    """Freeze all but the head, and add trainable low-rank changes to queries and values (LoRA), in place."""
     source = generator(seed, rank)
     module.requires_grad_(False)
     for name, part in list(module.named_modules()):
@@ -83,7 +90,7 @@ def adapt(module: nn.Module, rank: int, *, seed: int) -> nn.Module:
             continue
         for own in names:
             rows, columns = getattr(part, own).shape
-            parametrize.register_parametrization(part, own, LowRank(rows, columns, rank, source))
+            parametrize.register_parametrization(part, own, LowRankChange(rows, columns, rank, source))
     for name, parameter in module.named_parameters():
         if any(part in HEADS for part in name.split(".")) or name.rpartition(".")[2] in ("A", "B"):
             parameter.requires_grad_(True)
@@ -91,7 +98,7 @@ def adapt(module: nn.Module, rank: int, *, seed: int) -> nn.Module:
 
 
 class Resized(nn.Module):
-    """A vision model of the hub on images in [0, 1]: made larger, in three channels, in [−1, 1]."""
+    """Adapter for a vision model of the hub: resizes images in [0, 1] to three channels in [−1, 1]."""
 
     def __init__(self, body: nn.Module, side: int = SIDE):
         super().__init__()
@@ -104,7 +111,7 @@ class Resized(nn.Module):
 
 
 def vit_base(num_classes: int) -> nn.Module:
-    """ViT-B/16 of the hub, or of its cache, with a fresh head; what hinders it is an error of ours."""
+    """Load ViT-B/16 from the hub or its cache, with a new head; failures raise CurvescopeError."""
     try:
         from transformers import ViTForImageClassification
     except ImportError:
@@ -113,14 +120,14 @@ def vit_base(num_classes: int) -> nn.Module:
         body = ViTForImageClassification.from_pretrained(
             VIT_BASE, num_labels=num_classes, ignore_mismatched_sizes=True
         )
-    except Exception as problem:  # whatever the network and the hub raise
+    except Exception as problem:  # the network and the hub raise many types of errors
         reason = str(problem).split("\n", 1)[0][:200]
         raise CurvescopeError(f"could not read {VIT_BASE}: {reason}") from problem
     return Resized(body)
 
 
-class Fit(NamedTuple):
-    """How long, and how fast; AdamW without weight decay is Adam."""
+class TrainingSettings(NamedTuple):
+    """Length and learning rate of training; AdamW without weight decay is Adam."""
 
     epochs: int
     batch_size: int = 64
@@ -128,8 +135,8 @@ class Fit(NamedTuple):
     weight_decay: float = 0.0
 
 
-def fit(module: nn.Module, images: Tensor, classes: Tensor, how: Fit, *, seed: int) -> None:
-    """Train the parameters that ask for a gradient, in place; the order of an epoch is from (seed, epoch)."""
+def fit(module: nn.Module, images: Tensor, classes: Tensor, how: TrainingSettings, *, seed: int) -> None:
+    """Train parameters that require a gradient, in place; the order of an epoch comes from (seed, epoch)."""
     moving = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(moving, lr=how.lr, weight_decay=how.weight_decay)
     step, device = 0, next(module.parameters()).device
@@ -150,7 +157,7 @@ def fit(module: nn.Module, images: Tensor, classes: Tensor, how: Fit, *, seed: i
 
 @torch.no_grad()
 def evaluate(module: nn.Module, images: Tensor, classes: Tensor) -> tuple[np.ndarray, float]:
-    """The loss of every picture (n,), and the share that is classified rightly."""
+    """Return the loss of every image (n,), and the accuracy."""
     device, losses, right = next(module.parameters()).device, [], 0
     for X, y in zip(images.split(CHUNK), classes.split(CHUNK), strict=True):
         logits = module(X.to(device)).double().cpu()
@@ -159,42 +166,42 @@ def evaluate(module: nn.Module, images: Tensor, classes: Tensor) -> tuple[np.nda
     return torch.cat(losses).numpy(), right / len(classes)
 
 
-class Experiment(NamedTuple):
-    """One curve: which network on which pictures, how it is trained, and what one of its numbers is."""
+class NetworkExperiment(NamedTuple):
+    """One curve: its network and images, its training, and the group size of its numbers."""
 
     family: str  # E4, E7 or E8
-    words: str  # the network
-    pictures: str  # the published ones
-    num_pictures: int | None  # of them, a fifth to validate
+    words: str  # description of the network
+    pictures: str  # name of the published images
+    num_pictures: int | None  # number of images, a fifth of which for validation
     make: Make
-    how: Fit
-    group: int = 1  # pictures whose mean loss is one number of the running mean
+    how: TrainingSettings
+    group: int = 1  # images whose mean loss is one number of the running mean
     width: int = 0
     hidden: int = 0
 
 
-def experiments(profile: str) -> dict[str, Experiment]:
-    """All of a profile by name."""
+def experiments(profile: str) -> dict[str, NetworkExperiment]:
+    """Return all experiments of a profile by name."""
     quick = profile == "quick"
     found = {"E4": _vit(SMALL, 16, 12, 3e-3) if quick else _vit(PUBLISHED, 128, 60, 1e-3)}
     for rank in RANKS:
         make = partial(_low_rank, rank=rank, small=quick)
         words = f"{'a ViT of width 32' if quick else 'ViT-B/16'} with changes of rank {rank}"
-        found[f"E7.rank{rank}"] = Experiment("E7", words, "mnist", 4166, make, Fit(3))
+        found[f"E7.rank{rank}"] = NetworkExperiment("E7", words, "mnist", 4166, make, TrainingSettings(3))
     for hidden in HIDDEN[profile]:
         for width in WIDTHS[profile]:
             make = partial(_fully_connected, width=width, hidden=hidden)
             words = f"fully connected, {hidden + 2} matrices, width {width}"
-            found[f"E8.h{width}.n{hidden}"] = Experiment(
-                "E8", words, "mnist", 12_500, make, Fit(10), width=width, hidden=hidden
+            found[f"E8.h{width}.n{hidden}"] = NetworkExperiment(
+                "E8", words, "mnist", 12_500, make, TrainingSettings(10), width=width, hidden=hidden
             )
     return found
 
 
-def _vit(size: dict[str, int], group: int, epochs: int, lr: float) -> Experiment:
+def _vit(size: dict[str, int], group: int, epochs: int, lr: float) -> NetworkExperiment:
     words = f"ViT of {size['layers']} blocks, width {size['width']}, patches {size['patch']}"
-    how = Fit(epochs, 64 if group < 64 else group, lr, 0.01)
-    return Experiment("E4", words, "cifar100", None, partial(_plain_vit, size=size), how, group)
+    how = TrainingSettings(epochs, 64 if group < 64 else group, lr, 0.01)
+    return NetworkExperiment("E4", words, "cifar100", None, partial(_plain_vit, size=size), how, group)
 
 
 def _plain_vit(data: Pictures, seed: int, *, size: dict[str, int]) -> tuple[nn.Module, str]:
@@ -210,13 +217,13 @@ def _fully_connected(data: Pictures, seed: int, *, width: int, hidden: int) -> t
 
 
 def _low_rank(data: Pictures, seed: int, *, rank: int, small: bool) -> tuple[nn.Module, str]:
-    """ViT-B/16 where it can be had; else a small ViT that was trained on the same pictures, turned by 90°."""
-    note = "in place of ViT-B/16, a small ViT that was trained on the pictures turned by 90°"
+    """Return ViT-B/16 if it can be loaded, else a small ViT trained on the same images rotated by 90°."""
+    note = "instead of ViT-B/16, a small ViT trained on the images rotated by 90°"
     if not small:
         try:
             return adapt(vit_base(data.num_classes), rank, seed=seed), ""
         except CurvescopeError as error:
             note = f"{note} ({error})"
     body, _ = _plain_vit(data, seed, size=SMALL)
-    fit(body, torch.rot90(data.images, 1, (2, 3)), data.classes, Fit(10, lr=3e-3), seed=seed)
+    fit(body, torch.rot90(data.images, 1, (2, 3)), data.classes, TrainingSettings(10, lr=3e-3), seed=seed)
     return adapt(body, rank, seed=seed), note

@@ -1,7 +1,8 @@
-"""How curvature propagates: across depth, norm placement, width and training, and with parts switched off.
+"""Propagation of curvature across depth, norm placement, width and training, and with components switched
+off.
 
-Every number is of second derivatives: the exact split of `operators.sources`, Lanczos for eigenvalues and,
-where a component is switched off, all eigenvalues of a Hessian that is written out.
+Every number comes from second derivatives: the exact split of `operators.sources`, Lanczos for eigenvalues,
+and all eigenvalues of a dense Hessian if a component is switched off.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.core.config import setting
-from curvescope.core.numbers import plural
+from curvescope.core.number_format import plural
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.models.zoo import REVISIONS
@@ -23,23 +24,23 @@ from curvescope.operators import Hessian
 from curvescope.papers.common import FigureConfig, Judged, decided
 from curvescope.papers.petrov2025 import propagation_models as variants
 from curvescope.papers.petrov2025.propagation_models import COMPONENTS, NORMS, SIGMAS
-from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin, Shown
+from curvescope.runs.resumable_loop import FinishedPieces, Piece, State, work_through
 from curvescope.runs.study import Study
-from curvescope.runs.work import Finished, Piece, State, work_through
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Shown, Tables
 from curvescope.studies import propagation
 from curvescope.studies.common.statistics import Interval, above, exponent_interval, mean_interval
+from curvescope.studies.problem_config import make_problem
 from curvescope.studies.propagation import Propagation
-from curvescope.studies.propagation.analysis import HESSIAN, OUTER, Number
-from curvescope.studies.setting import make_problem
+from curvescope.studies.propagation.study import HESSIAN, OUTER, SourceEstimate
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-ZERO = 1e-12  # of the largest: an eigenvalue or a block that is below it is rounding
+ZERO = 1e-12  # relative to the largest: smaller eigenvalues and blocks are rounding errors
 ARTICLE: Origin = ("article", "article")
 OURS: Origin = ("ours, on a part that the article's table names", "ours")
 ROUNDING = 1e-12
@@ -49,19 +50,21 @@ SWITCHED = {
     "no feed-forward": "the feed-forward network raises the largest eigenvalue",
     "one head": "several heads lower the largest eigenvalue",
 }
-"""What a part may do, by what is switched off: the article's table names parts, the sentences are ours."""
+"""Claimed effect of each component, by the name of the variant without it. The article's table names
+components; the sentences are ours.
+"""
 CAPTIONS = {
-    "depth": "‖H‖ and λ_max at initialization against the number of layers, by where the norms stand "
-    "({seeds}; bars are 95 % intervals over probes), and the shares of ‖H‖² by kind of source, means over "
-    "seeds.",
-    "sigma": "Frobenius norm of the first norm's own source against the scale of what it is given: the "
-    "second derivative of a norm grows as 1/σ².",
-    "components": "Largest eigenvalue, condition and trace of the whole Hessian with parts switched off, at "
-    "initialization and after {steps} steps ({seeds}, all eigenvalues exact). Condition: λ_max over the "
-    "least eigenvalue that is positive beyond rounding; negative: share below zero.",
+    "depth": "‖H‖ and λ_max at initialization against the number of layers, by norm placement ({seeds}; "
+    "bars are 95 % intervals over probes), and the shares of ‖H‖² by kind of source, means over seeds.",
+    "sigma": "Frobenius norm of the first norm's own source against the scale of its input: the second "
+    "derivative of a norm grows as 1/σ².",
+    "components": "Largest eigenvalue, condition and trace of the full Hessian with components switched "
+    "off, at initialization and after {steps} steps ({seeds}, all eigenvalues exact). Condition: λ_max "
+    "over the smallest eigenvalue that is positive beyond rounding. negative: share of negative "
+    "eigenvalues.",
     "training": "The bundled model at its checkpoints {checkpoints}: Frobenius norms of its sources, added "
     "up by kind, and extreme eigenvalues.",
-    "models": "One row a model: norm, trace and extreme eigenvalues of the Hessian, share of the GGN, and "
+    "models": "One row per model: norm, trace and extreme eigenvalues of the Hessian, share of the GGN, and "
     "the strongest source.",
 }
 KINDS = ("ln1", "attention", "ln2", "ffn", "ln_f", "rest")
@@ -69,11 +72,11 @@ KINDS = ("ln1", "attention", "ln2", "ffn", "ln_f", "rest")
 
 @dataclass(frozen=True)
 class Config(FigureConfig):
-    """How many models. Quick: depths up to 8 and 2 seeds, about two minutes; full: up to 24 and 5 seeds."""
+    """Number of models. Quick: depths up to 8 and 2 seeds, about two minutes; full: up to 24 and 5 seeds."""
 
     seeds: int | None = setting(None, "models of each kind; 2 in the profile quick, 5 in full")
-    steps: int = setting(200, "of training, where components are switched off")
-    tokens: int = setting(128, "of the text for the bundled model's checkpoints")
+    steps: int = setting(200, "training steps of the models with components switched off")
+    tokens: int = setting(128, "tokens of text for the bundled model's checkpoints")
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -82,13 +85,13 @@ class Config(FigureConfig):
 
     @property
     def count(self) -> int:
-        """Seeds of each kind."""
+        """Number of seeds of each kind."""
         return self.seeds or (2 if self.profile == "quick" else 5)
 
 
 @dataclass(frozen=True)
-class Spectrum(Result):
-    """A Hessian that was written out: its eigenvalues, and the norms of its blocks."""
+class DenseSpectrum(Result):
+    """Eigenvalues of a dense Hessian, and the norms of its blocks."""
 
     values: np.ndarray  # (n,) ascending
     names: list[str]  # of B blocks
@@ -97,56 +100,54 @@ class Spectrum(Result):
 
     @property
     def condition(self) -> float:
-        """λ_max over the least eigenvalue that is positive beyond rounding."""
+        """λ_max over the smallest eigenvalue that is positive beyond rounding."""
         top = float(self.values[-1])
         return top / float(self.values[self.values > ZERO * top].min())
 
 
 @dataclass(frozen=True)
-class Sweeps(Shown):
-    """All models, by what was changed."""
+class PropagationSweeps(Shown):
+    """All models, by the quantity that was varied."""
 
     seeds: int
     depths: list[int]
     steps: int
-    measured: dict[str, Propagation]  # by depth, width and σ, and of the bundled checkpoints
-    spectra: dict[str, Spectrum]  # of components
+    measured: dict[str, Propagation]  # by depth, width and σ, and for the bundled checkpoints
+    spectra: dict[str, DenseSpectrum]  # with and without components
 
     def summary(self) -> list[Line]:
-        """How ‖H‖ grows with depth, and what the strongest component does."""
-        found = []
+        """Growth of ‖H‖ with depth, and the effect of the strongest component."""
+        lines = []
         for norm in ("pre", "post", "none"):
             value, low, high = exponent(self, norm)
             words = f"‖H‖ ∝ depth^p at initialization, norms {norm}; 95 % interval {low:.2f} to {high:.2f}"
-            found.append((f"growth with depth, {norm}", f"{value:.2f}", words))
+            lines.append((f"growth with depth, {norm}", f"{value:.2f}", words))
         for name in list(COMPONENTS)[1:]:
             ratio, low, high = with_and_without(self, name, self.steps)
-            words = f"times: λ_max with {name} over that of the whole model, trained"
+            words = f"times: λ_max with {name} relative to the full model, trained"
             words += f"; seeds {low:.2g} to {high:.2g}"
-            found.append((f"λ_max, {name}", f"{ratio:.3g}", words))
-        return found
+            lines.append((f"λ_max, {name}", f"{ratio:.3g}", words))
+        return lines
 
     def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
+        """Return the caption of each figure and table."""
         own = {
             "seeds": plural(self.seeds, "seed"), "steps": self.steps, "checkpoints": ", ".join(REVISIONS),
         }  # fmt: skip
         return {name: text.format(**own) for name, text in CAPTIONS.items()}
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """One row a model; one a component, geometric means over seeds."""
-        import pandas as pd
-
+    def tables(self) -> Tables:
+        """One row per model, and one per component with geometric means over seeds."""
         models = [{"model": name, **_numbers(one)} for name, one in self.measured.items()]
         components = [
             _component_row(name, steps, spectra(self, name, steps))
             for name in COMPONENTS
             for steps in (0, self.steps)
         ]
-        return {"models": pd.DataFrame(models), "components": pd.DataFrame(components)}
+        return {"models": models, "components": components}
 
     def figures(self) -> dict[str, Figure]:
-        """Depth, the scale of a norm, components, training."""
+        """Figures of depth, the scale of a norm, components and training."""
         return {
             "depth": _depth(self),
             "sigma": _sigma(self),
@@ -155,7 +156,7 @@ class Sweeps(Shown):
         }
 
     def claims(self) -> list[Claim]:
-        """What the paper and the article around it say, next to what was measured."""
+        """Statements of the paper and the article around it, with measured values."""
         whole = [s for name, s in self.spectra.items() if name.startswith("component.everything.")]
         grows = "the norm of the Hessian grows with depth, norms"
         return [
@@ -164,13 +165,13 @@ class Sweeps(Shown):
             Claim("LayerNorm keeps curvature bounded", "bounded", *_bounded(self), *ARTICLE),
             *(Claim(f"{grows} {norm}", "grows", *_grows(self, norm), *ARTICLE) for norm in NORMS),
             Claim("pre-norm has less curvature than post-norm", "use pre-norm", *_pre_norm(self), *ARTICLE),
-            *(Claim(said, "named in a table", *_component(self, name, lowers="lower" in said), *OURS)
-              for name, said in SWITCHED.items()),
+            *(Claim(claim, "named in a table", *_component(self, name, lowers="lower" in claim), *OURS)
+              for name, claim in SWITCHED.items()),
             Claim("the Hessian is the GGN and a sum over sources", "exact", *_adds_up(self), "Theorems 3–5"),
         ]  # fmt: skip
 
 
-def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Sweeps:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> PropagationSweeps:
     """Measure all models."""
     models = (
         variants.by_depth(cfg.depths, cfg.count) | variants.by_width(cfg.count) | variants.by_sigma(cfg.count)
@@ -187,7 +188,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 
 def _measure(variant: variants.Variant, *, ends: bool = True) -> Propagation:
-    """Shares of all sources, and where asked for the ends of the spectra of H and the GGN."""
+    """Measure the shares of all sources and, if requested, the extreme eigenvalues of H and the GGN."""
     cfg = propagation.Config(
         num_probes=6, num_steps=12, eigenvalues=("H", "GGN") if ends else (), num_map_probes=0, max_exact=0,
         seed=variant.seed,
@@ -203,36 +204,36 @@ def _checkpoint(revision: str, cfg: Config) -> Propagation:
     return propagation.measure(make_problem(settings), settings, [])
 
 
-def _write_out(variant: variants.Variant) -> Spectrum:
+def _write_out(variant: variants.Variant) -> DenseSpectrum:
     problem = variant.problem()
     H = Hessian(problem).in_blocks().to_dense().double().cpu().numpy()
     where = problem.space().in_blocks().slices
     norms = np.array([[np.linalg.norm(H[r, c]) for c in where.values()] for r in where.values()])
-    return Spectrum(np.linalg.eigvalsh((H + H.T) / 2), list(where), norms, problem.loss_value())
+    return DenseSpectrum(np.linalg.eigvalsh((H + H.T) / 2), list(where), norms, problem.loss_value())
 
 
-def _result(cfg: Config, found: Finished, measured: list[str], written: list[str]) -> Sweeps:
-    return Sweeps(
+def _result(cfg: Config, found: FinishedPieces, measured: list[str], written: list[str]) -> PropagationSweeps:
+    return PropagationSweeps(
         seeds=cfg.count,
         depths=list(cfg.depths),
         steps=cfg.steps,
         measured={name: found.take(Propagation, name) for name in measured},
-        spectra={name: found.take(Spectrum, name) for name in written},
+        spectra={name: found.take(DenseSpectrum, name) for name in written},
     )
 
 
-def exponent(result: Sweeps, norm: str) -> Interval:
-    """p of ‖H‖ ∝ depth^p: mean and 95 % interval over seeds."""
+def exponent(result: PropagationSweeps, norm: str) -> Interval:
+    """Exponent p of ‖H‖ ∝ depth^p: mean and 95 % interval over seeds."""
     return _exponent(result, {d: f"depth.{norm}.{d}" for d in result.depths}, HESSIAN)
 
 
-def sigma_slope(result: Sweeps) -> Interval:
-    """p of ‖source of the first norm‖ ∝ σ^p."""
+def sigma_slope(result: PropagationSweeps) -> Interval:
+    """Exponent p of ‖source of the first norm‖ ∝ σ^p."""
     return _exponent(result, {s: f"sigma.{s:g}" for s in SIGMAS}, "L0.ln1")
 
 
-def _exponent(result: Sweeps, models: Mapping[float, str], source: str) -> Interval:
-    """p of ‖source‖ ∝ x^p over models that are named by x, with an interval over seeds."""
+def _exponent(result: PropagationSweeps, models: Mapping[float, str], source: str) -> Interval:
+    """Exponent p of ‖source‖ ∝ x^p over models that are named by x, with an interval over seeds."""
     curves = [
         [result.measured[f"{name}.{seed}"].shares.norm(source).value for name in models.values()]
         for seed in range(result.seeds)
@@ -240,15 +241,15 @@ def _exponent(result: Sweeps, models: Mapping[float, str], source: str) -> Inter
     return exponent_interval(np.array(list(models)), np.array(curves))
 
 
-def with_and_without(result: Sweeps, name: str, steps: int) -> tuple[float, float, float]:
-    """λ_max with a component switched off over that of the whole model: geometric mean, least, largest."""
+def with_and_without(result: PropagationSweeps, name: str, steps: int) -> tuple[float, float, float]:
+    """λ_max with a component switched off over that of the full model: geometric mean, smallest, largest."""
     pairs = zip(spectra(result, name, steps), spectra(result, "everything", steps), strict=True)
     ratios = np.array([float(off.values[-1] / on.values[-1]) for off, on in pairs])
     return float(np.exp(np.log(ratios).mean())), float(ratios.min()), float(ratios.max())
 
 
-def spectra(result: Sweeps, name: str, steps: int) -> list[Spectrum]:
-    """With one component as named, after so many steps, seed by seed."""
+def spectra(result: PropagationSweeps, name: str, steps: int) -> list[DenseSpectrum]:
+    """Spectra of the variant `name` after a number of steps, one per seed."""
     return [result.spectra[f"component.{name}.{steps}.{seed}"] for seed in range(result.seeds)]
 
 
@@ -265,7 +266,7 @@ def _numbers(one: Propagation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _component_row(name: str, steps: int, spectra: list[Spectrum]) -> dict[str, Any]:
+def _component_row(name: str, steps: int, spectra: list[DenseSpectrum]) -> dict[str, Any]:
     tops = np.array([s.values[-1] for s in spectra])
     return {
         "component": name,
@@ -281,8 +282,8 @@ def _component_row(name: str, steps: int, spectra: list[Spectrum]) -> dict[str, 
     }
 
 
-def _zero_blocks(spectra: list[Spectrum]) -> Judged:
-    """Pairs of blocks without a second derivative; the loss does not depend on key biases at all."""
+def _zero_blocks(spectra: list[DenseSpectrum]) -> Judged:
+    """Count pairs of blocks without a second derivative; the loss does not depend on key biases at all."""
     zero, keys, pairs = 0, 0, 0
     for s in spectra:
         empty = s.norms <= ROUNDING * s.norms.max()
@@ -290,29 +291,30 @@ def _zero_blocks(spectra: list[Spectrum]) -> Judged:
         with_key = key[:, None] | key[None, :]
         zero, keys, pairs = zero + int(empty.sum()), keys + int((empty & with_key).sum()), pairs + empty.size
     measured = (
-        f"{zero} of {pairs} pairs of blocks are zero, {keys} of them with a key bias, which no output sees"
+        f"{zero} of {pairs} pairs of blocks are zero, {keys} of them with a key bias, which does not "
+        "affect any output"
     )
     return measured, HOLDS if zero - keys > 0.1 * pairs else FAILS
 
 
-def _dominance(spectra: list[Spectrum]) -> Judged:
+def _dominance(spectra: list[DenseSpectrum]) -> Judged:
     share = mean_interval(np.array([(np.diag(s.norms) ** 2).sum() / (s.norms**2).sum() for s in spectra]))
     mean, low, high = (100 * end for end in share)
     return f"diagonal blocks hold {mean:.0f} % of ‖H‖² ({low:.0f} to {high:.0f})", above(share, 0.5)
 
 
-def _bounded(result: Sweeps) -> Judged:
+def _bounded(result: PropagationSweeps) -> Judged:
     mean, low, high = sigma_slope(result)
-    measured = f"the norm's own source grows as σ^{mean:.2f} ({low:.2f} to {high:.2f}); theory −2"
+    measured = f"the norm's own source grows as σ^{mean:.2f} ({low:.2f} to {high:.2f}); theory: −2"
     return measured, FAILS if high < -0.5 else HOLDS if low > -0.1 else OPEN
 
 
-def _grows(result: Sweeps, norm: str) -> Judged:
+def _grows(result: PropagationSweeps, norm: str) -> Judged:
     mean, low, high = found = exponent(result, norm)
     return f"‖H‖ ∝ depth^{mean:.2f} ({low:.2f} to {high:.2f}) at initialization", above(found)
 
 
-def _pre_norm(result: Sweeps) -> Judged:
+def _pre_norm(result: PropagationSweeps) -> Judged:
     pre, post = (
         np.array([
             result.measured[f"depth.{norm}.{d}.{seed}"].ends_of(HESSIAN)[0]
@@ -322,15 +324,16 @@ def _pre_norm(result: Sweeps) -> Judged:
         for norm in ("pre", "post")
     )  # fmt: skip
     least, most = (pre / post).min(), (pre / post).max()
-    measured = f"λ_max of pre- over post-norm: {least:.2g} to {most:.2g} at depths {result.depths}"
+    measured = f"λ_max of pre-norm relative to post-norm: {least:.2g} to {most:.2g} at depths {result.depths}"
     return measured, decided(right=most < 1, wrong=least > 1)
 
 
-def _component(result: Sweeps, name: str, *, lowers: bool) -> Judged:
-    """Whether switching a part off moves λ_max the way that is said, with every seed."""
+def _component(result: PropagationSweeps, name: str, *, lowers: bool) -> Judged:
+    """Check that switching a component off changes λ_max in the claimed direction, for every seed."""
     found = {steps: with_and_without(result, name, steps) for steps in (0, result.steps)}
     measured = "; ".join(
-        f"λ_max × {mean:.2g} ({low:.2g} to {high:.2g}) with {name}, {'trained' if steps else 'at first'}"
+        f"λ_max × {mean:.2g} ({low:.2g} to {high:.2g}) with {name}, "
+        f"{'trained' if steps else 'at initialization'}"
         for steps, (mean, low, high) in found.items()
     )
     grown, shrunk = (
@@ -340,33 +343,31 @@ def _component(result: Sweeps, name: str, *, lowers: bool) -> Judged:
     return measured, decided(right=grown if lowers else shrunk, wrong=shrunk if lowers else grown)
 
 
-def _adds_up(result: Sweeps) -> Judged:
+def _adds_up(result: PropagationSweeps) -> Judged:
     of_bundled = {name: name.startswith("training.") for name in result.measured}
     zoo, trained = (
         max(one.shares.residual for name, one in result.measured.items() if of_bundled[name] == bundled)
         for bundled in (False, True)
     )
-    measured = f"to {zoo:.0e} in float64, to {trained:.0e} on the bundled model in float32"
+    measured = f"relative error {zoo:.0e} in float64, {trained:.0e} for the bundled model in float32"
     return measured, HOLDS if zoo < 1e-10 and trained < 1e-5 else FAILS
 
 
-def _depth(result: Sweeps) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.9), layout="constrained")
+def _depth(result: PropagationSweeps) -> Figure:
+    figure, axes = style.subplots(1, 3, figsize=(13, 3.9))
     for i, norm in enumerate(NORMS):
         for seed in range(result.seeds):
             models = [result.measured[f"depth.{norm}.{d}.{seed}"] for d in result.depths]
             sizes = [m.shares.norm(HESSIAN) for m in models]
-            style = {"fmt": "-o", "ms": 3.5, "lw": 1, "color": PALETTE[i]}
+            look = {"fmt": "-o", "ms": 3.5, "lw": 1, "color": PALETTE[i]}
             label = f"norms {norm}" if norm != "none" else "no norms"
             values = np.array([s.value for s in sizes])
             errors = np.maximum([[s.value - s.low for s in sizes], [s.high - s.value for s in sizes]], 0.0)
             axes[0].errorbar(
-                result.depths, values, yerr=np.nan_to_num(errors), label=label if not seed else None, **style
+                result.depths, values, yerr=np.nan_to_num(errors), label=label if not seed else None, **look
             )
             ends = np.array([m.ends_of(HESSIAN) for m in models])
-            axes[1].errorbar(result.depths, ends[:, 0], yerr=ends[:, 1], **style)
+            axes[1].errorbar(result.depths, ends[:, 0], yerr=ends[:, 1], **look)
     for ax, title in zip(axes, ("‖H‖", "λ_max", ""), strict=True):
         ax.set(xscale="log", yscale="log")
         ax.grid(visible=True)
@@ -379,7 +380,7 @@ def _depth(result: Sweeps) -> Figure:
     return figure
 
 
-def _kinds_over_depth(ax: Axes, result: Sweeps) -> None:
+def _kinds_over_depth(ax: Axes, result: PropagationSweeps) -> None:
     """Shares of ‖H‖² by kind of source, pre-norm, mean over seeds."""
     ax.set_yscale("linear")
     for i, kind in enumerate((OUTER, *KINDS)):
@@ -390,23 +391,21 @@ def _kinds_over_depth(ax: Axes, result: Sweeps) -> None:
         shares = [np.mean([n.value for n in some]) for some in found]
         halves = [np.sqrt(np.mean([((n.high - n.low) / 2) ** 2 for n in some]) / len(some)) for some in found]
         color = "0.3" if kind == OUTER else PALETTE[(i - 1) % len(PALETTE)]
-        style = {"ms": 3.5, "lw": 1, "color": color, "label": kind}
-        ax.errorbar(result.depths, shares, yerr=np.nan_to_num(halves), fmt="--o" if i > 5 else "-o", **style)
+        look = {"ms": 3.5, "lw": 1, "color": color, "label": kind}
+        ax.errorbar(result.depths, shares, yerr=np.nan_to_num(halves), fmt="--o" if i > 5 else "-o", **look)
     ax.axhline(0, color="0.6", lw=0.6)
-    ax.set_title("shares of ‖H‖², pre-norm: together 1")
+    ax.set_title("shares of ‖H‖², pre-norm (sum 1)")
     ax.legend(fontsize=7, ncols=2)
 
 
-def _share(one: Propagation, kind: str) -> Number:
-    """Of all sources of a kind together."""
+def _share(one: Propagation, kind: str) -> SourceEstimate:
+    """Share of all sources of a kind."""
     names = [name for name in one.shares.names if name == kind or name.rpartition(".")[2] == kind]
     return one.shares.share(*names)
 
 
-def _sigma(result: Sweeps) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, ax = plt.subplots(figsize=(5, 3.6), layout="constrained")
+def _sigma(result: PropagationSweeps) -> Figure:
+    figure, ax = style.subplots(figsize=(5, 3.6))
     for seed in range(result.seeds):
         sizes = [result.measured[f"sigma.{s:g}.{seed}"].shares.norm("L0.ln1").value for s in SIGMAS]
         ax.plot(SIGMAS, sizes, "o", ms=4, color=PALETTE[0], label="source L0.ln1" if not seed else None)
@@ -420,11 +419,9 @@ def _sigma(result: Sweeps) -> Figure:
     return figure
 
 
-def _components(result: Sweeps) -> Figure:
-    import matplotlib.pyplot as plt
-
+def _components(result: PropagationSweeps) -> Figure:
     table = result.tables()["components"]
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained", sharey=True)
+    figure, axes = style.subplots(1, 3, figsize=(12, 3.4), sharey=True)
     y = np.arange(len(COMPONENTS))[::-1]
     for ax, (column, title) in zip(
         axes, {"lambda_max": "λ_max", "condition": "condition", "trace": "trace"}.items(), strict=True
@@ -441,10 +438,8 @@ def _components(result: Sweeps) -> Figure:
     return figure
 
 
-def _training(result: Sweeps) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+def _training(result: PropagationSweeps) -> Figure:
+    figure, axes = style.subplots(1, 2, figsize=(10, 3.6))
     models = [result.measured[f"training.{name}"] for name in REVISIONS]
     x = np.arange(len(REVISIONS))
     for i, kind in enumerate(KINDS):
@@ -454,10 +449,10 @@ def _training(result: Sweeps) -> Figure:
             )
             for m in models
         ]
-        style = {"ms": 3.5, "lw": 1, "color": PALETTE[i % len(PALETTE)], "label": kind}
-        axes[0].plot(x, sizes, "--o" if i > 4 else "-o", **style)
-    for name, style in ((HESSIAN, "-"), (OUTER, "--")):
-        axes[0].plot(x, [m.shares.norm(name).value for m in models], style, lw=1.2, color="0.4", label=name)
+        look = {"ms": 3.5, "lw": 1, "color": PALETTE[i % len(PALETTE)], "label": kind}
+        axes[0].plot(x, sizes, "--o" if i > 4 else "-o", **look)
+    for name, dash in ((HESSIAN, "-"), (OUTER, "--")):
+        axes[0].plot(x, [m.shares.norm(name).value for m in models], dash, lw=1.2, color="0.4", label=name)
     axes[0].set_yscale("log")
     axes[0].set_title("Frobenius norm, sources of a kind in quadrature")
     axes[0].legend(fontsize=7, ncols=2)

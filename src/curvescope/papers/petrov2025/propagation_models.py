@@ -1,4 +1,4 @@
-"""The models that are compared: zoo Transformers on a Markov chain, one thing changed at a time."""
+"""Models of the figure `propagation`: small Transformers on a Markov chain, one property varied at a time."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ COMPONENTS: dict[str, dict[str, Any]] = {
 
 
 class Variant(NamedTuple):
-    """A model to be measured: its settings, its seed, and how many steps it is trained."""
+    """A model to measure: its settings, its seed, and its number of training steps."""
 
     settings: dict[str, Any]
     seed: int
     steps: int = 0
 
     def problem(self) -> Problem:
-        """The model in float64 on chains of its own seed."""
+        """Return the model in float64 on Markov chains of its own seed."""
         module = Transformer(TransformerConfig(**{**BASE, **self.settings, "seed": self.seed}))
         model = load(module.double())
         data = markov(num_sequences=SEQUENCES, length=LENGTH, vocab=VOCAB, seed=self.seed)
@@ -50,7 +50,7 @@ class Variant(NamedTuple):
 
 
 def by_depth(depths: tuple[int, ...], seeds: int) -> dict[str, Variant]:
-    """Depth × where the norms stand × seeds."""
+    """Depth × norm placement × seeds."""
     return {
         f"depth.{norm}.{layers}.{seed}": Variant({"norm": norm, "n_layers": layers}, seed)
         for norm in NORMS
@@ -69,7 +69,7 @@ def by_width(seeds: int) -> dict[str, Variant]:
 
 
 def by_sigma(seeds: int) -> dict[str, Variant]:
-    """The scale of what the first norm is given: embeddings alone, nothing added inside the root."""
+    """Scale of the first norm's input: embeddings only, with ε = 0."""
     return {
         f"sigma.{sigma:g}.{seed}": Variant(
             {"n_layers": 1, "embed_std": sigma, "positions": "none", "norm_eps": 1e-20}, seed
@@ -80,7 +80,7 @@ def by_sigma(seeds: int) -> dict[str, Variant]:
 
 
 def by_component(steps: int, seeds: int) -> dict[str, Variant]:
-    """With and without each component, at initialization and trained; small enough to be written out."""
+    """Variants with and without each component, initial and trained; small enough for a dense Hessian."""
     return {
         f"component.{name}.{trained}.{seed}": Variant({**SMALL, **settings}, seed, trained)
         for name, settings in COMPONENTS.items()

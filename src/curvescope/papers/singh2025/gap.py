@@ -1,6 +1,6 @@
-"""How far the GGN is from the Hessian: two families of models of one size, and the bundled model.
+"""Difference between GGN and Hessian for two families of models of one size, and for the bundled model.
 
-The small models are exact in every number (`Course`). The bundled model is measured by the study `gap`, over
+All numbers of the small models are exact (`TrainedModel`). The study `gap` measures the bundled model over
 its checkpoints, by block and with other targets.
 """
 
@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from curvescope.algorithms.estimates.intervals import student
-from curvescope.core.config import at_least, setting
-from curvescope.core.numbers import plural
+from curvescope.core.config import setting
+from curvescope.core.number_format import plural
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
@@ -28,18 +28,18 @@ from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.papers.common import OURS, FigureConfig, Judged, decided, prefixed
 from curvescope.papers.singh2025 import SLIDES
 from curvescope.problem import Problem
-from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin, Shown
+from curvescope.runs.resumable_loop import Piece, State, work_through
 from curvescope.runs.study import Study
-from curvescope.runs.work import Piece, State, work_through
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Shown, Tables
 from curvescope.studies import gap
 from curvescope.studies.common.statistics import above, geometric_interval
-from curvescope.studies.gap.analysis import ALL, Effort, Pair, measure_pair
+from curvescope.studies.gap.analysis import ALL, Pair, ProbeEffort, measure_pair
 from curvescope.studies.gap.view import row
 from curvescope.train import TrainConfig, train
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -50,17 +50,17 @@ STEPS = (0, 30, 100, 300)
 FAMILIES = ("transformer", "mlp")
 TASKS = ("mse", "cross_entropy")
 WIDTH, OUT, LENGTH, SEQUENCES = 5, 3, 4, 5
-HIDDEN = 13  # of the MLP: as many parameters as the Transformer, up to a few
-WRITTEN = Effort(2, 1, 2, 3, 10_000, 0)
+HIDDEN = 13  # of the MLP, which then has nearly as many parameters as the Transformer
+WRITTEN = ProbeEffort(2, 1, 2, 3, 10_000, 0)
 THEOREM: Origin = ("Hoffman and Wielandt", "ours")
 LOSS = {"mse": "squared error", "cross_entropy": "cross-entropy"}
-SMALL = 0.1  # of ‖H‖: a share that is nearly gone
+SMALL = 0.1  # relative to ‖H‖: a share that has nearly vanished
 ROUNDING = 1e-9
 CAPTION = (
-    "A Transformer and an MLP of {sizes} parameters on the same inputs and targets, trained for up to "
-    "{steps} steps ({seeds}); Hessian and GGN are written out, so that all numbers are exact. Left: how much "
-    "of λ_max the GGN misses. Middle: functional share ‖H_f‖/‖H‖ against the loss. Right: Wasserstein "
-    "distance of the spectra in units of ‖H‖/√n, which the share bounds."
+    "A Transformer and an MLP with {sizes} parameters on the same inputs and targets, trained for up to "
+    "{steps} steps ({seeds}). Hessian and GGN are dense matrices, so all numbers are exact. Left: "
+    "relative error of the GGN's λ_max. Middle: functional share ‖H_f‖/‖H‖ against the loss. Right: "
+    "Wasserstein distance of the spectra in units of ‖H‖/√n; the functional share is an upper bound."
 )
 NAMES = {"transformer": "Transformer", "mlp": "MLP"}
 
@@ -69,63 +69,61 @@ NAMES = {"transformer": "Transformer", "mlp": "MLP"}
 class Config(FigureConfig):
     """quick: 4 seeds, about four minutes; full: 10 seeds, and more text for the bundled model."""
 
-    seeds: int = setting(0, "models of each kind; 0: those of the profile, 4 and 10")
-    steps: tuple[int, ...] = setting(STEPS, "of training, after which a model is measured; the first is 0")
-    tokens: int = setting(0, "of the text for the bundled model; 0: those of the profile, 128 and 512")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "seeds", "tokens")
+    seeds: int = setting(0, "models of each kind; 0: the default of the profile, 4 or 10", least=0)
+    steps: tuple[int, ...] = setting(
+        STEPS, "numbers of training steps after which a model is measured; the first is 0"
+    )
+    tokens: int = setting(
+        0, "tokens of text for the bundled model; 0: the default of the profile, 128 or 512", least=0
+    )
 
     @property
     def count(self) -> int:
-        """Seeds of each kind."""
+        """Number of seeds of each kind."""
         return self.seeds or SEEDS[self.profile]
 
     def of_study(self) -> gap.Config:
-        """The settings for the bundled model."""
+        """Return the settings for the bundled model."""
         return gap.Config(tokens=self.tokens or TOKENS[self.profile], device=self.device)
 
 
 @dataclass(frozen=True)
-class Gaps(Shown):
+class FamilyGaps(Shown):
     """Small models of two families over training, and the bundled model."""
 
     seeds: int
     steps: list[int]
-    courses: dict[str, Course]
+    courses: dict[str, TrainedModel]
     bundled: gap.Gap
 
-    def pair(self, place: Place, step: int) -> Pair:
-        """What was written out of a model after so many steps."""
+    def pair(self, place: ModelCase, step: int) -> Pair:
+        """Dense measurements of a model after `step` training steps."""
         return self.courses[place.name].pair(step)
 
-    def places(self, family: str, task: str) -> list[Place]:
+    def places(self, family: str, task: str) -> list[ModelCase]:
         """All seeds of a family on a task."""
-        return [Place(family, task, seed) for seed in range(self.seeds)]
+        return [ModelCase(family, task, seed) for seed in range(self.seeds)]
 
     def summary(self) -> list[Line]:
-        """How much of λ_max the GGN misses, by family and task, and what the study says of tiny-gpt."""
-        found: list[Line] = []
+        """Error of the GGN's λ_max by family and task, and the summary of the study for the bundled model."""
+        lines: list[Line] = []
         for task in TASKS:
             for family in FAMILIES:
                 first, last = (100 * np.median(gaps(self, family, task, self.steps[i])) for i in (0, -1))
-                words = f"% of λ_max that the GGN misses at first, {last:.3g} % after {self.steps[-1]} steps"
-                found.append((f"{family}, {LOSS[task]}", f"{first:.3g}", f"{words} (medians of seeds)"))
-        return [*found, *self.bundled.summary()]
+                words = f"% error of the GGN's λ_max at the start, {last:.3g} % after {self.steps[-1]} steps"
+                lines.append((f"{family}, {LOSS[task]}", f"{first:.3g}", f"{words} (medians of seeds)"))
+        return [*lines, *self.bundled.summary()]
 
     def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
+        """Return the caption of each figure and table."""
         sizes = sorted({course.num_parameters for course in self.courses.values()})
         families = CAPTION.format(
             sizes=" and ".join(map(str, sizes)), steps=self.steps[-1], seeds=plural(self.seeds, "seed")
         )
         return {"families": families, **prefixed("bundled", self.bundled.captions())}
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """One row per small model and step; those of the bundled model."""
-        import pandas as pd
-
+    def tables(self) -> Tables:
+        """One row per small model and step, and the tables of the bundled model."""
         rows = [
             {"family": family, "task": task, "seed": place.seed, "step": step, **row(self.pair(place, step))}
             for family in FAMILIES
@@ -133,14 +131,14 @@ class Gaps(Shown):
             for place in self.places(family, task)
             for step in self.steps
         ]
-        return {"families": pd.DataFrame(rows), **prefixed("bundled", self.bundled.tables())}
+        return {"families": rows, **prefixed("bundled", self.bundled.tables())}
 
     def figures(self) -> dict[str, Figure]:
-        """The families in three panels for each loss; then the bundled model's own figures."""
+        """Figure of the families with three panels per loss, then the figures of the bundled model."""
         return {"families": _families(self), **prefixed("bundled", self.bundled.figures())}
 
     def claims(self) -> list[Claim]:
-        """What the slides say, and sentences of ours, next to what was measured."""
+        """Return the statements of the slides and our own, with measured values."""
         worse = [
             Claim(
                 f"{WORSE}, {LOSS[task]}, {'after training' if step else 'at first'}", "worse",
@@ -156,22 +154,22 @@ class Gaps(Shown):
         return [*worse, *vanishes, *others]
 
 
-def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Gaps:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> FamilyGaps:
     """Measure all models."""
-    places = [Place(f, t, seed) for f in FAMILIES for t in TASKS for seed in range(cfg.count)]
+    places = [ModelCase(f, t, seed) for f in FAMILIES for t in TASKS for seed in range(cfg.count)]
     pieces = [Piece(place.name, partial(measure_course, place, cfg.steps)) for place in places]
     pieces.append(Piece("bundled", partial(gap.run, cfg.of_study()), "the bundled model"))
-    found = work_through(pieces, progress=progress, state=state)
-    return Gaps(
+    results = work_through(pieces, progress=progress, state=state)
+    return FamilyGaps(
         seeds=cfg.count,
         steps=list(cfg.steps),
-        courses={place.name: found.take(Course, place.name) for place in places},
-        bundled=found.take(gap.Gap, "bundled"),
+        courses={place.name: results.take(TrainedModel, place.name) for place in places},
+        bundled=results.take(gap.Gap, "bundled"),
     )
 
 
-class Place(NamedTuple):
-    """Which model, on which task, with which seed."""
+class ModelCase(NamedTuple):
+    """Model family, task and seed."""
 
     family: str
     task: str
@@ -179,24 +177,24 @@ class Place(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its piece of work."""
+        """Name of the model's piece of work."""
         return f"{self.family}.{self.task}.{self.seed}"
 
 
 @dataclass(frozen=True)
-class Course(Result):
+class TrainedModel(Result):
     """One model at several steps of its training."""
 
     num_parameters: int
-    pairs: dict[str, Pair]  # by step; of the whole model, exact
+    pairs: dict[str, Pair]  # by step; of the full model, exact
 
     def pair(self, step: int) -> Pair:
-        """After so many steps."""
+        """Dense measurements after `step` training steps."""
         return self.pairs[str(step)]
 
 
-def module_of(place: Place) -> nn.Module:
-    """The model, in float64."""
+def module_of(place: ModelCase) -> nn.Module:
+    """Return the model in float64."""
     if place.family == "mlp":
         cfg = MLPConfig(
             d_in=WIDTH, d_hidden=HIDDEN, d_out=OUT, depth=3, activation="gelu", bias=True, seed=place.seed
@@ -209,8 +207,8 @@ def module_of(place: Place) -> nn.Module:
     return Transformer(cfg).double()
 
 
-def data_of(place: Place) -> Batches:
-    """Inputs of the seed, the same for both families, and targets of the task."""
+def data_of(place: ModelCase) -> Batches:
+    """Return inputs of the seed, the same for both families, and targets of the task."""
     source = generator(place.seed, 7)
     shape = (SEQUENCES, LENGTH)
     x = torch.randn(*shape, WIDTH, generator=source, dtype=torch.float64)
@@ -219,8 +217,8 @@ def data_of(place: Place) -> Batches:
     return Batches.from_tensors(x, real if place.task == "mse" else classes, name=place.task)
 
 
-def measure_course(place: Place, steps: tuple[int, ...]) -> Course:
-    """Train the model, and write its Hessian and GGN out after each of these steps."""
+def measure_course(place: ModelCase, steps: tuple[int, ...]) -> TrainedModel:
+    """Train the model, and compute its dense Hessian and GGN after each of these steps."""
     model, data = load(module_of(place)), data_of(place)
     loss = "mse_mean" if place.task == "mse" else "cross_entropy"
     cfg = TrainConfig(
@@ -230,27 +228,27 @@ def measure_course(place: Place, steps: tuple[int, ...]) -> Course:
         _, _, kept = train(model, data, cfg, loss=loss)
     problem = Problem(model, data, loss=loss)
     pairs = {str(step): measure_pair(problem.at(kept[step]), ALL, WRITTEN) for step in steps}
-    return Course(model.num_parameters, pairs)
+    return TrainedModel(model.num_parameters, pairs)
 
 
-def gaps(result: Gaps, family: str, task: str, step: int) -> np.ndarray:
+def gaps(result: FamilyGaps, family: str, task: str, step: int) -> np.ndarray:
     """|1 − λ_max(H_o)/λ_max(H)| of all seeds."""
     return np.array([abs(result.pair(place, step).gap().value) for place in result.places(family, task)])
 
 
-def _worse(result: Gaps, task: str, step: int) -> Judged:
-    """By the ratio of the two families' errors, seed by seed, in logarithms."""
+def _worse(result: FamilyGaps, task: str, step: int) -> Judged:
+    """Compare the errors of the two families by their ratio, seed by seed, in logarithms."""
     transformer, mlp = (gaps(result, family, task, step) for family in FAMILIES)
     ratio = geometric_interval(transformer / mlp)
     measured = (
-        f"missed: {100 * np.median(transformer):.3g} % and {100 * np.median(mlp):.3g} % (medians); ratio "
+        f"error: {100 * np.median(transformer):.3g} % and {100 * np.median(mlp):.3g} % (medians); ratio "
         f"{ratio.value:.3g} ({ratio.low:.2g} to {ratio.high:.2g})"
     )
     return measured, above(ratio, 1)
 
 
-def _vanishes(result: Gaps, task: str) -> Judged:
-    """The functional share where the loss is least, of all models on a task."""
+def _vanishes(result: FamilyGaps, task: str) -> Judged:
+    """Functional share at the smallest loss, over all models of a task."""
     places = [place for family in FAMILIES for place in result.places(family, task)]
     first, last = (
         [result.pair(place, step) for place in places] for step in (result.steps[0], result.steps[-1])
@@ -259,21 +257,21 @@ def _vanishes(result: Gaps, task: str) -> Judged:
     norms = np.array([b.functional.norm / a.functional.norm for a, b in zip(first, last, strict=True)])
     losses = np.array([b.loss / a.loss for a, b in zip(first, last, strict=True)])
     measured = (
-        f"loss × {np.median(losses):.1e}, ‖H_f‖ × {np.median(norms):.1e} (medians); share of ‖H‖ left "
-        f"{share.min():.2g} to {share.max():.2g}"
+        f"loss × {np.median(losses):.1e}, ‖H_f‖ × {np.median(norms):.1e} (medians); remaining share of "
+        f"‖H‖ {share.min():.2g} to {share.max():.2g}"
     )
     return measured, decided(right=share.max() < SMALL, wrong=share.min() > SMALL)
 
 
-def _bound(result: Gaps) -> Judged:
-    """Over all small models and steps, whose spectra are exact."""
+def _bound(result: FamilyGaps) -> Judged:
+    """Check the bound over all small models and steps, whose spectra are exact."""
     pairs = [pair for course in result.courses.values() for pair in course.pairs.values()]
     ratios = np.array([pair.wasserstein().value / pair.share().value for pair in pairs])
     measured = f"{ratios.min():.2g} to {ratios.max():.2g} times the share, {len(ratios)} models"
     return measured, HOLDS if ratios.max() <= 1 + ROUNDING else FAILS
 
 
-def _drawn(result: Gaps) -> Judged:
+def _drawn(result: FamilyGaps) -> Judged:
     draws = result.bundled.draws
     if draws is None:
         return "no draws", OPEN
@@ -283,7 +281,7 @@ def _drawn(result: Gaps) -> Judged:
     return measured, HOLDS if abs(value) <= half else FAILS
 
 
-def _large_loss(result: Gaps) -> Judged:
+def _large_loss(result: FamilyGaps) -> Judged:
     if not result.bundled.targets:
         return "no other targets", OPEN
     low, high = (result.bundled.targets[kind] for kind in ("predicted", "random"))
@@ -296,8 +294,8 @@ def _large_loss(result: Gaps) -> Judged:
     return measured, decided(right=apart, wrong=other)
 
 
-def _late(result: Gaps) -> Judged:
-    """Share at the first and at the last checkpoint of the bundled model."""
+def _late(result: FamilyGaps) -> Judged:
+    """Compare the functional share at the first and the last checkpoint of the bundled model."""
     shares = {name: result.bundled.pair(name).share() for name in result.bundled.checkpoints}
     first, last = (list(shares.values())[i] for i in (0, -1))
     measured = ", ".join(f"{name} {share.value:.2f} ± {share.error:.2f}" for name, share in shares.items())
@@ -306,16 +304,16 @@ def _late(result: Gaps) -> Judged:
     return measured, decided(right=right, wrong=last.value > 0.5)
 
 
-def _too_little(result: Gaps) -> Judged:
-    """The sign of the gap, over checkpoints of the bundled model."""
+def _too_little(result: FamilyGaps) -> Judged:
+    """Sign of the gap over checkpoints of the bundled model."""
     pairs = {name: result.bundled.pair(name) for name in result.bundled.checkpoints}
     measured = ", ".join(f"{name} {100 * pair.gap().value:+.3g} %" for name, pair in pairs.items())
     ends = [pair.gap_interval() for pair in pairs.values()]
     return measured, decided(right=all(low > 0 for low, _ in ends), wrong=any(high < 0 for _, high in ends))
 
 
-def _queries_and_keys(result: Gaps) -> Judged:
-    """Functional shares of blocks at the last checkpoint."""
+def _queries_and_keys(result: FamilyGaps) -> Judged:
+    """Compare functional shares of blocks at the last checkpoint."""
     last = result.bundled.checkpoints[-1]
     shares = {block: result.bundled.pair(last, block).share() for block in result.bundled.blocks[1:]}
     own = [number for block, number in shares.items() if block.endswith(("W_Q", "W_K"))]
@@ -329,32 +327,31 @@ def _queries_and_keys(result: Gaps) -> Judged:
 
 
 WORSE = "the GGN's λ_max is a worse approximation for Transformers than for MLPs"
-VANISHES = "the functional Hessian vanishes beside the GGN as the loss does"
+VANISHES = "the functional Hessian vanishes relative to the GGN as the loss vanishes"
 SAID = (
     ("W₁ between the spectra of H and GGN is at most the functional share, in units of ‖H‖/√n",
      "at most 1 times", _bound, THEOREM),
-    ("with targets drawn from the model the functional Hessian vanishes on the average", "0", _drawn, OURS),
-    ("at fixed parameters the functional Hessian is larger where the loss is", "larger", _large_loss, OURS),
-    ("the functional Hessian matters early in training and not late, bundled model",
+    ("with targets drawn from the model, the functional Hessian vanishes on average", "0", _drawn, OURS),
+    ("at fixed parameters, the functional Hessian is larger if the loss is larger",
+     "larger", _large_loss, OURS),
+    ("the functional Hessian matters early in training, but not late, bundled model",
      "share falls below one half", _late, OURS),
-    ("the GGN has too small a λ_max, bundled model", "1 − λ_max(H_o)/λ_max(H) > 0", _too_little, OURS),
+    ("the λ_max of the GGN is too small, bundled model", "1 − λ_max(H_o)/λ_max(H) > 0", _too_little, OURS),
     ("the functional Hessian has a larger share in query and key blocks than in others, bundled model",
      "larger", _queries_and_keys, OURS),
 )  # fmt: skip
-"""What is said, what is expected, what was measured with a verdict, and where it stands."""
+"""Claim, expected value, function that returns measured value and verdict, and origin."""
 
 
-def _families(result: Gaps) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 3, figsize=(12, 6.6), layout="constrained")
+def _families(result: FamilyGaps) -> Figure:
+    figure, axes = style.subplots(2, 3, figsize=(12, 6.6))
     for (left, middle, right), task in zip(axes, TASKS, strict=True):
         for i, family in enumerate(FAMILIES):
             color = PALETTE[1 - i]
             _missed(left, result, family, task, color)
             _against_loss(middle, result, family, task, color)
             _distances(right, result, family, task, color)
-        left.set_title(f"{LOSS[task]}: λ_max that the GGN misses")
+        left.set_title(f"{LOSS[task]}: error of the GGN's λ_max")
         left.set(yscale="log", ylabel="|1 − λ_max(H_o)/λ_max(H)|")
         left.set_xticks(range(len(result.steps)), [str(step) for step in result.steps])
         left.set_xlabel("steps")
@@ -370,14 +367,14 @@ def _families(result: Gaps) -> Figure:
     return figure
 
 
-def _missed(ax: Axes, result: Gaps, family: str, task: str, color: str) -> None:
+def _missed(ax: Axes, result: FamilyGaps, family: str, task: str, color: str) -> None:
     values = np.array([gaps(result, family, task, step) for step in result.steps])  # (steps, seeds)
     x = np.arange(len(result.steps))
     ax.plot(x, values, "o", ms=3, color=color, alpha=0.5)
     ax.plot(x, np.median(values, axis=1), "-", lw=1.5, color=color, label=NAMES[family])
 
 
-def _against_loss(ax: Axes, result: Gaps, family: str, task: str, color: str) -> None:
+def _against_loss(ax: Axes, result: FamilyGaps, family: str, task: str, color: str) -> None:
     for place in result.places(family, task):
         pairs = [result.pair(place, step) for step in result.steps]
         label = NAMES[family] if not place.seed else None
@@ -385,7 +382,7 @@ def _against_loss(ax: Axes, result: Gaps, family: str, task: str, color: str) ->
         ax.plot([pair.loss for pair in pairs], shares, "-o", ms=3, lw=0.8, color=color, label=label)
 
 
-def _distances(ax: Axes, result: Gaps, family: str, task: str, color: str) -> None:
+def _distances(ax: Axes, result: FamilyGaps, family: str, task: str, color: str) -> None:
     pairs = [result.pair(place, step) for place in result.places(family, task) for step in result.steps]
     x, y = [pair.share().value for pair in pairs], [pair.wasserstein().value for pair in pairs]
     ax.plot(x, y, "o", ms=3, color=color, label=NAMES[family])

@@ -1,10 +1,10 @@
-"""Does λ_max follow the norms of query and key weights? The study `weight_norms` with a paper's settings."""
+"""Rank correlations of λ_max with weight norms: the study `weight_norms` with the settings of a paper."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from curvescope.core.config import at_least, setting
+from curvescope.core.config import setting
 from curvescope.papers.common import FigureConfig, with_settings
 from curvescope.studies import weight_norms
 
@@ -16,16 +16,14 @@ TOKENS = {"quick": 128, "full": 512}
 class Config(FigureConfig):
     """quick: 96 random models with norms and as many without; full: 300 each, and more text."""
 
-    models: int = setting(0, "random models of each kind; 0: those of the profile, 96 and 300")
-    tokens: int = setting(0, "of the text for the bundled model; 0: those of the profile, 128 and 512")
-    seed: int = setting(0, "of the data and of everything random")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "models", "tokens")
+    models: int = setting(0, "random models of each kind; 0: the default of the profile, 96 or 300", least=0)
+    tokens: int = setting(
+        0, "tokens of text for the bundled model; 0: the default of the profile, 128 or 512", least=0
+    )
+    seed: int = setting(0, "seed of the data and of everything random")
 
     def of_study(self) -> weight_norms.Config:
-        """The settings of the study."""
+        """Return the settings of the study."""
         return weight_norms.Config(
             num_models=self.models or MODELS[self.profile],
             tokens=self.tokens or TOKENS[self.profile],

@@ -1,4 +1,4 @@
-"""What the slides say of attention sinks, by the study `sinks`, on models of several conditions."""
+"""Statements of the slides about attention sinks, checked by the study `sinks` on several kinds of models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from curvescope.core.config import setting
-from curvescope.core.numbers import plural
+from curvescope.core.number_format import plural
 from curvescope.core.progress import Progress
 from curvescope.data.tasks.random_sequences import markov
 from curvescope.models.load import load
@@ -17,15 +17,16 @@ from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.papers.common import OURS, FigureConfig, Judged, decided
 from curvescope.papers.singh2025 import SLIDES
 from curvescope.problem import Problem
-from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Shown
+from curvescope.runs.resumable_loop import State, work_through
 from curvescope.runs.study import Study
-from curvescope.runs.work import State, work_through
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Shown, Tables
 from curvescope.studies import sinks
-from curvescope.studies.setting import make_problem
+from curvescope.studies.problem_config import make_problem
 from curvescope.studies.sinks import Sinks
-from curvescope.studies.sinks.analysis import HOWS, UNCHANGED, Quantity, Way, effect
+from curvescope.studies.sinks.analysis import HOWS, UNCHANGED, Intervention, Quantity, effect
 from curvescope.studies.sinks.view import all_ways, few_ticks
 from curvescope.train import TrainConfig, train
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
@@ -43,30 +44,36 @@ ZOO: dict[str, Any] = {
 }  # fmt: skip
 LENGTH, SEQUENCES, STEPS = 16, 12, 200
 FEW = ("bias", "inserted", "activation")
-STILL = 0.02  # a factor nearer to one than this on every text is no move
-GROWN = 0.05  # by so much must the sink's share of the weights rise to count as a larger sink
+STILL = 0.02  # a factor closer to one than this on every text counts as no change
+GROWN = 0.05  # increase of the sink's share of the attention weights that counts as a larger sink
 PANELS: dict[Quantity, str] = {"lambda_max": "λ_max", "bulk_width": "bulk width", "stretch": "stretch"}
 CAPTION = (
-    "λ_max, bulk width and stretch (λ_max over bulk width) against a bias at the first key, as factors, one "
-    "color for each model ({texts} each; dots are texts with their errors). The bundled model reads its "
-    "sample text in float32, small ones a Markov chain in float64. Parameters: {sizes}."
+    "λ_max, bulk width and stretch (λ_max over bulk width) against a bias at the first key, as factors, "
+    "one color per model ({texts} each; dots are texts with their errors). The bundled model reads its "
+    "sample text in float32, small models a Markov chain in float64. Parameters: {sizes}."
 )
-BESIDE = 1.06  # from model to model at one strength
+BESIDE = 1.06  # horizontal shift between models at the same strength
 
 
 @dataclass(frozen=True)
 class Config(FigureConfig):
-    """Quick: three texts, five probes, two minutes; full: five texts, eight probes, all ways everywhere."""
+    """Quick: three texts, five probes, two minutes; full: five texts, eight probes, all interventions on all
+    models.
+    """
 
-    texts: int = setting(0, "disjoint parts of each model's data; 0: those of the profile, 3 and 5")
-    tokens: int = setting(0, "of all texts of the bundled model; 0: those of the profile, 144 and 960")
-    num_probes: int = setting(0, "random vectors on each text; 0: those of the profile, 5 and 8")
-    num_steps: int = setting(0, "Lanczos steps of each; 0: those of the profile, 10 and 24")
-    threshold: float = setting(0.2, "τ of outliers, of the largest |λ| of the unchanged model on a text")
-    seed: int = setting(0, "of the texts and of all probes")
+    texts: int = setting(0, "disjoint parts of each model's data; 0: the default of the profile, 3 or 5")
+    tokens: int = setting(
+        0, "tokens of all texts of the bundled model; 0: the default of the profile, 144 or 960"
+    )
+    num_probes: int = setting(0, "random vectors on each text; 0: the default of the profile, 5 or 8")
+    num_steps: int = setting(0, "Lanczos steps on each text; 0: the default of the profile, 10 or 24")
+    threshold: float = setting(
+        0.2, "threshold τ of outliers, relative to the largest |λ| of the unchanged model on a text"
+    )
+    seed: int = setting(0, "seed of the texts and of all probes")
 
-    def of_study(self, case: Case) -> sinks.Config:
-        """The settings for a model: those of the profile, where no others are given."""
+    def of_study(self, case: SinkCase) -> sinks.Config:
+        """Return the settings for a model: the given ones, else those of the profile."""
         own = case.config(full=self.profile == "full", device=self.device)
         given = {name: getattr(self, name) for name in COUNTS if getattr(self, name)}
         return replace(own, **given, threshold=self.threshold, seed=self.seed)
@@ -74,54 +81,53 @@ class Config(FigureConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for case in CASES.values():
-            self.of_study(case)  # raises what the study does
+            self.of_study(case)  # raises the errors of the study
 
 
 @dataclass(frozen=True)
 class SinkCases(Shown):
-    """The study on every model, by condition."""
+    """Results of the study for every kind of model."""
 
     cases: dict[str, Sinks]
 
     def summary(self) -> list[Line]:
-        """What the largest bias does to every model."""
-        found = []
+        """Effect of the largest bias on every model."""
+        lines = []
         for name, one in self.cases.items():
             way = last(one, "bias")
             top, bulk = (effect(one, way.name, quantity) for quantity in ("lambda_max", "bulk_width"))
-            words = f"λ_max at bias {way.strength:g}, bulk width × {bulk.mean:.2f}; sink mass "
+            words = f"λ_max at bias {way.strength:g}, bulk width × {bulk.mean:.2f}; attention on the sink "
             words += f"{one.moved[UNCHANGED].mass.mean():.2f} → {one.moved[way.name].mass.mean():.2f}"
-            found.append((name, f"× {top.mean:.2f}", words))
-        return found
+            lines.append((name, f"× {top.mean:.2f}", words))
+        return lines
 
     def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
+        """Return the caption of each figure and table."""
         first = next(iter(self.cases.values()))
         own = first.captions()
         sizes = ", ".join(f"{name}: {one.num_parameters:,}" for name, one in self.cases.items())
         texts = plural(len(first.moved[UNCHANGED].loss), "text")
         return {name: own[name] for name in self.tables()} | {
             "bias": CAPTION.format(texts=texts, sizes=sizes),
-            "spectra": f"{own['spectra']} The bundled model, trained.",
+            "spectra": f"{own['spectra']} Bundled model, trained.",
         }
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The study's tables of all models, one under the other."""
-        import pandas as pd
+    def tables(self) -> Tables:
+        """The study's tables, with the rows of all models."""
 
-        found: dict[str, list[pd.DataFrame]] = {}
+        tables: dict[str, list[pd.DataFrame]] = {}
         for name, one in self.cases.items():
             for table, frame in one.tables().items():
                 frame.insert(0, "case", name)
-                found.setdefault(table, []).append(frame)
-        return {table: pd.concat(frames, ignore_index=True) for table, frames in found.items()}
+                tables.setdefault(table, []).append(frame)
+        return tables
 
     def figures(self) -> dict[str, Figure]:
-        """The bias on every model, and all ways on the trained one."""
+        """Effect of the bias on every model, and of all interventions on the trained model."""
         return {"bias": _bias(self), "spectra": self.cases[TRAINED].figures()["spectra"]}
 
     def claims(self) -> list[Claim]:
-        """What the slides say of every model, and sentences of ours about the trained one."""
+        """Statements of the slides for every model, and our own for the trained model."""
         by_case = [
             Claim(f"{said} ({name})", expected, *measure(one), *SLIDES)
             for name, one in self.cases.items()
@@ -144,16 +150,16 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     return SinkCases(cases={name: sweep.result(found, f"{name}.") for name, sweep in sweeps.items()})
 
 
-class Case(NamedTuple):
-    """A model: a checkpoint of the bundled one, or a zoo Transformer on a Markov chain."""
+class SinkCase(NamedTuple):
+    """A model: a checkpoint of the bundled model, or a small Transformer on a Markov chain."""
 
     revision: str | None = None
     zoo: dict[str, Any] | None = None
     steps: int = 0
-    everything: bool = False  # all ways and all strengths, and blocks
+    everything: bool = False  # all interventions at all strengths, and blocks
 
     def config(self, *, full: bool, device: str) -> sinks.Config:
-        """The settings of the study `sinks`."""
+        """Return the settings of the study `sinks`."""
         hows = tuple(HOWS) if full or self.everything else FEW
         biases = (1.0, 2.0, 4.0, 8.0) if full or self.everything else (2.0, 8.0)
         settings: dict[str, Any] = {"hows": hows, "biases": biases, "strengths": (4.0,), "gates": (0.9,)}
@@ -164,7 +170,7 @@ class Case(NamedTuple):
         return sinks.Config(revision=self.revision, device=device, **settings)
 
     def problem(self, cfg: sinks.Config) -> Problem:
-        """The model on its data; a zoo model in float64."""
+        """Return the model on its data; a small model in float64."""
         if self.zoo is None:
             return make_problem(cfg)
         model = load(Transformer(TransformerConfig(**{**ZOO, **self.zoo})).double(), device=cfg.device)
@@ -176,30 +182,30 @@ class Case(NamedTuple):
 
 
 CASES = {
-    TRAINED: Case(everything=True),
-    INITIAL: Case(revision="initial"),
-    "small, norms, trained": Case(zoo={"norm": "pre"}, steps=STEPS),
-    "small, no norms, trained": Case(zoo={"norm": "none"}, steps=STEPS),
-    "small, no norms, initial": Case(zoo={"norm": "none"}),
+    TRAINED: SinkCase(everything=True),
+    INITIAL: SinkCase(revision="initial"),
+    "small, norms, trained": SinkCase(zoo={"norm": "pre"}, steps=STEPS),
+    "small, no norms, trained": SinkCase(zoo={"norm": "none"}, steps=STEPS),
+    "small, no norms, initial": SinkCase(zoo={"norm": "none"}),
 }
 """By condition."""
 
 
-def last(result: Sinks, how: str) -> Way:
-    """A way at its largest strength."""
+def last(result: Sinks, how: str) -> Intervention:
+    """Return an intervention at its largest strength."""
     return next(way for way in reversed(result.ways) if way.how == how)
 
 
-def times(result: Sinks, way: Way, *quantities: Quantity) -> str:
-    """`λ_max × 1.25 (1.10 to 1.42)` at a strength."""
+def times(result: Sinks, way: Intervention, *quantities: Quantity) -> str:
+    """Format factors at a strength, such as `λ_max × 1.25 (1.10 to 1.42)`."""
     labels = {"lambda_max": "λ_max", "bulk_width": "bulk width", "ggn_lambda_max": "λ_max of the GGN"}
     found = [(labels.get(q, q), effect(result, way.name, q)) for q in quantities]
-    said = [f"{label} × {e.mean:.3g} ({e.texts.min():.3g} to {e.texts.max():.3g})" for label, e in found]
-    return f"{way.how} {way.strength:g}: {', '.join(said)}"
+    factors = [f"{label} × {e.mean:.3g} ({e.texts.min():.3g} to {e.texts.max():.3g})" for label, e in found]
+    return f"{way.how} {way.strength:g}: {', '.join(factors)}"
 
 
 def by_direction(direction: int, wanted: int) -> str:
-    """Holds where it is sure to have moved the wanted way, fails where the other way."""
+    """The claim holds if the change has the wanted sign, and fails if it has the opposite sign."""
     return decided(right=direction == wanted, wrong=direction == -wanted)
 
 
@@ -218,7 +224,7 @@ def _shrinks(one: Sinks) -> Judged:
 
 
 def _grows(one: Sinks) -> Judged:
-    """At the largest bias; smaller ones are told."""
+    """Check the largest bias; the measured text also lists smaller ones."""
     way = last(one, "bias")
     others = [w for w in one.ways if w.how == "bias" and w != way]
     path = ", ".join(f"{effect(one, w.name, 'lambda_max').mean:.3g} at {w.strength:g}" for w in others)
@@ -227,24 +233,26 @@ def _grows(one: Sinks) -> Judged:
 
 
 def _stretches(one: Sinks) -> Judged:
-    """Over every way whose sink is larger than the model's own: λ_max over the bulk width."""
+    """Check λ_max over the bulk width for every intervention that makes the sink larger."""
     larger = [last(one, how) for how in dict.fromkeys(one.hows) if _rise(one, last(one, how)) > GROWN]
     if not larger:
-        return "no way made the sink larger", OPEN
+        return "no intervention made the sink larger", OPEN
     directions = {effect(one, way.name, "stretch").direction for way in larger}
     measured = "; ".join(times(one, way, "stretch") for way in larger)
     return measured, decided(right=directions == {1}, wrong=directions == {-1})
 
 
-def _rise(one: Sinks, way: Way) -> float:
-    """By how much the sink's share of the weights rose, mean over texts."""
+def _rise(one: Sinks, way: Intervention) -> float:
+    """Increase of the sink's share of the attention weights, mean over texts."""
     return float((one.moved[way.name].mass - one.moved[UNCHANGED].mass).mean())
 
 
 def _trained_sink(result: SinkCases) -> Judged:
     before, after = (result.cases[name].heads.mass for name in (INITIAL, TRAINED))
-    measured = f"mean weight on the first token {before.mean():.3f} at first, {after.mean():.3f} trained; "
-    measured += f"its largest head {before.max():.3f} and {after.max():.3f}"
+    measured = (
+        f"mean weight on the first token {before.mean():.3f} at initialization, {after.mean():.3f} trained; "
+    )
+    measured += f"in its largest head {before.max():.3f} and {after.max():.3f}"
     grown = after.mean() > before.mean() and after.max() > 2 * before.max()
     return measured, HOLDS if grown else FAILS
 
@@ -265,14 +273,16 @@ def _ggn_follows(one: Sinks) -> Judged:
     each = "; ".join(times(one, last(one, how), "lambda_max", "ggn_lambda_max") for how in hows)
     sure = [(a, b) for a, b in pairs if a or b]
     wrong = any(a * b == -1 for a, b in sure)
-    measured = f"both to the same side in {sum(a == b for a, b in sure)} of {len(sure)} ways that move one "
+    measured = (
+        f"same direction in {sum(a == b for a, b in sure)} of {len(sure)} interventions that change one "
+    )
     measured += f"surely; {each}"
     right = bool(sure) and not wrong and all(a == b for a, b in sure)
     return measured, decided(right=right, wrong=wrong)
 
 
 def _queries_and_keys(one: Sinks) -> Judged:
-    """With their errors: an eigenvalue lies within."""
+    """Compare λ_max of these blocks; an eigenvalue lies within its error."""
     group, way = "queries, keys", last(one, "bias")
     before, after = one.blocks[UNCHANGED], one.blocks[way.name]
     i = before.names.index(group)
@@ -285,15 +295,17 @@ def _queries_and_keys(one: Sinks) -> Judged:
 
 
 def _beyond_noise(one: Sinks) -> Judged:
-    """The change of the bulk on each text over its error, which holds the noise of probes."""
+    """Compare the change of the bulk on each text with its error, which includes the noise of the probes."""
     found = effect(one, last(one, "bias").name, "bulk_width")
     ratios = np.abs(np.log(found.texts)) / np.maximum(found.errors, np.finfo(float).tiny)
-    measured = f"change of the bulk over its error, text by text: {', '.join(f'{r:.2g}' for r in ratios)}"
+    measured = (
+        f"change of the bulk relative to its error, for each text: {', '.join(f'{r:.2g}' for r in ratios)}"
+    )
     return measured, HOLDS if ratios.min() > 1 else FAILS
 
 
 def _no_sink_needed(one: Sinks) -> Judged:
-    """A one in the denominator and gates take weight away without a token that gets it."""
+    """Check interventions without a sink token: softmax one and gates remove attention weight."""
     hows = [how for how in ("softmax_one", "gated") if how in one.hows]
     directions = [effect(one, last(one, how).name, "bulk_width").direction for how in hows]
     measured = "; ".join(times(one, last(one, how), "bulk_width") for how in hows)
@@ -302,25 +314,27 @@ def _no_sink_needed(one: Sinks) -> Judged:
 
 
 OF_EVERY_MODEL = (
-    ("outlier activations move the spectrum", "move", _activations),
+    ("outlier activations change the spectrum", "changes", _activations),
     ("a larger bias at the first token shrinks the bulk", "shrinks", _shrinks),
     ("a larger bias at the first token grows the outliers", "grows", _grows),
     ("larger sinks stretch the spectrum", "stretch", _stretches),
 )
-"""What is said, what is expected, and what was measured with a verdict."""
+"""Claim, expected value, and function that returns measured value and verdict."""
 OF_THE_TRAINED = (
-    ("all ways move λ_max to the same side", "same side", _all_alike),
-    ("the GGN's λ_max moves as the Hessian's does", "same side", _ggn_follows),
-    ("a saturated sink takes the curvature of queries and keys", "less", _queries_and_keys),
-    ("paired probes tell the bulk's change under a bias from noise", "above 1", _beyond_noise),
-    ("weight that goes nowhere shrinks the bulk too (softmax one, gates)", "shrinks", _no_sink_needed),
+    ("all interventions change λ_max in the same direction", "same direction", _all_alike),
+    ("the GGN's λ_max changes in the same direction as the Hessian's", "same direction", _ggn_follows),
+    ("a saturated sink reduces the curvature of queries and keys", "less", _queries_and_keys),
+    ("paired probes distinguish the bulk's change under a bias from noise", "above 1", _beyond_noise),
+    (
+        "attention weight without a target token also shrinks the bulk (softmax one, gates)",
+        "shrinks",
+        _no_sink_needed,
+    ),
 )
 
 
 def _bias(result: SinkCases) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(12, 3.7), layout="constrained")
+    figure, axes = style.subplots(1, len(PANELS), figsize=(12, 3.7))
     for ax, (quantity, title) in zip(axes, PANELS.items(), strict=True):
         for i in range(len(result.cases)):
             _follow(ax, result, i, quantity)

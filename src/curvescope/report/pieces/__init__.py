@@ -1,1 +1,1 @@
-"""What a section of the page is made of: cards, findings, methods, pictures, tables."""
+"""Pieces of a section of the page: cards, findings, methods, pictures, tables."""

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.numbers import plural
+from curvescope.core.number_format import plural, rounded
 from curvescope.models.description import Description, telling_facts, times
-from curvescope.report.parts import Card, Cell, Finding, Table, heading, severity
+from curvescope.monitor.diagnosis import RunFinding
+from curvescope.report.page_elements import Card, Cell, Finding, Table, heading, severity
 from curvescope.report.pieces.tables import cell
-from curvescope.report.reading import Read
+from curvescope.report.run_reader import Read
 from curvescope.report.sections import SECTIONS
 from curvescope.runs.folder import MODELS
 from curvescope.studies.diagnose.study import Diagnosis
-from curvescope.studies.folder import chosen
+from curvescope.studies.run_study import chosen
 
 LABELS = {
     "kind": "family",
@@ -64,7 +65,7 @@ def _of_run(run: Read) -> list[Card]:
 
 
 def descriptions(run: Path) -> list[Description]:
-    """What `model.json` says; nothing where it is missing, as in runs of old, or broken."""
+    """Read `model.json`; return nothing if it is missing, as in old runs, or broken."""
     try:
         found = json.loads((run / MODELS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -88,7 +89,7 @@ def _card(run: Read, told: Description, name: str, side: int = 0) -> Card:
 
 
 def _bare_card(run: Read) -> Card:
-    """Of a run that does not say more than its settings and its result do."""
+    """Return a card from the settings and the result of a run without a description of its model."""
     size = getattr(run.result, "num_parameters", None)
     rows = [("parameters", f"{size:,}")] if isinstance(size, int) else []
     dtype = str(run.settings.get("dtype", ""))
@@ -96,7 +97,7 @@ def _bare_card(run: Read) -> Card:
 
 
 def _asked(run: Read) -> list[tuple[str, str]]:
-    """What was asked for: source and revision."""
+    """Return the source and the revision of the settings."""
     revision = run.settings.get("revision")
     source = run.model.removesuffix(f"@{revision}")
     return [(label, str(value)) for label, value in (("source", source), ("revision", revision)) if value]
@@ -128,7 +129,7 @@ def errors_told(runs: Sequence[Read]) -> str:
 
 
 def chosen_small(runs: Sequence[Read]) -> str:
-    """Which settings were chosen to be in time, and how to have the studies' own; "" where none were."""
+    """Say which settings were lowered to save time, and how to run with the defaults; "" if none were."""
     found: dict[str, list[str]] = {}
     for run in runs:
         small = _small(run)
@@ -175,10 +176,28 @@ RESTS_ON = {
 """Of every check, the table of the diagnosis and the section with more on it."""
 
 
+def run_findings(found: Sequence[RunFinding]) -> list[Finding]:
+    """What the diagnosis of a training run says."""
+    return [
+        Finding(
+            heading=heading(one.name),
+            level=severity(one.severity),
+            number=rounded(one.value, 3),
+            unit=one.unit,
+            where=one.where or f"step {one.step}",
+            meaning=f"{one.evidence}.",
+            advice=one.remedy,
+            evidence=f"limit {one.limit:g}: {one.reason}",
+            links=[],
+        )
+        for one in found
+    ]
+
+
 def findings(
     found: Diagnosis, *, anchor: str, tables: Collection[str], there: Sequence[str]
 ) -> list[Finding]:
-    """Every finding, worst first.
+    """Return all findings, worst first.
 
     Args:
         anchor: of the diagnosis; its tables are at `anchor-NAME`.

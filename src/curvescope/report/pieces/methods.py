@@ -1,4 +1,4 @@
-"""How a figure was made: what, on which model and data, with which probes, errors and seeds, in what time."""
+"""Description of how a figure was made: model, data, probes, errors, seeds, time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from curvescope.core.config import Config
-from curvescope.core.numbers import duration
+from curvescope.core.number_format import duration
 from curvescope.models.zoo import BUNDLED
-from curvescope.report.parts import Methods, heading
+from curvescope.report.page_elements import Methods, heading
 from curvescope.runs.folder import LOG
 from curvescope.runs.study import Study
 
@@ -22,7 +22,10 @@ EFFORT = re.compile(r"^num_|probes|steps|products|samples|draws|tolerance")
 SEED = re.compile(r"^seeds?$|_seeds?$")
 ON = ("tokens", "seq_len", "batch_size", "loss", "dtype", "device", "engine")
 ERRORS = re.compile(r"±|interval|standard error|residual|bars? |band|noise|confidence|percentile")
-UNSAID = "± is one standard error over probes, unless a table or caption says otherwise"
+UNSAID = (
+    "± is one standard error: numerical (over probes), and where the words beside it say so also sampling "
+    "(over other data of this kind and size); intervals are 95 %"
+)
 
 
 def methods(
@@ -88,7 +91,7 @@ def _versions(env: Settings) -> str:
 
 
 def time_of(run: Path, begun: datetime) -> str:
-    """How long a run took by its log, from its beginning to its end; "" where it was stopped in between."""
+    """Return how long a run took, from its log; "" if it was stopped in between."""
     try:
         lines = (run / LOG).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from curvescope.report.parts import Control, Entry, Methods, Picture, heading, still
+from curvescope.report.page_elements import Control, Entry, Methods, Picture, heading, still
 from curvescope.viz.interactive import Scene
 
 LONG = 30  # entries of a list that is worth telling once
@@ -24,7 +24,7 @@ def pictures(
     methods: Callable[[str], Methods],
     most: int,
 ) -> list[Picture]:
-    """Every figure and scene, in the order of the captions; those of one name together.
+    """Return all figures and scenes in the order of the captions; those of one name stand together.
 
     Args:
         methods: how the figure of a name was made.

@@ -1,7 +1,8 @@
 """Tables of results as cells: a number stands with its error, rounded to it.
 
-Columns are known by their names. The error of `x` is the column `x_stderr`, `x_error` or `± x`, or the next
-one where that is `±`, begins with it, is called `stderr`, or `error` behind a `value` or a `lambda_max`. An
+Columns are known by their names. The error of `x` is the column `x_stderr`, `x_error`, `x_numerical` or
+`± x`, or the next one where that is `±`, begins with it, is called `stderr`, or `error` behind a `value` or a
+`lambda_max`. With a column `x_sampling` both errors have columns of their own, and `x` has its interval. An
 interval is `x_low` and `x_high`, `x low` and `x high`, or `low` and `high` right behind `x` or its error; it
 goes into the cell of a number without an error of its own, and is rounded to the error of one that has it.
 CSV files keep every column and every digit.
@@ -15,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from curvescope.core.numbers import MOST_DIGITS, rounded, to_error, with_error
-from curvescope.report.parts import Cell, Table, column, heading, verdict
+from curvescope.core.number_format import MOST_DIGITS, rounded, to_error, with_error
+from curvescope.report.page_elements import Cell, Table, column, heading, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,8 +26,8 @@ MOST_CELLS, FEWEST_ROWS = 8000, 50  # of a table on the page
 BEFORE_ERROR = ("value", "lambda_max")  # a column `error` behind one of these is its error
 VERDICT = "verdict"
 SIZES = ("larger", "smaller", "equal")  # verdicts of a comparison, which are not good or bad
-ERROR = re.compile(r"^(residual|error|stderr|noise)$|_(residual|error|stderr)$|^±")
-STANDARD = re.compile(r"stderr$|^±")  # errors that one probe does not have
+ERROR = re.compile(r"^(residual|error|stderr|noise)$|_(residual|error|stderr|numerical|sampling)$|^±")
+STANDARD = re.compile(r"(stderr|numerical)$|^±")  # errors that one probe does not have
 UNKNOWN = " ± ?"
 MOST_COUNTED = 2.0**24  # float32 has whole numbers alone beyond
 BELOW = re.compile(r"^< [\d.,e+-]+$")  # below noise: found to be zero
@@ -65,14 +66,14 @@ def _whole_numbers(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
 
 
 def _is_whole(value: object) -> bool:
-    """Whether a number stands for a count: whole, though it has the digits not to be, or nothing."""
+    """Return True if a number stands for a count: whole, though it has the digits not to be, or nothing."""
     return isinstance(value, float) and (
         math.isnan(value) or (value.is_integer() and abs(value) < MOST_COUNTED)
     )
 
 
 def _all_numbers(values: Sequence[Any]) -> bool:
-    """Whether a column holds numbers, bounds such as `< 3.2`, or nothing, and not nothing alone."""
+    """Return True if a column holds numbers, bounds such as `< 3.2`, or nothing, and not nothing alone."""
     known = [value for value in values if value is not None]
     return bool(known) and all(_is_number(v) or BELOW.match(str(v)) for v in known)
 
@@ -82,11 +83,14 @@ def _is_number(value: object) -> bool:
 
 
 def _errors(columns: Sequence[str], numeric: Sequence[bool]) -> dict[int, int]:
-    """For columns that have one, the column of their errors."""
+    """Map columns to the column of their errors."""
     places = {name: i for i, name in enumerate(columns)}
     found: dict[int, int] = {}
     for i, name in enumerate(columns):
-        named = [places[e] for e in (f"{name}_stderr", f"{name}_error", f"± {name}") if e in places]
+        if f"{name}_sampling" in places:
+            continue  # both errors have columns of their own, and the number has its interval
+        errors = (f"{name}_stderr", f"{name}_error", f"{name}_numerical", f"± {name}")
+        named = [places[error] for error in errors if error in places]
         if numeric[i] and named and numeric[named[0]]:
             found[i] = named[0]
     for i, (name, after) in enumerate(pairwise(columns)):
@@ -100,11 +104,12 @@ def _errors(columns: Sequence[str], numeric: Sequence[bool]) -> dict[int, int]:
 def _intervals(
     columns: Sequence[str], numeric: Sequence[bool], errors: Mapping[int, int]
 ) -> dict[int, tuple[int, int]]:
-    """For columns that have them, the columns of both ends of their interval; an error has none."""
+    """Map columns to the columns of both ends of their interval; a column of errors has none."""
     places = {name: i for i, name in enumerate(columns)}
     found: dict[int, tuple[int, int]] = {}
     for i, name in enumerate(columns):
-        for low, high in ((f"{name}_low", f"{name}_high"), (f"{name} low", f"{name} high")):
+        for ends in ("_low", "_high"), ("_numerical_low", "_numerical_high"), (" low", " high"):
+            low, high = (f"{name}{end}" for end in ends)
             if low in places and high in places:
                 found[i] = places[low], places[high]
         after = errors[i] + 1 if errors.get(i) == i + 1 else i + 1

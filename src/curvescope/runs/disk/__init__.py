@@ -1,1 +1,1 @@
-"""What comes to the disk: whether it can, in which order, and products one by one."""
+"""Atomic files and the journal of single products."""

@@ -1,1 +1,1 @@
-"""A study on several ranks: one folder for all of them, and pieces that they take apart."""
+"""A study on several ranks: one shared folder, and pieces that run in parallel."""

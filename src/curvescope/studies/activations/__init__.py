@@ -1,8 +1,7 @@
-"""How sharply the loss bends in every token's state, at every point of the stream."""
+"""Curvature of the loss in the activations of every token, at every point of the residual stream."""
 
 from curvescope.runs.study import Study
-from curvescope.studies.activations.analysis import TokenCurvature, token_curvature
-from curvescope.studies.activations.study import Activations, Config, run
+from curvescope.studies.activations.study import Activations, Config, TokenCurvature, run, token_curvature
 
 __all__ = ["STUDY", "Activations", "Config", "TokenCurvature", "run", "token_curvature"]
 

@@ -1,4 +1,4 @@
-"""What attention costs that can be differentiated in every way: beside PyTorch's plain path and others."""
+"""Time and memory of derivatives of attention, compared with PyTorch's math path and others."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.attention.cost import Cost, Timed

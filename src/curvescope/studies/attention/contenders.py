@@ -1,12 +1,13 @@
-"""Whose attention is measured, and the four computations with each.
+"""Implementations of attention that are measured, and four computations with each.
 
-A contender is a function of query, key and value. What it cannot do it says by raising: the first line of the
-error is what the table shows.
+A contender is a function of query, key and value. It raises an error if it does not support a computation;
+the table shows the first line of that error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -24,7 +25,7 @@ from curvescope.nn import functional
 Derivative = Literal["forward", "backward", "jvp", "double backward"]
 DERIVATIVES: tuple[Derivative, ...] = ("forward", "backward", "jvp", "double backward")
 MATH = "math path"
-"""PyTorch's plain attention, the unit of all others."""
+"""PyTorch's math path, the unit of all times."""
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -66,26 +67,25 @@ def ours(x: Inputs) -> Attend:
 
 
 def math_path(x: Inputs) -> Attend:
-    """PyTorch's function with its plain path, as `sdpa_kernel(SDPBackend.MATH)` gives it."""
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(SDPBackend.MATH):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=x.mask, is_causal=x.is_causal)
-
-    return attend
+    """PyTorch's function; inside `allowed` it takes its math path."""
+    return fused(x)
 
 
 def fused(x: Inputs) -> Attend:
-    """PyTorch's function as it chooses."""
+    """PyTorch's function with the kernel that PyTorch chooses."""
     return partial(F.scaled_dot_product_attention, attn_mask=x.mask, is_causal=x.is_causal)
 
 
 def jvp_flash(x: Inputs) -> Attend:
-    """The package jvp-flash-attention, by the entry point that it asks for in forward mode."""
+    """The package jvp-flash-attention, called through its entry point for forward mode.
+
+    Its mask check is off, because the check synchronizes the device and rejects additive masks that hide no
+    key.
+    """
     theirs: Any = import_module("jvp_flash_attention.jvp_attention").JVPAttn
     q = x.tensors[0]
     mask = None if x.mask is None else x.mask.expand(*q.shape[:2], *x.mask.shape).contiguous()
-    return partial(theirs.fwd_dual, attn_mask=mask, causal=x.is_causal)
+    return partial(theirs.fwd_dual, attn_mask=mask, causal=x.is_causal, verify_attn_mask=False)
 
 
 def _written_out(x: Inputs) -> Attend:
@@ -115,8 +115,13 @@ CONTENDERS: dict[str, Callable[[Inputs], Attend]] = {
 }
 
 
+def allowed(name: str) -> AbstractContextManager[object]:
+    """Return the context in which a contender runs; for the math path it disables PyTorch's other kernels."""
+    return sdpa_kernel(SDPBackend.MATH) if name == MATH else nullcontext()
+
+
 def absent(name: str, device: torch.device) -> str | None:
-    """Why a contender cannot be measured on this machine at all; None if it can."""
+    """Return why a contender cannot be measured on this machine, or None if it can."""
     if name == "jvp-flash-attention":
         if find_spec("jvp_flash_attention") is None:
             return "jvp-flash-attention is not installed"
@@ -129,7 +134,7 @@ def absent(name: str, device: torch.device) -> str | None:
 
 
 def computation(name: str, derivative: Derivative, x: Inputs) -> Callable[[], Sequence[Tensor]]:
-    """What is timed: a derivative of a contender, with everything before it."""
+    """Return the function that is timed: a derivative of a contender, with everything before it."""
     attend: Any = CONTENDERS[name](x)
     compiled = partial(torch.compile, dynamic=False) if name == COMPILED else lambda f: f
     if derivative == "jvp":

@@ -1,4 +1,4 @@
-"""What was measured of attention, and how it is shown: tables of ratios, and lines over the length."""
+"""Measurements of attention: tables of time ratios, and curves over the sequence length."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from curvescope.core.result import Result
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.study_result import Line, Shown, Tables
 from curvescope.studies.attention.contenders import CONTENDERS, DERIVATIVES, MATH
 from curvescope.viz import style
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 nan = math.nan
 MB = 1e6
 Ratio = tuple[float, float, float]
-"""Median, least, most."""
+"""Median, minimum, maximum."""
 Point = tuple[float, float, float, float]
-"""Of a curve: the length, a value, and its range."""
+"""Point of a curve: the length, a value, and its range."""
 TITLES = dict(zip(DERIVATIVES, ("forward", "backward", "JVP", "double backward"), strict=True))
 
 
@@ -39,27 +38,27 @@ class Timed(Result):
     derivative: str
     contender: str
     seconds: list[float] = field(default_factory=list)  # one per round
-    unit: list[float] = field(default_factory=list)  # of the math path, in the same rounds
-    first: float = nan  # seconds of the first call: what is compiled, and one computation
+    unit: list[float] = field(default_factory=list)  # seconds of the math path in the same rounds
+    first: float = nan  # seconds of the first call: compilation and one computation
     again: float = nan  # of the second call, whose memory was measured
-    peak: float = nan  # bytes at most in that call, beyond what was there before
-    error: float = nan  # ‖found − the math path's‖ / ‖the math path's‖, in the same dtype
-    note: str = ""  # why there are no numbers
+    peak: float = nan  # peak bytes in that call, minus the memory in use before
+    error: float = nan  # ‖result − reference‖ / ‖reference‖; the reference is the math path in the same dtype
+    note: str = ""  # reason why there are no numbers
 
     def ratio(self) -> Ratio:
-        """Time in that of the math path, round by round: median, least, most."""
+        """Time divided by the time of the math path, per round: median, minimum, maximum."""
         found = [a / b for a, b in zip(self.seconds, self.unit, strict=True)] if self.unit else []
         return (statistics.median(found), min(found), max(found)) if found else (nan, nan, nan)
 
     @property
     def place(self) -> tuple[int, int, str, int, str]:
-        """Everything but the contender."""
+        """All settings except the contender."""
         return self.length, self.width, self.mask, self.threads, self.derivative
 
 
 @dataclass(frozen=True)
-class Cell(Result):
-    """All contenders and derivatives of one place."""
+class AttentionCell(Result):
+    """All contenders and derivatives for one shape, mask and number of threads."""
 
     timed: list[Timed]
     left_out: bool
@@ -67,7 +66,7 @@ class Cell(Result):
 
 @dataclass(frozen=True)
 class Cost(Shown):
-    """All cells of a run."""
+    """Result: times and memory of all cells."""
 
     device: str
     dtype: str
@@ -76,7 +75,9 @@ class Cost(Shown):
     left_out: list[str] = field(default_factory=list)
 
     def of(self, contender: str, derivative: str, **where: Any) -> Timed:
-        """The first entry of a contender and a derivative, for example `length=512, mask="causal"`."""
+        """Return the first entry of a contender and a derivative, for example with `length=512,
+        mask="causal"`.
+        """
         return next(
             one
             for one in self.measured
@@ -86,7 +87,7 @@ class Cost(Shown):
         )
 
     def summary(self) -> list[Line]:
-        """Our time in that of the math path, derivative by derivative, at every length without a mask."""
+        """Return our time divided by the math path's, for each derivative and length, without a mask."""
         lines: list[Line] = [("device", self.device, f"{self.dtype}, torch {self.torch}")]
         for derivative in DERIVATIVES:
             ours = self._line("ours", derivative, *self._middle())
@@ -94,36 +95,37 @@ class Cost(Shown):
                 continue
             words = ", ".join(f"{one.length}: {_range(one)}" for one in ours)
             lines.append(
-                (derivative, f"{ours[-1].ratio()[0]:.2f}×", f"time in that of the math path; {words}")
+                (derivative, f"{ours[-1].ratio()[0]:.2f}×", f"of the math path's time; by length: {words}")
             )
         refused = {(one.contender, one.derivative): one.note for one in self.measured if one.note}
         lines += [(name, "cannot", f"{derivative}: {note}") for (name, derivative), note in refused.items()]
         return lines
 
     def captions(self) -> dict[str, str]:
-        """What the figures and the table show."""
+        """Return captions of the figures and the table."""
         where = f"{self.dtype}, {self.device}, torch {self.torch}"
         width, threads = self._middle()[0], self._middle()[2]
+        tokens = max((one.heads * one.length for one in self.measured), default=0)
+        sizes = [one.length for one in self.measured if one.heads * one.length == tokens]
         return {
-            "time": f"Time in that of PyTorch's math path ({where}, width {width}, threads: {threads}), over "
-            "the length: median over rounds in turns, and their range. Below 1 is faster. Heads × length "
-            "is 8,192 from 512 tokens on. One thread of a CPU: seconds of the process, not of the clock.",
-            "memory": "Peak memory of the same computations, beyond the tensors that are given. The dotted "
-            "line is the size of query, key and value. It stays from 512 tokens on, because there are fewer "
-            "heads then: what is flat there is linear in the length.",
-            "attention": "Ratio: time in that of the math path of the same round, its median, least and "
-            "most over rounds. Error: distance to the math path's results in the same dtype. A note says "
-            "why a contender has no number.",
+            "time": f"Time divided by that of PyTorch's math path ({where}, width {width}, threads: "
+            f"{threads}), over the sequence length: median and range over interleaved rounds. Below 1 is "
+            f"faster. Heads × length is {tokens:,} from {min(sizes, default=0):,} tokens on. With one CPU "
+            "thread, the study measures process time instead of wall-clock time.",
+            "memory": "Peak memory of the same computations, without the input tensors. The dotted line is "
+            "the size of query, key and value. Where it is flat, the number of heads falls as the length "
+            "grows: a flat curve there means memory linear in the length.",
+            "attention": "Ratio: time divided by that of the math path in the same round; median, minimum "
+            "and maximum over rounds. Error: distance to the math path's results in the same dtype. A note "
+            "gives the reason if a contender has no number.",
         }
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """One row per contender and place."""
-        import pandas as pd
-
-        return {"attention": pd.DataFrame([_row(one) for one in self.measured])}
+    def tables(self) -> Tables:
+        """Return one row per contender, derivative and shape."""
+        return {"attention": [_row(one) for one in self.measured]}
 
     def figures(self) -> dict[str, Figure]:
-        """Time in that of the math path, and memory, over the length."""
+        """Draw relative time and memory over the sequence length."""
         width, _, threads = self._middle()
         places = {mask: (width, mask, threads) for mask in ("none", "causal")}
         sizes = {one.length: one.heads * one.length for one in self.measured if one.width == width}
@@ -135,7 +137,7 @@ class Cost(Shown):
             "time": _panels(
                 curves(Timed.ratio, without=MATH),
                 names,
-                label="time, in that of the math path",
+                label="time / time of the math path",
                 reference=[(length, 1.0) for length, _ in given],
                 words="the math path",
             ),
@@ -156,7 +158,7 @@ class Cost(Shown):
         places: dict[str, tuple[int, str, int]],
         without: str = "",
     ) -> dict[str, dict[tuple[str, str], list[Point]]]:
-        """Curves over the length by contender and mask, for every derivative."""
+        """Return curves over the length by contender and mask, for every derivative."""
         return {
             TITLES[derivative]: {
                 (name, mask): [(one.length, *value(one)) for one in self._line(name, derivative, *where)]
@@ -168,7 +170,7 @@ class Cost(Shown):
         }
 
     def _middle(self) -> tuple[int, str, int]:
-        """The width, mask and threads that were measured at most lengths."""
+        """Return the width, mask and threads that were measured at the most lengths."""
         counts: dict[tuple[int, str, int], set[int]] = {}
         for one in self.measured:
             counts.setdefault((one.width, one.mask, one.threads), set()).add(one.length)
@@ -176,7 +178,7 @@ class Cost(Shown):
         return order[0] if order else (64, "none", 1)
 
     def _line(self, contender: str, derivative: str, width: int, mask: str, threads: int) -> list[Timed]:
-        """The entries with numbers of one contender over the lengths."""
+        """Return one contender's entries over the lengths, without those that have no numbers."""
         found = (
             one
             for one in self.measured
@@ -227,16 +229,15 @@ def _panels(
     reference: Sequence[tuple[float, float]],
     words: str,
 ) -> Figure:
-    """A panel for each of four computations: curves over the length.
+    """Draw one panel for each of the four computations, with curves over the length.
 
     Args:
-        panels: By title; curves by contender and mask.
-        names: Of contenders, which have hues and marks in this order; masks have dashes.
-        label: Of the values.
+        panels: Curves by contender and mask, for each panel title.
+        names: Contenders, which take colors and markers in this order. The line style shows the mask.
+        label: Label of the vertical axis.
         reference: Points (x, value) of a dotted line in every panel.
-        words: What that line is.
+        words: Label of that line in the legend.
     """
-    from matplotlib import pyplot as plt
     from matplotlib.lines import Line2D
 
     drawn = {key for curves in panels.values() for key, line in curves.items() if line}
@@ -246,7 +247,7 @@ def _panels(
             dict.fromkeys(mask for curves in panels.values() for _, mask in curves), ("-", "--"), strict=False
         )
     )
-    figure, grid = plt.subplots(2, 2, figsize=(8.2, 6.2), sharex=True, sharey=True, layout="constrained")
+    figure, grid = style.subplots(2, 2, figsize=(8.2, 6.2), sharex=True, sharey=True)
     for axes, (title, curves) in zip(grid.flat, panels.items(), strict=True):
         axes.plot(*zip(*reference, strict=True), color="black", lw=0.8, ls=":")
         for (name, mask), line in curves.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +11,10 @@ import numpy as np
 from curvescope.algorithms import BlockTraces, Eigenpairs, SpectralDensity
 from curvescope.algorithms.blocks.heterogeneity import Heterogeneity
 from curvescope.algorithms.blocks.probes import Ends, OwnProbes
-from curvescope.core.numbers import below_noise
+from curvescope.core.number_format import below_noise
 from curvescope.core.result import Result
+from curvescope.sampling import Ranking, Sampled, rank
+from curvescope.studies.common.sampling import columns_of
 
 
 class Sharpness(NamedTuple):
@@ -42,6 +44,10 @@ class Part(Result):
     densities: dict[str, SpectralDensity]
     heterogeneity: Heterogeneity | None
     whole: Ends | None = None  # of all blocks together; None in results of version 0.1
+    sampled: dict[str, Sampled] = field(
+        default_factory=dict
+    )  # of all blocks together: lambda_max, trace, norm
+    sampled_blocks: dict[str, Sampled] = field(default_factory=dict)  # λ_max of the sharpest blocks
 
     def trace_of(self, name: str) -> tuple[float, float, str]:
         """Trace of a block, its standard error, and where it is from.
@@ -69,7 +75,7 @@ class Part(Result):
         return float(t.values[i]), float(t.stderr[i]), low, high, "shared"
 
     def is_noise(self, name: str) -> bool:
-        """Whether the interval of the trace includes zero, or is not known."""
+        """Return True if the interval of the trace includes zero, or is not known."""
         low, high = self.trace_interval(name)
         return not (low > 0 or high < 0 or low == high)
 
@@ -104,7 +110,7 @@ class Part(Result):
         return Sharpness(top, error, own.ends.high, smallest, low_error, low)
 
     def _is_zero(self, name: str) -> bool:
-        """Whether a block has no curvature, or none that rounding does not hide."""
+        """Return True if a block has no curvature, or none that rounding does not hide."""
         own = self.norms.get(name)
         return own is not None and own.ends is not None and not own.ends.values.any()
 
@@ -113,16 +119,21 @@ class Part(Result):
         known = {name: self.sharpness(name).largest for name in dict.fromkeys([*self.norms, *self.extremes])}
         return sorted((n for n, top in known.items() if not math.isnan(top)), key=lambda n: -known[n])
 
+    @property
+    def order(self) -> Ranking:
+        """The sharpest blocks in their order, and which could be first on other data."""
+        return rank(self.sampled_blocks)
+
     def row(self, name: str) -> dict[str, Any]:
         """Everything that is known about one block."""
         found = self._eigenvalues(name)
         value, stderr, low, high, probes = self._chosen(name)
-        found |= {"trace": below_noise(value, high) if self.traces.psd else value, "± trace": stderr}
-        found |= {"trace low": low, "trace high": high, "probes": probes, "noise": self._noise(name)}
+        found |= {"trace": below_noise(value, high) if self.traces.psd else value, "trace_numerical": stderr}
+        found |= {"trace_low": low, "trace_high": high, "probes": probes, "noise": self._noise(name)}
         if name in self.norms:
             own = self.norms[name]
-            found |= {"‖·‖ F": own.norm, "± ‖·‖ F": own.norm_stderr}
-            found |= {"‖·‖ F low": own.norm_low, "‖·‖ F high": own.norm_high}
+            found |= {"norm": own.norm, "norm_numerical": own.norm_stderr}
+            found |= {"norm_low": own.norm_low, "norm_high": own.norm_high}
         return found
 
     def _noise(self, name: str) -> float:
@@ -134,13 +145,17 @@ class Part(Result):
         s = self.sharpness(name)
         if math.isnan(s.largest):
             return {}
-        found: dict[str, Any] = {"λ max": s.largest, "± λ max": s.error, "λ max high": s.high}
-        found |= {"2/λ max": s.ceiling, "λ min": s.smallest, "± λ min": s.smallest_error}
-        found |= {"λ min low": s.low}
+        found: dict[str, Any] = dict(columns_of(None, "lambda_max", s.largest, s.error))
+        if name in self.sampled_blocks:
+            errors = columns_of(self.sampled_blocks[name], "lambda_max", s.largest, s.error)
+            found |= {**errors, "lambda_max": s.largest, "lambda_max_numerical": s.error}
+        found |= {"lambda_max_bound": s.high, "ceiling": s.ceiling}
+        found |= columns_of(None, "lambda_min", s.smallest, s.smallest_error)
+        found |= {"lambda_min_bound": s.low}
         if name in self.extremes:
             pair = self.extremes[name]
             found |= {
-                "‖·‖ 2": 0.0 if self._is_zero(name) else float(np.abs(pair.values).max()),
+                "spectral_norm": 0.0 if self._is_zero(name) else float(np.abs(pair.values).max()),
                 "converged": "yes" if pair.converged else "no",
             }
         return found

@@ -12,7 +12,7 @@ done.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -28,31 +28,43 @@ from curvescope.algorithms import (
     spectral_density,
 )
 from curvescope.algorithms.blocks.heterogeneity import heterogeneity
-from curvescope.algorithms.blocks.probes import Ends, OwnProbes, extreme_ends, own_probes
+from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
 from curvescope.core.blocks import Block
 from curvescope.core.config import setting
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.core.parts import TITLES
+from curvescope.core.hessian_terms import TITLES
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.models.choice import select
+from curvescope.models.parameter_selection import select
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.curvature import OPERATORS
 from curvescope.problem import Problem
-from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Shown
-from curvescope.runs.study import Cost, Plan, Step
-from curvescope.runs.work import Finished, Piece, State, work_through
+from curvescope.runs.fingerprints import fingerprint
+from curvescope.runs.resumable_loop import FinishedPieces, Piece, Planned, State, work_through
+from curvescope.runs.study import Plan, Selection, Step
+from curvescope.runs.study_result import Shown
+from curvescope.sampling import Sampled
 from curvescope.studies.blocks.analysis import Part
 from curvescope.studies.common.planning import (
     PlannedMatrix,
     eigenvalues,
     lanczos,
+    owned,
     planned_own_probes,
     probed,
+    sampled_ends,
     together,
 )
-from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.studies.common.sampling import (
+    NUM_PROBES,
+    OFF,
+    SampledEnds,
+    SampledNumbers,
+    notes_of_sampling,
+    sampled_sharpness,
+    sampled_sums,
+)
+from curvescope.studies.problem_config import SampledOnData, make_problem, notes_of, sequences_there
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,10 +72,11 @@ if TYPE_CHECKING:
 Globs = tuple[str, ...]
 R = TypeVar("R", bound=Result)
 SMALL = 1000  # entries; blocks with fewer have num_small_probes
+MOST_RANKED = 4  # sharpest blocks whose order is checked on other data
 
 
 @dataclass(frozen=True)
-class Config(ModelOnData):
+class Config(SampledOnData):
     """What to look at and how hard. The defaults take about a minute on a CPU."""
 
     operators: tuple[str, ...] = setting(("hessian", "ggn"), "some of hessian, ggn, functional")
@@ -81,6 +94,7 @@ class Config(ModelOnData):
         12, "Lanczos steps for λ_max of each block with own probes and of all; 0: none"
     )
     max_exact: int = setting(64, "blocks with at most so many entries are written out, not estimated")
+    max_blocks: int = setting(10_000, "blocks with own probes at most, those with most parameters first")
 
     def __post_init__(self) -> None:
         for name in ("operators", "blocks", "norms", "extremes", "density"):
@@ -96,7 +110,13 @@ class Config(ModelOnData):
         if not self.operators:
             raise UsageError("operators: expected at least one, got none")
         least = {"num_trace_probes": 1, "num_norm_probes": 1, "num_density_probes": 1, "num_steps": 3}
-        least |= {"num_small_probes": 1, "max_products": 4, "num_sharp_steps": 0, "max_exact": 0}
+        least |= {
+            "num_small_probes": 1,
+            "max_products": 4,
+            "num_sharp_steps": 0,
+            "max_exact": 0,
+            "max_blocks": 0,
+        }
         for name, fewest in least.items():
             if getattr(self, name) < fewest:
                 raise UsageError(f"{name}: expected at least {fewest}, got {getattr(self, name)}")
@@ -156,15 +176,33 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         for name in cfg.operators
     }
     chosen = chosen_blocks(cfg, problem)
-    pieces = [
-        Piece(f"{name}.{piece}", partial(measure, op), f"{piece.replace('.', ' of ', 1)}, {TITLES[name]}")
-        for name, op in operators.items()
-        for piece, measure in _pieces(cfg, chosen).items()
-    ]
-    contents = fingerprint(problem.model, problem.batches)
-    found = work_through(pieces, contents=contents, progress=progress, state=state)
-    parts = {name: _part(name, found, chosen, whole=cfg.num_sharp_steps > 0) for name in operators}
-    return _result(problem, chosen, parts, notes_of(cfg, problem))
+
+    def pieces(cfg: Config) -> list[Piece]:
+        own = chosen_blocks(cfg, problem)
+        found = [
+            Piece(f"{name}.{piece}", partial(measure, op), f"{piece.replace('.', ' of ', 1)}, {TITLES[name]}")
+            for name, op in operators.items()
+            if name in cfg.operators
+            for piece, measure in _pieces(cfg, own).items()
+        ]
+        if cfg.sampling:
+            measured = {name: op for name, op in operators.items() if name in cfg.operators}
+            found += [piece for name, op in measured.items() for piece in _sampling(cfg, name, op, own)]
+        return found
+
+    found = work_through(
+        pieces(cfg),
+        contents=fingerprint(problem.model, problem.batches),
+        progress=progress,
+        state=state,
+        planned=Planned(cfg, problem, pieces),
+    )
+    last = "sampling" if cfg.sampling else "sharpness" if cfg.num_sharp_steps else "traces"
+    parts = {name: _part(name, found, chosen, cfg) for name in operators if f"{name}.{last}" in found}
+    reason = found.take(SampledNumbers, f"{next(iter(parts))}.sampling").reason if cfg.sampling else OFF
+    text = sequences_there(cfg, problem.model) is not None
+    notes = [*notes_of(cfg, problem), *notes_of_sampling(cfg, reason, text=text)]
+    return _result(problem, chosen, parts, notes)
 
 
 def chosen_blocks(cfg: Config, problem: Problem) -> dict[str, list[Block]]:
@@ -175,12 +213,19 @@ def chosen_blocks(cfg: Config, problem: Problem) -> dict[str, list[Block]]:
     space = problem.space(*cfg.blocks)
     own = {block.name: block for block in space}
     heads = problem.model.heads
+    norms = list(space) if cfg.norms is None else select(cfg.norms, own, heads) if cfg.norms else []
+    largest = {block.name for block in _by_size(norms)[: cfg.max_blocks]}
     return {
         "trace": list(space),
-        "norm": list(space) if cfg.norms is None else select(cfg.norms, own, heads) if cfg.norms else [],
+        "norm": [block for block in norms if block.name in largest],
         "extremes": select(cfg.extremes, own, heads) if cfg.extremes else [],
         "density": select(cfg.density, own, heads) if cfg.density else [],
     }
+
+
+def _by_size(blocks: Sequence[Block]) -> list[Block]:
+    """Blocks with most parameters first: if time runs out, the small ones are left out."""
+    return sorted(blocks, key=lambda block: -block.size)
 
 
 def _pieces(cfg: Config, chosen: dict[str, list[Block]]) -> dict[str, Measure]:
@@ -202,11 +247,37 @@ def _pieces(cfg: Config, chosen: dict[str, list[Block]]) -> dict[str, Measure]:
         "traces": lambda op: block_traces(op, num_probes=cfg.num_trace_probes, seed=cfg.seed)
     }
     if cfg.num_sharp_steps:
-        found["sharpness"] = lambda op: extreme_ends(op, num_steps=cfg.num_sharp_steps, seed=cfg.seed)
+        found["sharpness"] = lambda op: SampledEnds(
+            *sampled_sharpness(op, cfg, num_steps=cfg.num_sharp_steps)
+        )
     for kind, measure in work.items():
-        for block in chosen[kind]:
+        for block in _by_size(chosen[kind]):
             found[f"{kind}.{block.name}"] = partial(_of_block, measure, block.name)
     return found
+
+
+def _sampling(cfg: Config, name: str, op: CurvatureOperator, chosen: dict[str, list[Block]]) -> list[Piece]:
+    """The sampling errors of the trace and the norm of all blocks, and of λ_max of the sharpest blocks."""
+
+    def sums(traces: BlockTraces) -> SampledNumbers:
+        total = traces.total
+        return sampled_sums(op, cfg, trace=(total.value, total.stderr, len(total.samples)))
+
+    def ranking(*measured: OwnProbes) -> SampledNumbers:
+        tops = {b.name: p.ends.values[1] for b, p in zip(chosen["norm"], measured, strict=True) if p.ends}
+        numbers = {}
+        for block in sorted(tops, key=lambda block: -tops[block])[:MOST_RANKED]:
+            _ends, sampled = sampled_sharpness(op.block(block), cfg, num_steps=cfg.num_sharp_steps)
+            if "lambda_max" in sampled.numbers:
+                numbers[block] = sampled.numbers["lambda_max"]
+        return SampledNumbers(numbers)
+
+    pieces = [Piece(f"{name}.sampling", sums, f"sampling error, {TITLES[name]}", needs=(f"{name}.traces",))]
+    if cfg.num_sharp_steps and chosen["norm"]:
+        needs = tuple(f"{name}.norm.{block.name}" for block in chosen["norm"])
+        words = f"order of the sharpest blocks, {TITLES[name]}"
+        pieces.append(Piece(f"{name}.ranking", ranking, words, needs=needs))
+    return pieces
 
 
 def _of_block(measure: Measure, name: str, op: CurvatureOperator) -> Result:
@@ -221,18 +292,28 @@ def _ends(op: CurvatureOperator, cfg: Config) -> Eigenpairs:
     return eigsh(op, k, which=which, vectors=False, max_products=cfg.max_products, seed=cfg.seed)
 
 
-def _part(operator: str, found: Finished, chosen: dict[str, list[Block]], *, whole: bool) -> Part:
+def _part(operator: str, found: FinishedPieces, chosen: dict[str, list[Block]], cfg: Config) -> Part:
     def of(kind: str, result: type[R]) -> dict[str, R]:
-        return {b.name: found.take(result, f"{operator}.{kind}.{b.name}") for b in chosen[kind]}
+        names = {b.name: f"{operator}.{kind}.{b.name}" for b in chosen[kind]}
+        return {block: found.take(result, name) for block, name in names.items() if name in found}
 
     densities = of("density", SpectralDensity)
+    whole = found.take(SampledEnds, f"{operator}.sharpness") if cfg.num_sharp_steps else None
+    sampled = {} if whole is None else dict(whole.sampled.numbers)
+    ranked: dict[str, Sampled] = {}
+    if cfg.sampling:
+        sampled |= found.take(SampledNumbers, f"{operator}.sampling").numbers
+        if f"{operator}.ranking" in found:
+            ranked = found.take(SampledNumbers, f"{operator}.ranking").numbers
     return Part(
         traces=found.take(BlockTraces, f"{operator}.traces"),
         norms=of("norm", OwnProbes),
         extremes=of("extremes", Eigenpairs),
         densities=densities,
         heterogeneity=heterogeneity(densities) if len(densities) > 1 else None,
-        whole=found.take(Ends, f"{operator}.sharpness") if whole else None,
+        whole=None if whole is None else whole.ends,
+        sampled=sampled,
+        sampled_blocks=ranked,
     )
 
 
@@ -255,48 +336,46 @@ def _result(
 
 # ------------------------------------------------------------------------------------------------------- plan
 
-OF_BLOCK = 1 / 3  # of a product of the whole operator: nothing outside the block is differentiated
-
-
-def cost(cfg: Config, problem: Problem) -> Cost:
-    """Traces and ends of all blocks together, and what each block has of its own."""
-    chosen = chosen_blocks(cfg, problem)
-    own = sum(_own(cfg, problem.model.size_of(block)) for block in chosen["norm"])
-    own += cfg.max_products * len(chosen["extremes"])
-    own += cfg.num_density_probes * cfg.num_steps * len(chosen["density"])
-    together = cfg.num_trace_probes + cfg.num_sharp_steps
-    pieces = 1 + (cfg.num_sharp_steps > 0) + sum(len(chosen[k]) for k in ("norm", "extremes", "density"))
-    num = len(cfg.operators)
-    return Cost(num * pieces, num * (together + OF_BLOCK * own))
-
-
-def _own(cfg: Config, size: int) -> int:
-    """Products of one block: its matrix where that is small, else probes and a basis."""
-    if size <= cfg.max_exact:
-        return size
-    return cfg.num_sharp_steps + (cfg.num_small_probes if size < SMALL else cfg.num_norm_probes)
-
 
 def steps(cfg: Config, problem: Problem) -> list[Step]:
-    """The same step by step."""
+    """Traces and ends of all blocks together, and what each block has of its own."""
     chosen, found = chosen_blocks(cfg, problem), []
     for name in cfg.operators:
         whole = PlannedMatrix(problem, name, cfg.blocks)
         parts = {kind: [whole._replace(space=(b.name,)) for b in some] for kind, some in chosen.items()}
-        found.append(probed("traces", whole, cfg.num_trace_probes))
+        found.append(owned(probed("traces", whole, cfg.num_trace_probes), f"{name}.traces"))
         if cfg.num_sharp_steps:
-            found.append(lanczos("ends", whole, cfg.num_sharp_steps))
-        few = [part for part, b in zip(parts["norm"], chosen["norm"], strict=True) if b.size < SMALL]
-        many = [part for part in parts["norm"] if part not in few]
+            found.append(owned(lanczos("ends", whole, cfg.num_sharp_steps), f"{name}.sharpness"))
         how = cfg.num_sharp_steps, cfg.max_exact
-        found += planned_own_probes("small blocks", few, cfg.num_small_probes, *how)
-        found += planned_own_probes("blocks", many, cfg.num_norm_probes, *how)
+        few, many = (
+            [part for part, b in zip(parts["norm"], chosen["norm"], strict=True) if (b.size < SMALL) == small]
+            for small in (True, False)
+        )
+        own = planned_own_probes("small blocks", few, cfg.num_small_probes, *how)
+        own += planned_own_probes("blocks", many, cfg.num_norm_probes, *how)
         found += [
-            eigenvalues("eigenvalues", p, 1 if p.psd else 2, cfg.max_products) for p in parts["extremes"]
+            owned(step, *(f"{name}.norm.{space}" for spaces in step.spaces for space in spaces))
+            for step in own
+        ]
+        found += [
+            owned(
+                eigenvalues("eigenvalues", p, 1 if p.psd else 2, cfg.max_products),
+                f"{name}.extremes.{p.space[0]}",
+            )
+            for p in parts["extremes"]
         ]
         if parts["density"]:
             products = cfg.num_density_probes * cfg.num_steps * len(parts["density"])
-            found.append(together("densities", parts["density"], products, basis=cfg.num_steps + 1))
+            step = together("densities", parts["density"], products, basis=cfg.num_steps + 1)
+            found.append(owned(step, f"{name}.density.*"))
+        if cfg.sampling:
+            found.append(owned(probed("trace and norm on groups", whole, NUM_PROBES), f"{name}.sampling"))
+        if cfg.sampling and cfg.num_sharp_steps:
+            found.append(sampled_ends("parts of the data", whole, f"{name}.sharpness"))
+            for b in chosen["norm"][:MOST_RANKED]:
+                one = whole._replace(space=(b.name,))
+                found.append(owned(lanczos("sharpest blocks", one, cfg.num_sharp_steps), f"{name}.ranking"))
+                found.append(sampled_ends("parts of the data", one, f"{name}.ranking"))
     return found
 
 
@@ -305,23 +384,37 @@ def blocks(cfg: Config) -> tuple[str, ...]:
     return cfg.blocks
 
 
+SMALLEST = {"num_trace_probes": 6, "num_norm_probes": 3, "num_small_probes": 3, "num_sharp_steps": 6}
 PLAN = Plan(
-    blocks,
-    cost,
-    (
-        {"tokens": 256, "num_trace_probes": 12, "num_norm_probes": 6, "num_sharp_steps": 10},
-        {
-            "tokens": 128, "num_trace_probes": 8, "num_norm_probes": 4, "num_small_probes": 4,
-            "num_sharp_steps": 10,
-        },
-        {
-            "tokens": 64, "num_trace_probes": 8, "num_norm_probes": 3, "num_small_probes": 3,
-            "num_sharp_steps": 8,
-        },
-        {
-            "tokens": 32, "num_trace_probes": 6, "num_norm_probes": 3, "num_small_probes": 3,
-            "num_sharp_steps": 6,
-        },
-    ),
     steps,
+    (
+        {"num_trace_probes": 12, "num_norm_probes": 6, "num_sharp_steps": 10},
+        {"num_trace_probes": 8, "num_norm_probes": 4, "num_sharp_steps": 10},
+        {"num_trace_probes": 8, "num_norm_probes": 3, "num_small_probes": 3, "num_sharp_steps": 8},
+        {"num_trace_probes": 6, "num_norm_probes": 3, "num_small_probes": 3, "num_sharp_steps": 6},
+    ),
+    blocks,
+    selections=(
+        *(
+            Selection(
+                {**SMALLEST, "max_blocks": count},
+                f"traces of all blocks, and λ_max and norms of the {count} largest blocks",
+            )
+            for count in (48, 24, 12, 6)
+        ),
+        *(
+            Selection(
+                {**SMALLEST, "max_blocks": count, "operators": ("hessian",)},
+                f"of the Hessian traces of all blocks, and λ_max and norms of the {count} largest blocks",
+            )
+            for count in (12, 6, 3)
+        ),
+        Selection(
+            {
+                **SMALLEST, "num_trace_probes": 3, "num_sharp_steps": 5, "max_blocks": 0,
+                "operators": ("hessian",),
+            },
+            "traces of all blocks of the Hessian, and its λ_max",
+        ),
+    ),
 )  # fmt: skip

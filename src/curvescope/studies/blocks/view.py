@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.core.numbers import LIES_BETWEEN, between, bound, plural, rounded, with_error
-from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
-from curvescope.runs.shown import Line
+from curvescope.core.hessian_terms import MATRIX_SYMBOLS, TITLES
+from curvescope.core.number_format import LIES_BETWEEN, between, bound, plural, rounded, with_error
+from curvescope.runs.study_result import Line
 from curvescope.studies.blocks.analysis import Part
+from curvescope.studies.common.sampling import line
 from curvescope.studies.spectrum.view import CHOICES, errors, quadrature, shape
-from curvescope.viz import blocks, spectrum, style
+from curvescope.viz import blocks, style
 from curvescope.viz.interactive import Scene
-from curvescope.viz.scenes import Cell, density, estimated, grid_map, layer_map, said, switched
+from curvescope.viz.scenes import Cell, density, grid_map, in_interval, layer_map, said, switched
 from curvescope.viz.scenes.density import spectra
 from curvescope.viz.style import LOOKS
 
@@ -40,14 +41,15 @@ MOST_RANKED = 40  # blocks in the figure of the sharpest
 def summary(result: Blocks) -> list[Line]:
     """The numbers to look at first: label, value, words."""
     size = dict(zip(result.names, result.sizes.tolist(), strict=True))
-    words = f"{result.loss_name} over {result.num_terms:g} terms of {result.data}"
-    rows = [("loss", f"{result.loss:.4f}", words)]
+    where = f"{result.num_terms:g} terms of {result.data}"
+    rows: list[Line] = []
     for operator, part in result.parts.items():
         rows += [*_sharpest(part, TITLES[operator]), *_traces(part, TITLES[operator], size)]
         if part.heterogeneity is not None:
             h = part.heterogeneity
             words = f"bits, mean over the pairs of {plural(len(h.names), 'block')}: 0 is equal spectra, "
             rows.append(("Jensen–Shannon", with_error(h.mean, h.mean_stderr), f"{words}1 no overlap"))
+    rows.append(("loss", f"{result.loss:.4f}", f"{result.loss_name} over {where}"))
     return [*rows, *(("note", "", note) for note in result.notes)]
 
 
@@ -60,19 +62,32 @@ def opening(result: Blocks) -> str:
     values = np.array([part.sharpness(name).largest for name in order])
     median = float(np.median(values))
     where = f"On {result.num_terms:g} terms of {result.data}"
-    said = (
-        f"{where} {order[0]} is the sharpest block of the {TITLES[operator]}, with λ_max {rounded(values[0])}"
-    )
+    said = f"{where} "
+    if "lambda_max" in part.sampled:
+        number = part.sampled["lambda_max"]
+        rate = number.inverse(2.0, "2/λ_max").headline
+        said += (
+            f"λ_max of the {TITLES[operator]} is {number.headline} ({number.verdict()}), so plain gradient "
+            f"descent is stable up to a learning rate of 2/λ_max, {rate}. "
+        )
+    top = _top_of(part, order[0])
+    said += f"{order[0]} is the sharpest block of the {TITLES[operator]}, with λ_max {top}"
     if median > 0 and len(order) > 2:
         said += f", {rounded(values[0] / median, 2)} times that of the median of {_of_all(result, order)}"
     said += _rivals(part, order)
-    if part.whole is not None and part.whole.values[1] > 0:
+    if "lambda_max" not in part.sampled and part.whole is not None and part.whole.values[1] > 0:
         top, high = float(part.whole.values[1]), part.whole.high
         said += (
             f". Together they reach {between(top, high)}: on these terms plain gradient descent is stable up "
             f"to a learning rate of 2/λ_max, {between(2 / high, 2 / top, 3)}"
         )
     return f"{said}."
+
+
+def _top_of(part: Part, name: str) -> str:
+    """λ_max of a block as a sentence states it."""
+    number = part.sampled_blocks.get(name)
+    return rounded(part.sharpness(name).largest) if number is None else number.headline
 
 
 def _of_all(result: Blocks, order: list[str]) -> str:
@@ -82,8 +97,10 @@ def _of_all(result: Blocks, order: list[str]) -> str:
 
 
 def _rivals(part: Part, order: list[str]) -> str:
-    """`; P may be sharper (858 to 921)`: blocks whose bound is above what was found of the sharpest."""
+    """`; P may be sharper (858 to 921)`, or which block is sharpest on other data."""
     told = {name: part.sharpness(name) for name in order}
+    if len(part.sampled_blocks) > 1:
+        return f"; of the {len(part.sampled_blocks)} sharpest blocks {part.order.words}"
     found = [name for name in order[1:] if told[name].high > told[order[0]].largest][:NAMED]
     each = ", ".join(f"{name} ({between(told[name].largest, told[name].high)})" for name in found)
     return f"; {each} may be sharper" if found else ""
@@ -121,7 +138,22 @@ def _sharpest(part: Part, title: str) -> list[Line]:
     words = f"λ_max {each[0]}" + (f", then {then}" if then else "")
     words += f"; {LIES_BETWEEN}" if " to " in words else ""
     found = [(f"sharpest, {title}", order[0], words)]
-    if part.whole is not None and part.whole.values[1] > 0:
+    if part.sampled_blocks:
+        verdict = part.sampled_blocks[part.order.names[0]].verdict()
+        found = [(f"sharpest, {title}", order[0], f"{part.order.words}; {verdict}; {words}")]
+    if "lambda_max" in part.sampled:
+        number = part.sampled["lambda_max"]
+        words = f"2/λ_max: beyond it gradient descent moves away from a minimum; {order[0]} alone allows "
+        found = [
+            line(f"λ_max, {title}", number, "of all blocks together"),
+            *found,
+            line(
+                f"learning rate below, {title}",
+                number.inverse(2.0, "2/λ_max"),
+                f"{words}{told[order[0]].ceiling:.3g}",
+            ),
+        ]
+    elif part.whole is not None and part.whole.values[1] > 0:
         top, high = float(part.whole.values[1]), part.whole.high
         words = (
             "2/λ_max: beyond it gradient descent moves away from a minimum; λ_max of all blocks together is "
@@ -144,7 +176,13 @@ def _traces(part: Part, title: str, size: dict[str, int]) -> list[Line]:
     """The trace of all blocks, and how many have one that is noise."""
     names = part.traces.names
     total = f"of {plural(len(names), 'block')} with {sum(size[n] for n in names):,} parameters"
-    found = [(f"trace, {title}", with_error(*part.trace), f"{total}; ± is a standard error")]
+    if "trace" in part.sampled:
+        found = [line(f"trace, {title}", part.sampled["trace"], total)]
+    else:
+        words = f"{total}; ± is one standard error over probes (numerical)"
+        found = [(f"trace, {title}", with_error(*part.trace), words)]
+    if "norm" in part.sampled:
+        found.append(line(f"Frobenius norm, {title}", part.sampled["norm"], "of all blocks together"))
     noise = [n for n in names if part.is_noise(n)]
     share = float(np.median([part.noise(n) for n in names]))
     if noise:
@@ -168,10 +206,12 @@ def _how_many(part: Part) -> str:
 
 
 COLUMNS = (
-    "λ_max with its residual ‖A v − λ v‖ (±: there is an eigenvalue within that distance), the bound that it "
-    "is below 95 times in 100 (high), and 2/λ_max with that bound, the learning rate that the block alone "
-    "allows; λ_min likewise, which is above its low 95 times in 100; trace and Frobenius "
-    "norm ‖·‖_F with standard errors (±) and 95 % intervals (low, high). "
+    "λ_max with its residual ‖A v − λ v‖ (numerical: there is an eigenvalue within that distance), of the "
+    "sharpest blocks one standard error over other data of this size (sampling) and the 95 % interval from "
+    "both errors (low to high), the bound on these terms that λ_max is below 95 times in 100 (bound), and "
+    "2 divided by that bound, the learning rate that the block alone allows (ceiling); λ_min likewise, which "
+    "is above its bound 95 times in 100; trace and Frobenius norm with one standard error over probes "
+    "(numerical) and its 95 % interval (low to high). "
 )
 PROBES = (
     "Probes: exact, the block was written out with one product per entry; own, from Lanczos steps and probes "
@@ -186,8 +226,9 @@ def captions(result: Blocks) -> dict[str, str]:
     probes, steps = next((d.nodes.shape for d in first.densities.values() if not d.exact), (0, 0))
     lanczos = f" from {plural(probes, 'probe')} of {plural(steps, 'Lanczos step')}" if probes else ""
     found = {
-        "sharpness": f"Largest eigenvalue λ_max of {_how_many(first)}, the sharpest first; bars reach up to "
-        "the bound that holds 95 times in 100.",
+        "sharpness": f"Largest eigenvalue λ_max of {_how_many(first)}, the sharpest first; thick bars reach "
+        "up to the bound on these terms that holds 95 times in 100 (numerical), thin bars are 95 % intervals "
+        "from both errors, over other data of this size (sampling).",
         "block_map": "Every diagonal block, layers to the right and roles downwards, those of no layer "
         "beside them; rows without a number of the chosen quantity are left out. Colors are logarithmic, on "
         "both sides of zero where there are both signs. Empty: not measured, or not positive.",
@@ -340,14 +381,18 @@ def _sharpness(result: Blocks) -> Figure:
     import matplotlib.pyplot as plt
 
     order = next(iter(result.parts.values())).ranking()[:MOST_RANKED]
-    series = {}
+    series, outer = {}, {}
     for operator, part in result.parts.items():
         told = [part.sharpness(name) for name in order]
         values = np.array([s.largest for s in told])
         high = np.array([s.high for s in told])
         series[TITLES[operator]] = values, values, np.where(np.isnan(high), values, high)
+        numbers = [part.sampled_blocks.get(name) for name in order]
+        outer[TITLES[operator]] = tuple(
+            np.array([math.nan if n is None else getattr(n, end) for n in numbers]) for end in ("low", "high")
+        )
     figure, ax = plt.subplots(figsize=(2.5 + 0.24 * len(order), 3.8), layout="constrained")
-    blocks.bars(ax, order, series, label="λ_max of the block")
+    blocks.bars(ax, order, series, label="λ_max of the block", outer=outer)
     return figure
 
 
@@ -393,7 +438,7 @@ def _figure_densities(result: Blocks) -> Figure:
         for operator, part in result.parts.items():
             look = LOOKS[operator]
             ax.set_prop_cycle(color=[look.color], linestyle=[look.dash])
-            spectrum.density(ax, *part.densities[name].band(), log_y=True)
+            part.densities[name].plot(ax, note=False)
         widths = ", ".join(f"{part.densities[name].width:.2g}" for part in result.parts.values())
         ax.set_title(f"{name} (width {widths})", fontsize=8)
         ax.set(xlabel="", ylabel="")
@@ -474,7 +519,7 @@ def _map(result: Blocks) -> Scene:
 
 
 def _is_known(result: Blocks, quantity: str, name: str) -> bool:
-    """Whether some matrix has the quantity of a block."""
+    """Return True if some matrix has the quantity of a block."""
     return any(math.isfinite(_number(part, quantity, name, 1).value) for part in result.parts.values())
 
 
@@ -484,10 +529,11 @@ def _scene_cells(part: Part, quantity: str, size: dict[str, int]) -> dict[str, C
 
 
 def _number(part: Part, quantity: str, name: str, size: int) -> Cell:
-    """A quantity of a block with its error; nan where it was not asked for."""
-    value, error, more = math.nan, math.nan, ""
+    """A quantity of a block with its error or its interval; nan where it was not asked for."""
+    value, error, ends, more = math.nan, math.nan, (math.nan, math.nan), ""
     if quantity == "trace":
-        value, error, probes = part.trace_of(name)
+        value, _, probes = part.trace_of(name)
+        ends = part.trace_interval(name)
         more = f"<br>{'exact' if probes == 'exact' else f'from {probes} probes'}"
         more += "<br>not told apart from zero" if part.is_noise(name) else ""
     elif quantity == "λ_max":
@@ -498,8 +544,9 @@ def _number(part: Part, quantity: str, name: str, size: int) -> Cell:
         )
     elif name in part.norms:
         scale = size if quantity == "rms" else 1
-        value, error = part.norms[name].norm / scale, part.norms[name].norm_stderr / scale
-    number = said(value, error) if quantity == "λ_max" else estimated(value, error)
+        own = part.norms[name]
+        value, ends = own.norm / scale, (own.norm_low / scale, own.norm_high / scale)
+    number = said(value, error) if quantity == "λ_max" else in_interval(value, *ends)
     text = f"<b>{name}</b><br>{QUANTITIES[quantity]}: {number}{more}<br>{size:,} parameters"
     return Cell(value, text)
 

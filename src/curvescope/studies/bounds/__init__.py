@@ -1,4 +1,4 @@
-"""How far bounds of the Hessian are from the truth: published ones, corrected ones, and where they fail."""
+"""Bounds of the Hessian norm, published and corrected, compared with the exact norms."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.bounds.analysis import Comparisons

@@ -1,32 +1,15 @@
-"""Tables, figures and captions of the study `bounds`, made from the arrays of its result."""
+"""Tables, figures and captions of the study `bounds`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.numbers import plural
-from curvescope.runs.shown import Line
+from curvescope.core.number_format import plural
+from curvescope.runs.study_result import Line
 from curvescope.studies.bounds import analysis
-from curvescope.studies.bounds.analysis import (
-    BLOCK,
-    CLOSING,
-    CLUSTERS,
-    CORRECTED,
-    DATA,
-    DEPTH,
-    HEAD,
-    KEYLESS,
-    NETWORK,
-    NONE,
-    PRINTED,
-    REPAIRED,
-    STACK,
-    WEIGHTS,
-    WHOLE,
-    Comparisons,
-)
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.style import plain_numbers
 
@@ -38,36 +21,39 @@ if TYPE_CHECKING:
 
 
 def summary(result: Bounds) -> list[Line]:
-    """The numbers to look at first: label, value, words."""
-    there = [name for name in PRINTED if name in result.bounds.bound]
+    """Return the key numbers: label, value, explanation."""
+    there = [name for name in analysis.PRINTED if name in result.bounds.bound]
     found = [_caption_line(name, result.bounds.chosen(bound=name)) for name in there]
     found += [
         _caption_line(name, result.bounds.chosen(bound=name))
-        for name in CORRECTED
+        for name in analysis.CORRECTED
         if name in result.bounds.bound
     ]
-    printed = [one for one in set(result.estimates.bound) if one not in (*CORRECTED, REPAIRED)]
+    printed = [
+        one for one in set(result.estimates.bound) if one not in (*analysis.CORRECTED, analysis.REPAIRED)
+    ]
     estimates = result.estimates.chosen(bound=printed)
     names = [
-        q if b in PRINTED else f"{q} ({b})" for q, b in zip(estimates.quantity, estimates.bound, strict=True)
+        q if b in analysis.PRINTED else f"{q} ({b})"
+        for q, b in zip(estimates.quantity, estimates.bound, strict=True)
     ]
     violated = sorted({name for name, fails in zip(names, estimates.violated, strict=True) if fails})
     found.append(
         (
             "estimates that fail",
             f"{len(violated)} of {len(set(names))}",
-            f"of what the printed proofs use: {', '.join(violated) or 'none'}",
+            f"estimates in the printed proofs that fail: {', '.join(violated) or 'none'}",
         )
     )
-    stack = result.bounds.chosen(bound=NONE, quantity=WHOLE)
+    stack = result.bounds.chosen(bound=analysis.NONE, quantity=analysis.WHOLE)
     if len(stack.true):
         each = [f"{np.median(stack.true[stack.scale == n]):.3g} ({n:g})" for n in np.unique(stack.scale)]
         found.append(("‖H‖ by depth", ", ".join(each), "median over seeds, number of blocks in brackets"))
     return [*found, *(("note", "", note) for note in result.notes)]
 
 
-def _caption_line(name: str, found: Comparisons) -> Line:
-    """How often a bound is violated, and how far it is from the truth where it is not."""
+def _caption_line(name: str, found: analysis.Comparisons) -> Line:
+    """Summarize how often a bound is violated and its ratios to the truth."""
     count, violated = len(found.true), int(found.violated.sum())
     ratio = found.ratio[found.true > 0]
     words = f"bound over truth: median {np.median(ratio):.3g}, from {ratio.min():.3g} to {ratio.max():.3g}"
@@ -78,27 +64,25 @@ def _caption_line(name: str, found: Comparisons) -> Line:
 
 
 def captions(result: Bounds) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Return a caption for each figure and table."""
     seeds = plural(result.num_seeds, "random instance")
-    exact = "True norms are exact: of all eigenvalues of the Hessian, written out in closed form."
-    ratio = "The slack is bound over truth: above 1 it holds, below 1 it is violated."
+    exact = "True norms are exact: they come from all eigenvalues of the full Hessian in closed form."
+    ratio = "The slack is bound / truth: the bound holds above 1 and is violated below 1."
     return {
-        "bounds": f"Every bound of every instance next to the true norm. {exact} Certified: from the "
-        "matrices of one forward pass, block by block.",
-        "slack": f"{ratio} Lines are medians over {seeds}, bands their range, the shaded part is violation; "
-        f"over the scale of weights and of data. {exact}",
-        "adversarial": f"{ratio} Without keys and at zero loss the printed bound does not see W_Q. Two "
-        "tokens that share the attention exceed 1/L, and ‖Z_1‖ its estimate by as much. The estimate of ξ_21 "
-        "vanishes with W_2, the derivative does not. Small weights make the precursor's bound smaller than "
-        "the GGN of one layer, and than the Hessian of two.",
-        "depth": f"Left: ‖H‖ of stacks of post-norm blocks, which no bound covers, and of the largest part "
-        f"in one block. Right: slack of the bound of each block alone; {seeds}.",
-        "estimates": f"{ratio} What the proofs of Theorems 1 and 6 estimate, printed and repaired: median "
-        "and range over all instances in the figure, by kind of instance in the table.",
+        "bounds": f"Every bound of every instance next to the true norm. {exact} Certified: computed "
+        "from the matrices of one forward pass, block by block.",
+        "slack": f"{ratio} Lines are medians over {seeds}, bands are the range, and the shaded area "
+        f"means violation; over the scale of weights and of data. {exact}",
+        "adversarial": f"{ratio} Without keys and at zero loss the printed bound does not depend on W_Q. "
+        "Two tokens that attend to each other exceed 1/L, and ‖Z_1‖ exceeds its estimate by the same "
+        "factor. The estimate of ξ_21 vanishes with W_2, but the derivative does not. Small weights make "
+        "the precursor's bound smaller than the GGN of one layer, and than the Hessian of two.",
+        "depth": "Left: ‖H‖ of stacks of post-norm blocks, which no bound covers, and the largest norm of "
+        f"the part of H in one block. Right: slack of the bound of each block alone; {seeds}.",
+        "estimates": f"{ratio} Estimates in the proofs of Theorems 1 and 6, as printed and repaired. The "
+        "figure shows median and range over all instances, the table each kind of instance.",
     }
 
-
-# ---------------------------------------------------------------------------------------------------- figures
 
 COLORS = {
     analysis.THEOREM_1: PALETTE[1],
@@ -110,21 +94,21 @@ COLORS = {
     analysis.NORMS: PALETTE[3],
     analysis.MEASURED: PALETTE[0],
     analysis.CERTIFIED: PALETTE[2],
-    REPAIRED: PALETTE[0],
+    analysis.REPAIRED: PALETTE[0],
 }
 STYLES = ("-", "--")
 LABELS = {
-    WEIGHTS: "scale of the weights",
-    DATA: "scale of the tokens",
+    analysis.WEIGHTS: "scale of the weights",
+    analysis.DATA: "scale of the tokens",
     "W_Q": "scale of W_Q",
-    "W_2": "what W_2 is multiplied by",
+    "W_2": "factor of W_2",
     "sharpness": "sharpness of the attention",
-    DEPTH: "blocks",
+    analysis.DEPTH: "blocks",
 }
 
 
 def figures(result: Bounds) -> dict[str, Figure]:
-    """All figures by name."""
+    """Return all figures by name."""
     return {
         "slack": _slack(result),
         "adversarial": _adversarial(result),
@@ -133,17 +117,10 @@ def figures(result: Bounds) -> dict[str, Figure]:
     }
 
 
-def _panels(rows: int, columns: int, *, size: tuple[float, float], **options: Any) -> tuple[Figure, Any]:
-    """A figure and its axes."""
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(rows, columns, figsize=size, layout="constrained", **options)
-
-
 def _slack(result: Bounds) -> Figure:
-    figure, axes = _panels(2, 2, size=(10.5, 7.6), sharey="row")
-    for row, instance in zip(axes, (HEAD, BLOCK), strict=True):
-        for ax, varied in zip(row, (WEIGHTS, DATA), strict=True):
+    figure, axes = style.subplots(2, 2, figsize=(10.5, 7.6), sharey="row")
+    for row, instance in zip(axes, (analysis.HEAD, analysis.BLOCK), strict=True):
+        for ax, varied in zip(row, (analysis.WEIGHTS, analysis.DATA), strict=True):
             _ratios(ax, result.bounds.chosen(instance=instance, varied=varied), varied)
             ax.set_title(f"{instance}, {LABELS[varied]}")
         row[0].legend()
@@ -154,12 +131,12 @@ def _slack(result: Bounds) -> Figure:
 
 
 def _adversarial(result: Bounds) -> Figure:
-    figure, axes = _panels(2, 2, size=(10.5, 7.6))
-    _ratios(axes[0][0], result.bounds.chosen(instance=KEYLESS), "W_Q")
+    figure, axes = style.subplots(2, 2, figsize=(10.5, 7.6))
+    _ratios(axes[0][0], result.bounds.chosen(instance=analysis.KEYLESS), "W_Q")
     axes[0][0].set_title("‖H‖ of a head with W_K = 0 at zero loss")
-    _ratios(axes[0][1], result.estimates.chosen(instance=CLUSTERS, quantity="‖∂A/∂T‖"), "sharpness")
-    axes[0][1].set_title("‖∂A/∂T‖ where two of 16 tokens share the attention")
-    _ratios(axes[1][0], result.estimates.chosen(instance=CLOSING, quantity="‖ξ_21‖"), "W_2")
+    _ratios(axes[0][1], result.estimates.chosen(instance=analysis.CLUSTERS, quantity="‖∂A/∂T‖"), "sharpness")
+    axes[0][1].set_title("‖∂A/∂T‖, two of 16 tokens attend to each other")
+    _ratios(axes[1][0], result.estimates.chosen(instance=analysis.CLOSING, quantity="‖ξ_21‖"), "W_2")
     axes[1][0].set_title("‖ξ_21‖, the derivative of ∂S/∂W_1 in W_2")
     _networks(axes[1][1], result.bounds)
     for ax in axes.flat:
@@ -169,20 +146,20 @@ def _adversarial(result: Bounds) -> Figure:
     return figure
 
 
-def _networks(ax: Axes, found: Comparisons) -> None:
-    """One layer, where the GGN is all; and the Hessian of the next larger network."""
-    names = list(dict.fromkeys(name for name in found.instance if name.startswith(NETWORK)))[:2]
-    for name, style in zip(names, STYLES, strict=False):
+def _networks(ax: Axes, found: analysis.Comparisons) -> None:
+    """Draw one layer, whose Hessian is its GGN, and the Hessian of the next larger network."""
+    names = list(dict.fromkeys(name for name in found.instance if name.startswith(analysis.NETWORK)))[:2]
+    for name, dash in zip(names, STYLES, strict=False):
         chosen = found.chosen(instance=name, quantity=analysis.WHOLE)
-        layers = name.removeprefix(f"{NETWORK}, ")
-        _ratios(ax, chosen, WEIGHTS, style=style, suffix=f", {layers}")
+        layers = name.removeprefix(f"{analysis.NETWORK}, ")
+        _ratios(ax, chosen, analysis.WEIGHTS, dash=dash, suffix=f", {layers}")
     ax.set_title("‖H‖ of fully connected ReLU networks")
 
 
-def _ratios(ax: Axes, found: Comparisons, varied: str, *, style: str = "-", suffix: str = "") -> None:
-    """Median and range of bound / truth over the scale; a line for each bound."""
+def _ratios(ax: Axes, found: analysis.Comparisons, varied: str, *, dash: str = "-", suffix: str = "") -> None:
+    """Draw median and range of bound / truth over the scale, one line for each bound."""
     for bound in dict.fromkeys(found.bound):
-        _figure_line(ax, found.chosen(bound=bound), COLORS[bound], style, f"{bound}{suffix}")
+        _figure_line(ax, found.chosen(bound=bound), COLORS[bound], dash, f"{bound}{suffix}")
     ax.set_yscale("log")
     if varied != "sharpness":
         ax.set_xscale("log")
@@ -193,7 +170,7 @@ def _ratios(ax: Axes, found: Comparisons, varied: str, *, style: str = "-", suff
 
 
 def _frame(ax: Axes) -> None:
-    """When everything is drawn: a line at one, and the part below it shaded."""
+    """Add the line at one, and shade the area below it."""
     low, high = ax.get_ylim()
     low, high = min(low, 0.3) if low > 0 else 0.3, max(high, 3.0)
     ax.axhline(1, color="0.3", lw=0.8)
@@ -202,15 +179,17 @@ def _frame(ax: Axes) -> None:
     plain_numbers(ax)
 
 
-def _figure_line(ax: Axes, found: Comparisons, color: str, style: str, label: str) -> None:
+def _figure_line(ax: Axes, found: analysis.Comparisons, color: str, dash: str, label: str) -> None:
     scales, middle, low, high = _over_scales(found)
     drawn = (middle > 0) & np.isfinite(middle) & ((scales > 0) | (found.varied[0] == "sharpness"))
-    ax.plot(scales[drawn], middle[drawn], f"{style}o", ms=3.5, lw=1.2, color=color, label=label)
+    ax.plot(scales[drawn], middle[drawn], f"{dash}o", ms=3.5, lw=1.2, color=color, label=label)
     ax.fill_between(scales[drawn], low[drawn], high[drawn], color=color, alpha=0.15, lw=0)
 
 
-def _over_scales(found: Comparisons) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Scales, and median, least and largest ratio at each, where the truth is not zero."""
+def _over_scales(found: analysis.Comparisons) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the scales, and the median, minimum and maximum ratio at each, without instances whose truth is
+    zero.
+    """
     there = found.true > 0
     scales = np.unique(found.scale[there])
     each = [found.ratio[there & (found.scale == scale)] for scale in scales]
@@ -219,8 +198,8 @@ def _over_scales(found: Comparisons) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _depth(result: Bounds) -> Figure:
-    figure, (left, right) = _panels(1, 2, size=(10.5, 4.2))
-    stack = result.bounds.chosen(instance=STACK)
+    figure, (left, right) = style.subplots(1, 2, figsize=(10.5, 4.2))
+    stack = result.bounds.chosen(instance=analysis.STACK)
     whole, parts = stack.chosen(bound=analysis.NONE), stack.chosen(bound=analysis.MEASURED)
     _points(left, whole.scale, whole.true, PALETTE[0], "‖H‖ of the stack: no bound")
     pairs = sorted({*zip(parts.scale, parts.seed, strict=True)})
@@ -239,27 +218,27 @@ def _depth(result: Bounds) -> Figure:
     right.set_title("bound / truth, part of the Hessian in one block")
     for ax, place in ((left, "upper left"), (right, "lower left")):
         ax.set_yscale("log")
-        ax.set_xlabel(LABELS[DEPTH])
+        ax.set_xlabel(LABELS[analysis.DEPTH])
         ax.set_xticks(np.unique(stack.scale), [f"{n:g}" for n in np.unique(stack.scale)])
         ax.legend(loc=place, ncols=1 if ax is left else 2)
         ax.grid(visible=True)
-    right.set_ylim(bottom=0.3)  # room for the legend below one
+    right.set_ylim(bottom=0.3)  # space for the legend below one
     plain_numbers(right)
     return figure
 
 
 def _points(ax: Axes, x: np.ndarray, y: np.ndarray, color: str, label: str) -> None:
-    """Every value, and a line through the medians."""
+    """Draw every value, and a line through the medians."""
     scales = np.unique(x)
     ax.plot(x, y, "o", ms=3, color=color, alpha=0.5)
     ax.plot(scales, [np.median(y[x == one]) for one in scales], "-D", ms=5, lw=1.4, color=color, label=label)
 
 
 def _estimates(result: Bounds) -> Figure:
-    """A line for every estimate of a proof, from its least to its largest ratio over all instances."""
+    """Draw a line for every estimate of a proof, from its smallest to its largest ratio."""
     found = result.estimates
     names = list(dict.fromkeys(zip(found.quantity, found.bound, strict=True)))
-    figure, ax = _panels(1, 1, size=(9.5, 0.17 * len(names) + 1.2))
+    figure, ax = style.subplots(1, 1, figsize=(9.5, 0.17 * len(names) + 1.2))
     for y, (quantity, bound) in enumerate(reversed(names)):
         one = found.chosen(quantity=quantity, bound=bound)
         ratio = one.ratio[one.true > 0]
@@ -272,6 +251,6 @@ def _estimates(result: Bounds) -> Figure:
     ax.set_xlim(8e-4, 1e8)
     ax.set_yticks(range(len(names)), [f"{one} · {bound}" for one, bound in names[::-1]], fontsize=6.5)
     ax.set_ylim(-1, len(names))
-    ax.set_xlabel("bound / truth: median and range (red: violated somewhere; cut at 1e-3 and 1e8)")
+    ax.set_xlabel("bound / truth: median and range (red: violated at least once; clipped to 1e-3 … 1e8)")
     ax.grid(visible=True)
     return figure

@@ -1,4 +1,4 @@
-"""Do directions of weights do what they say? Steered and ablated along, and what the logits are made of."""
+"""Steering and ablation along directions of the weights, and attribution of the logits."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.causal.study import Causal, Config, run

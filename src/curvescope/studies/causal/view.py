@@ -1,4 +1,4 @@
-"""Tables, figures and captions of the study `causal`, made from the arrays of its result."""
+"""Tables, figures and captions of the study `causal`."""
 
 from __future__ import annotations
 
@@ -6,31 +6,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.runs.study_result import Tables
 from curvescope.viz import activations as viz
+from curvescope.viz import style
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
-    from curvescope.studies.causal.analysis import Directions
-    from curvescope.studies.causal.study import Causal
+    from curvescope.studies.causal.study import Causal, Directions
 
 
-def tables(result: Causal) -> dict[str, pd.DataFrame]:
-    """Every direction with every strength, and the parts of the logits."""
-    import pandas as pd
-
+def tables(result: Causal) -> Tables:
+    """Return every direction at every strength, and the parts of the logits."""
     rows = [row for layer in result.layers for d in range(len(layer.names)) for row in _rows(layer, d)]
-    found = {"directions": pd.DataFrame(rows)}
+    found: Tables = {"directions": rows}
     p = result.parts
     if p.names:
-        columns = {"part": p.names, "mean": p.mean, "±": p.stderr, "root mean square": p.size}
-        found["attribution"] = pd.DataFrame(columns)
+        columns = {"part": p.names, "mean": p.mean, "stderr": p.stderr, "root mean square": p.size}
+        found["attribution"] = columns
     return found
 
 
 def _rows(layer: Directions, d: int) -> list[dict[str, object]]:
-    """One direction: its strengths, then the ablation."""
+    """Return the rows of one direction: its strengths, then the ablation."""
     first, second = layer.predicted(1)[d], layer.predicted(2)[d]
     found = []
     for a in range(len(layer.alphas) + 1):
@@ -57,13 +55,11 @@ def _rows(layer: Directions, d: int) -> list[dict[str, object]]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------- figures
-
-MOST = 48  # parts that are drawn, the largest of them
+MOST = 48  # maximum number of parts drawn, the largest first
 
 
 def figures(result: Causal) -> dict[str, Figure]:
-    """Predicted against found, logits, and the parts of logits where there are some."""
+    """Draw predicted and measured changes, logits, and the parts of the logits if available."""
     found = {"predicted": _predicted(result), "logits": _logits(result)}
     return found | ({"attribution": _attribution(result)} if result.parts.names else {})
 
@@ -73,14 +69,12 @@ def _kinds(result: Causal) -> list[str]:
 
 
 def _predicted(result: Causal) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(13.5, 4.2), layout="constrained")
+    figure, axes = style.subplots(1, 3, figsize=(13.5, 4.2))
     found, errors = result.stacked("loss_change")[:, :-1], {}
     for ax, order, words in zip(axes, (1, 2), ("first order", "second order"), strict=False):
         predicted = result.predicted(order)[:, :-1]
         viz.agreement(
-            ax, predicted, found, _kinds(result), x=f"predicted, {words}", y="change of the loss, found"
+            ax, predicted, found, _kinds(result), x=f"predicted, {words}", y="change of the loss, measured"
         )
         share = np.abs(predicted - found) / np.maximum(np.abs(found), 1e-300)
         sizes = np.unique(np.abs(result.alphas))
@@ -90,44 +84,45 @@ def _predicted(result: Causal) -> Figure:
 
 
 def _logits(result: Causal) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, ax = plt.subplots(figsize=(5.4, 4.4), layout="constrained")
+    figure, ax = style.subplots(figsize=(5.4, 4.4))
     direct = np.outer(result.stacked("logit_direct"), result.alphas)
     found = result.stacked("logit_change")
-    viz.agreement(ax, direct, found, _kinds(result), x="on the direct path", y="change of the logits, found")
+    viz.agreement(
+        ax,
+        direct,
+        found,
+        _kinds(result),
+        x="predicted on the direct path",
+        y="change of the logits, measured",
+    )
     return figure
 
 
 def _attribution(result: Causal) -> Figure:
-    import matplotlib.pyplot as plt
-
     p = result.parts
     shown = np.sort(np.argsort(-np.abs(p.mean))[:MOST])
-    figure, ax = plt.subplots(figsize=(max(6.0, 1.2 + 0.24 * len(shown)), 3.6), layout="constrained")
+    figure, ax = style.subplots(figsize=(max(6.0, 1.2 + 0.24 * len(shown)), 3.6))
     viz.part_bars(ax, [p.names[i] for i in shown], p.mean[shown], p.stderr[shown])
     return figure
 
 
-# --------------------------------------------------------------------------------------------------- captions
-
-
 def captions(result: Causal) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Return a caption for each figure and table."""
     steps = ", ".join(f"{a:g}" for a in result.alphas)
     return {
-        "predicted": "Change of the loss when the activations of all tokens are moved along a direction by "
-        f"α = {steps} standard deviations of what is there, against its prediction: the gradient alone "
-        "(left), and with the Hessian in these activations (middle). On the dashed line they agree. Right: "
-        "median over directions of the error of both, as a share of the change found.",
-        "logits": "Mean change of the logits of the tokens that a direction is decoded into, less the mean "
-        "over the vocabulary, against the direct path from there to the unembedding with the last norm's "
-        "scale held fixed: what lies off the dashed line is what other layers make of the step.",
-        "attribution": "What every head, every feed-forward network and every bias adds to the logit of the "
-        "right token, less the mean logit, in the mean over tokens, with standard errors over sequences. The "
-        f"parts add up to the logit, {result.parts.logit:.2f}.",
-        "directions": "One row for each direction and intervention. A step is α σ along the direction, σ the "
-        "standard deviation of the activations there; an ablation takes the whole part along it out. first "
-        "and second order: the predicted change of the loss. KL: of the outputs, in nats per token. tokens: "
-        "those that the direction raises on the direct path; their logits' mean change, found and direct.",
+        "predicted": "Change of the loss when the activations of all tokens move along a direction by α "
+        f"= {steps} of their standard deviations, against its prediction by the gradient alone (left) "
+        "and with the Hessian in these activations (middle). On the dashed line they agree. Right: "
+        "median error over directions of both predictions, relative to the measured change.",
+        "logits": "Mean change of the logits of the tokens that a direction is decoded into, minus the mean "
+        "over the vocabulary, against the direct path to the unembedding with the scale of the last norm "
+        "held fixed. Points off the dashed line show the effect of the other layers.",
+        "attribution": "Contribution of every head, feed-forward network and bias to the logit of the "
+        "target token, minus the mean logit: means over tokens, with standard errors over sequences. "
+        f"The contributions sum to the logit, {result.parts.logit:.2f}.",
+        "directions": "One row for each direction and intervention. A step is α σ along the direction, "
+        "where σ is the standard deviation of the activations; an ablation removes the component along it. "
+        "First and second order: the predicted change of the loss. KL: of the outputs, in nats per token. "
+        "tokens: tokens that the direction raises on the direct path, with the mean change of their logits, "
+        "measured and direct.",
     }

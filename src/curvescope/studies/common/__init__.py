@@ -1,1 +1,1 @@
-"""What every study needs, written once: statistics, plots, training, and plans of products."""
+"""Code shared by studies: statistics, training, weight changes, and plans of products."""

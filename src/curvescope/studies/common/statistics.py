@@ -1,16 +1,18 @@
-"""Intervals, rank correlations, slopes and verdicts that studies state, each written once.
+"""Intervals, rank correlations, slopes and verdicts used by studies.
 
 Every interval covers the truth 95 times in 100 (`tests/studies/test_studies_statistics.py` counts):
 
-- `mean_interval`: Student's, over independent samples; of sequences of unequal length too (`shares`);
-- `geometric_interval`: Student's for logarithms, for ratios and sizes;
-- `contrast`: of a mean over configurations and seeds, both of which could have been others;
-- `median_interval`, `median_difference`: of medians, by the bootstrap;
-- `variance_interval`: of a variance, from the fourth moment, on a logarithmic scale;
-- `crossed_bootstrap`: of any statistic of a table, whose rows and columns are both drawn (Owen 2007).
+- `mean_interval`: Student's interval over independent samples, also for sequences of unequal length
+    (`shares`);
+- `geometric_interval`: Student's interval of logarithms, for ratios and sizes;
+- `contrast`: interval of a mean over configurations and seeds, both random;
+- `median_interval`, `median_difference`: bootstrap intervals of medians;
+- `variance_interval`: interval of a variance, from the fourth moment, on a logarithmic scale;
+- `crossed_bootstrap`: interval of any statistic of a table whose rows and columns are both random (Owen
+    2007).
 
-Correlations of the rows of one list are in `algorithms.estimates.ranks`. A verdict is one of three words:
-`above` and `below` compare an interval with a number, `all_above` and `all_below` several intervals.
+Correlations of paired samples are in `algorithms.estimates.ranks`. A verdict is one of three words: `above`
+and `below` compare an interval with a number, `all_above` and `all_below` several intervals.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ import numpy as np
 from curvescope.algorithms.estimates import intervals
 from curvescope.algorithms.estimates.intervals import CONFIDENCE, student
 from curvescope.algorithms.estimates.ranks import Correlation, spearman
-from curvescope.core.numbers import plural
-from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Origin
+from curvescope.core.number_format import plural
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Origin
 
 ENDS = (0.025, 0.975)
 NUM_RESAMPLES = 1000
 Statistic = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Families = Mapping[str, Sequence[Mapping[str, float]]]
-"""By family of models, the numbers of each run by what is said about them."""
+"""Numbers of each run by claim, for each family of models."""
 OURS: Origin = ("ours", "ours")
 
 
@@ -40,17 +42,17 @@ class Bounded(Protocol):
 
     @property
     def low(self) -> float:
-        """Its lower end."""
+        """Lower end of the interval."""
         ...
 
     @property
     def high(self) -> float:
-        """Its upper end."""
+        """Upper end of the interval."""
         ...
 
 
 class Interval(NamedTuple):
-    """A number and its 95 % interval; the ends are nan where nothing is known of its error."""
+    """A number and its 95 % interval; the ends are nan if the error is unknown."""
 
     value: float
     low: float
@@ -65,7 +67,7 @@ class Interval(NamedTuple):
 
     @property
     def words(self) -> str:
-        """`+0.12 [+0.05, +0.19]`."""
+        """Text such as `+0.12 [+0.05, +0.19]`."""
         return f"{self.value:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
 
 
@@ -77,7 +79,8 @@ def half_width(samples: np.ndarray) -> np.ndarray:
     count = samples.shape[-1]
     if count < 2:
         return np.full(samples.shape[:-1], math.nan)
-    return student(count - 1) * samples.std(axis=-1, ddof=1) / math.sqrt(count)
+    with np.errstate(invalid="ignore"):  # the result is nan if a sample is not finite
+        return student(count - 1) * samples.std(axis=-1, ddof=1) / math.sqrt(count)
 
 
 def mean_interval(samples: np.ndarray, shares: np.ndarray | None = None) -> Interval:
@@ -100,13 +103,14 @@ def geometric_interval(samples: Sequence[float] | np.ndarray) -> Interval:
 
 
 def contrast(*groups: np.ndarray, fixed: bool = False, tests: int = 1) -> Interval:
-    """Mean of (P, S) numbers over configurations and seeds, or that of a first group minus a second's.
+    """Mean of (P, S) numbers over configurations and seeds, or difference of the means of two groups.
 
-    The ends are nan where a number is not finite.
+    The ends are nan if a number is not finite.
 
     Args:
-        fixed: The configurations are these and no others, so that only seeds vary; so it is for a single one.
-        tests: Number of intervals that cover together 95 times in 100 (Bonferroni).
+        fixed: Treat the configurations as fixed, so only seeds vary. A single configuration is always
+            fixed.
+        tests: Number of intervals with a joint coverage of 95 % (Bonferroni).
     """
     signed = list(zip((1.0, -1.0), groups, strict=False))
     with np.errstate(invalid="ignore"):
@@ -127,7 +131,7 @@ def contrast(*groups: np.ndarray, fixed: bool = False, tests: int = 1) -> Interv
 
 
 def median_interval(draws: np.ndarray, *, seed: int = 0) -> Interval:
-    """Median of independent draws, with the bootstrap's interval; nan where no draw is finite."""
+    """Median of independent draws, with the bootstrap interval; nan if no draw is finite."""
     draws = draws[np.isfinite(draws)]
     if not len(draws):
         return Interval(math.nan, math.nan, math.nan)
@@ -136,14 +140,14 @@ def median_interval(draws: np.ndarray, *, seed: int = 0) -> Interval:
 
 
 def median_difference(one: np.ndarray, other: np.ndarray, *, seed: int = 0) -> Interval:
-    """Median of `one` minus median of `other`, which are independent of each other."""
+    """Difference of the medians of two independent samples, with the bootstrap interval."""
     source = np.random.default_rng(seed)
     low, high = np.percentile(_medians_again(one, source) - _medians_again(other, source), (2.5, 97.5))
     return Interval(float(np.median(one) - np.median(other)), float(low), float(high))
 
 
 def _medians_again(draws: np.ndarray, source: np.random.Generator) -> np.ndarray:
-    """Medians of draws that were drawn again, with replacement."""
+    """Medians of bootstrap resamples."""
     return np.median(source.choice(draws, (NUM_RESAMPLES, len(draws))), axis=1)
 
 
@@ -173,19 +177,19 @@ def crossed_bootstrap(
     seed: int,
     groups: int,
 ) -> Correlation:
-    """A statistic of two tables, with the interval of a bootstrap that draws along two axes of both.
+    """Statistic of two tables, with the interval of a bootstrap along two axes.
 
-    Rows and columns could both have been others, and every cell depends on one of each (Owen 2007); the other
-    axes of a row stay together. The ends are nan if half of the draws have no finite statistic.
+    The bootstrap resamples rows and columns, because every cell depends on one of each (Owen 2007). The
+    other axes are not resampled. The ends are nan if half of the draws have no finite statistic.
 
     Args:
         statistic: Maps tables like x and y, with any axes before them, to one number for each of these axes.
         x: The first table, with the axes of y and maybe more behind them.
         y: The second table.
-        axes: The two axes of y that are drawn.
-        draws: Number of draws.
-        seed: Of the draws.
-        groups: Stated in the result: what the interval is over.
+        axes: The two axes that are resampled.
+        draws: Number of resamples.
+        seed: Seed of the resampling.
+        groups: Number of independent groups, stored in the result.
     """
     source = np.random.default_rng(seed & 0xFFFFFFFF)
     drawn = {axis: source.integers(0, y.shape[axis], (draws, y.shape[axis])) for axis in axes}
@@ -249,27 +253,27 @@ def exponent_interval(x: np.ndarray, curves: np.ndarray) -> Interval:
 
 
 def above(one: Bounded, than: float = 0.0) -> str:
-    """Verdict that a number is above another: open while its interval holds that."""
+    """Verdict on `number > than`: open if the interval contains `than`."""
     return HOLDS if one.low > than else FAILS if one.high < than else OPEN
 
 
 def below(one: Bounded, than: float = 0.0) -> str:
-    """Verdict that a number is below another: open while its interval holds that."""
+    """Verdict on `number < than`: open if the interval contains `than`."""
     return HOLDS if one.high < than else FAILS if one.low > than else OPEN
 
 
 def all_above(several: Iterable[Bounded], than: float = 0.0) -> str:
-    """Verdict that all numbers are above another: fails if one is surely not."""
+    """Verdict on `number > than` for all numbers: fails if one interval is below."""
     return _of_all([above(one, than) for one in several])
 
 
 def all_below(several: Iterable[Bounded], than: float = 0.0) -> str:
-    """Verdict that all numbers are below another: fails if one is surely not."""
+    """Verdict on `number < than` for all numbers: fails if one interval is above."""
     return _of_all([below(one, than) for one in several])
 
 
 def of_runs(good: Sequence[bool]) -> str:
-    """Verdict that something is so in every run: fails if it is so in none."""
+    """Verdict over runs: holds if all are true, fails if all are false, else open."""
     return HOLDS if all(good) else FAILS if not any(good) else OPEN
 
 
@@ -283,11 +287,12 @@ def _known(runs: Sequence[Mapping[str, float]], name: str) -> np.ndarray:
 
 
 def over_models(families: Families) -> list[Claim]:
-    """A claim that each number is above zero: it holds if all families' intervals are, fails if one is below.
+    """Claim that each number is above zero: holds if the intervals of all families are, fails if one is
+    below.
 
-    An interval over the weights or blocks of one model says what other weights of that model would give; one
-    over runs says what another model of the same kind would. A family's interval is Student's over its runs.
-    Numbers that no order could be made of (nan) are left out.
+    An interval over the blocks of one model holds for other blocks of that model; an interval over runs
+    holds for another model of the same kind. Each family has Student's interval over its runs. Numbers that
+    are nan are left out.
     """
     found = []
     for name in dict.fromkeys(name for runs in families.values() for run in runs for name in run):

@@ -1,7 +1,8 @@
-"""What a change of weights does to the loss: by its derivatives, as measured, and on data that were not used.
+"""Effect of a change of weights on the loss: predicted by derivatives, measured, and measured on held-out
+data.
 
-With ΔL(δ) = L(θ + δ) − L(θ) the prediction is gᵀδ + ½ δᵀHδ, with the whole Hessian of the blocks that δ
-touches. Everything is kept sequence by sequence, so that two changes are compared on the same sequences.
+With ΔL(δ) = L(θ + δ) − L(θ) the prediction is gᵀδ + ½ δᵀHδ, with the full Hessian of the blocks that δ
+changes. All numbers are stored per sequence, so two changes are compared on the same sequences.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ from torch import Tensor
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 from curvescope.data.batches import Batch, Batches
-from curvescope.models.choice import Params
 from curvescope.models.model import Model
+from curvescope.models.parameter_selection import Params
 from curvescope.operators import per_sample
 from curvescope.problem import Problem
 from curvescope.studies.common.statistics import Interval, mean_interval
-from curvescope.studies.setting import ModelOnData, make_problem
+from curvescope.studies.problem_config import ModelOnData, make_problem
 
 Part = Literal["first", "second", "predicted", "measured", "held_out"]
-CHANGED = ("first", "second", "measured", "held_out")  # what there is of every change
-HELD_OUT = "share of the sequences, the last ones, on which nothing but losses is measured"
+CHANGED = ("first", "second", "measured", "held_out")  # the arrays with one row per change
+HELD_OUT = "share of sequences held out, the last ones, for losses only"
 
 
 class Halves(NamedTuple):
-    """One model on two parts of the data."""
+    """Problems of one model on two parts of the data."""
 
     problem: Problem  # curvature and losses
     held_out: Problem  # losses
 
 
 def make_halves(cfg: ModelOnData, share: float) -> Halves:
-    """The problem of the settings, cut in two: the last `share` of its sequences is held out."""
+    """Build the problem of the settings, and hold out the last `share` of its sequences."""
     if not 0 < share < 1:
         raise UsageError(f"expected held_out between 0 and 1, got {share!r}")
     whole = make_problem(cfg)
@@ -50,7 +51,7 @@ def make_halves(cfg: ModelOnData, share: float) -> Halves:
 
 
 def _cut(batches: Batches, count: int) -> tuple[list[Batch], list[Batch]]:
-    """The first `count` sequences, and the others."""
+    """Split the batches into the first `count` sequences and the rest."""
     first, rest, seen = [], [], 0
     for batch in batches:
         own = min(max(count - seen, 0), batch.num_sequences)
@@ -62,38 +63,38 @@ def _cut(batches: Batches, count: int) -> tuple[list[Batch], list[Batch]]:
 
 @dataclass(frozen=True)
 class Effects(Result):
-    """What K changes do, in shares of sequences: the mean over the last axis is the change of the loss."""
+    """Effects of K changes, per sequence: the mean over the last axis is the change of the loss."""
 
     first: np.ndarray  # (K, X) gᵀδ
     second: np.ndarray  # (K, X) ½ δᵀHδ
     measured: np.ndarray  # (K, X)
     held_out: np.ndarray  # (K, Y)
-    shares: np.ndarray | None = None  # (X,) N_x X / N of N_x counted tokens; None: equal ones
+    shares: np.ndarray | None = None  # (X,) N_x X / N for N_x counted tokens; None: equal shares
     held_shares: np.ndarray | None = None  # (Y,)
 
     @property
     def predicted(self) -> np.ndarray:
-        """gᵀδ + ½ δᵀHδ: (K, X)."""
+        """Predicted change gᵀδ + ½ δᵀHδ: (K, X)."""
         return self.first + self.second
 
     def some(self, which: slice | np.ndarray) -> Effects:
-        """Those of some changes."""
+        """Select some of the changes."""
         return replace(self, **{name: getattr(self, name)[which] for name in CHANGED})
 
     def shares_of(self, part: Part) -> np.ndarray | None:
-        """Those of the sequences that a part is of."""
+        """Shares of the sequences of a part."""
         return self.held_shares if part == "held_out" else self.shares
 
     def interval(self, part: Part, change: int) -> Interval:
-        """A part of one change, over its sequences."""
+        """Mean and interval of a part of one change, over its sequences."""
         return mean_interval(getattr(self, part)[change], self.shares_of(part))
 
 
 def effects(halves: Halves, block: Params, changes: Sequence[Tensor], *, held_out: bool = True) -> Effects:
-    """Of changes δ over the blocks that match, (n,) each; the model is left as it is.
+    """Measure the effects of changes δ, (n,) each, of the matching blocks; the model is left unchanged.
 
     Args:
-        held_out: Whether losses on the other data are wanted, too; without, Y = 0.
+        held_out: Also measure losses on the held-out data; otherwise Y = 0.
     """
     problem = halves.problem
     samples, others = (per_sample(one, block) for one in halves)
@@ -114,18 +115,18 @@ def effects(halves: Halves, block: Params, changes: Sequence[Tensor], *, held_ou
 
 
 def moved_parameters(problem: Problem, block: Params, delta: Tensor) -> dict[str, Tensor]:
-    """θ + δ of the parameters that a block is part of, by name."""
+    """Parameters θ + δ that the block belongs to, by name."""
     parameters = dict(problem.named_parameters())
     return {name: parameters[name].detach() + d for name, d in problem.space(block).scatter(delta).items()}
 
 
 def weights(problem: Problem, block: Params) -> Tensor:
-    """w (n,) of a block, or of blocks, a copy."""
+    """Copy of the weights w (n,) of a block or blocks."""
     return problem.space(block).gather({n: p.detach() for n, p in problem.named_parameters()}).clone()
 
 
 def head_block(model: Model, head: int) -> str:
-    """A head's rows of W_O in the last layer, or all of W_O; without one, the smallest of all matrices."""
+    """Name of a head's rows of W_O in the last layer, or of all of W_O; without W_O, the smallest matrix."""
     name = f"L{int(model.facts.get('n_layers', 0)) - 1}.W_O"
     if name in model.blocks:
         several = int(model.facts.get("n_heads", 1) or 1) > max(head, 1)
@@ -140,5 +141,5 @@ def _columns(changes: Sequence[Tensor], size: int) -> Tensor:
 
 
 def _shares(shares: np.ndarray) -> np.ndarray:
-    """N_x X / N: one for sequences of equal length."""
+    """Shares N_x X / N; they are one for sequences of equal length."""
     return shares * len(shares)

@@ -1,4 +1,4 @@
-"""Models, checkpoints or data sets side by side: differences of their curvature, with intervals."""
+"""Comparison of models, checkpoints or data sets: differences of their curvature, with intervals."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.compare.study import PLAN, Comparison, Config, run

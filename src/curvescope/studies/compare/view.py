@@ -1,23 +1,22 @@
-"""Tables, figures and captions of the study `compare`, made from the arrays of its result."""
+"""Tables, figures and captions of the study `compare`."""
 
 from __future__ import annotations
 
 import math
 import re
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.numbers import MOST_DIGITS, plural, rounded, to_error
-from curvescope.runs.shown import Line
-from curvescope.studies.compare.analysis import EQUAL, LARGER, OF_BLOCKS, OPEN, QUANTITIES, SMALLER, Estimate
+from curvescope.core.number_format import MOST_DIGITS, plural, rounded, to_error
+from curvescope.runs.study_result import Line, Tables
+from curvescope.studies.compare.study import EQUAL, LARGER, OF_BLOCKS, OPEN, QUANTITIES, SMALLER, Estimate
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE, bars, cell_text
 from curvescope.viz.spectrum import density
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -26,15 +25,13 @@ if TYPE_CHECKING:
 Row = dict[str, object]
 
 
-def tables(found: Comparison) -> dict[str, pd.DataFrame]:
-    """Differences, values of every side, blocks, and blocks that have no partner."""
-    import pandas as pd
-
+def tables(found: Comparison) -> Tables:
+    """Return differences, values of every side, blocks, and unmatched blocks."""
     rows = {"differences": _differences(found), "sides": _sides(found), "blocks": _blocks(found)}
     rows["without_partner"] = [
         {"block": block, "only in": side} for side, names in found.alone.items() for block in names
     ]
-    return {name: pd.DataFrame(each) for name, each in rows.items() if each}
+    return {name: each for name, each in rows.items() if each}
 
 
 def _differences(found: Comparison) -> list[Row]:
@@ -80,7 +77,7 @@ def _sides(found: Comparison) -> list[Row]:
 
 
 def _blocks(found: Comparison) -> list[Row]:
-    """Ratios, of λ_max first."""
+    """Return ratios per block, λ_max first."""
     sizes = [dict(zip(side.blocks, side.sizes.tolist(), strict=True)) for side in found.sides]
     rows = []
     for name, (number, side), block in product(OF_BLOCKS, list(enumerate(found.sides))[1:], found.blocks):
@@ -103,16 +100,14 @@ def _blocks(found: Comparison) -> list[Row]:
     return rows
 
 
-# ---------------------------------------------------------------------------------------------------- figures
-
 LAYER = re.compile(r"L(\d+)\.(.+)")
 IN_A_ROW = 5
-NEAR_ZERO = 1e-3  # of the largest eigenvalue: the axis of a density is linear below
-LEAST_FOLD = 10.0  # colors of a ratio go at least so far up and down
+NEAR_ZERO = 1e-3  # share of the largest eigenvalue below which the axis of a density is linear
+LEAST_FOLD = 10.0  # smallest range of the color scale of a ratio
 
 
 def figures(found: Comparison) -> dict[str, Figure]:
-    """Quantities, densities, and blocks where there are any."""
+    """Draw quantities, densities, and blocks if there are any."""
     figures = {"quantities": _quantities(found)}
     if all(side.whole.densities for side in found.sides):
         figures["density"] = _densities(found)
@@ -122,21 +117,15 @@ def figures(found: Comparison) -> dict[str, Figure]:
     return figures
 
 
-def _subplots(*shape: int, **options: Any) -> Any:
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(*shape, layout="constrained", **options)
-
-
 def _color(number: int) -> str:
     return PALETTE[number % len(PALETTE)]
 
 
 def _quantities(found: Comparison) -> Figure:
-    """A panel for every quantity, a point with its interval for every side."""
+    """Draw a panel for every quantity, with a point and its interval for every side."""
     rows = -(-len(QUANTITIES) // IN_A_ROW)
     size = (2.4 * IN_A_ROW, (1.1 + 0.35 * len(found.sides)) * rows + 0.3)
-    figure, axes = _subplots(rows, IN_A_ROW, figsize=size, sharey=True)
+    figure, axes = style.subplots(rows, IN_A_ROW, figsize=size, sharey=True)
     for ax in axes.flat[len(QUANTITIES) :]:
         ax.set_visible(False)
     for ax, name in zip(axes.flat, QUANTITIES, strict=False):
@@ -155,8 +144,8 @@ def _quantities(found: Comparison) -> Figure:
 
 
 def _densities(found: Comparison) -> Figure:
-    """Hessians and GGNs of all sides, one panel each."""
-    figure, axes = _subplots(1, 2, figsize=(11, 3.8), sharey=True)
+    """Draw densities of the Draw densities of the Hessians and GGNs of all sides, one panel each."""
+    figure, axes = style.subplots(1, 2, figsize=(11, 3.8), sharey=True)
     for ax, part, title in zip(axes, ("hessian", "ggn"), ("Hessian", "GGN"), strict=True):
         ends = [abs(end) for side in found.sides for end in side.whole.densities[part].extremes]
         for number, side in enumerate(found.sides):
@@ -171,7 +160,7 @@ def _densities(found: Comparison) -> Figure:
 
 
 def _both_sides(ax: Axes, end: float) -> None:
-    """A logarithmic axis on both sides of zero, linear near it, with few ticks that stand apart."""
+    """Set an axis that is logarithmic on both sides of zero and linear near it, with few ticks."""
     left, right = ax.get_xlim()
     ax.set_xscale("symlog", linthresh=NEAR_ZERO * end)
     powers = 10.0 ** np.arange(math.floor(math.log10(end)) - 1, math.floor(math.log10(end)) + 1)
@@ -180,7 +169,7 @@ def _both_sides(ax: Axes, end: float) -> None:
 
 
 def _ratios(found: Comparison) -> Figure:
-    """Layer × role maps of norms over those of the first side, a row for every other side."""
+    """Draw layer × role maps of norms relative to the first side, a row for every other side."""
     inside = [match for name in found.blocks if (match := LAYER.fullmatch(name))]
     layers = sorted({int(match[1]) for match in inside})
     roles = list(dict.fromkeys(match[2] for match in inside))
@@ -190,7 +179,7 @@ def _ratios(found: Comparison) -> Figure:
     rows, wide = len(found.sides) - 1, [max(len(grid[0]), 1) for grid in grids]
     size = (max(5.5, 2.6 + 0.75 * sum(wide)), (1.3 + 0.3 * max(len(layers), 2)) * rows)
     fold = _figure_fold(found)
-    figure, axes = _subplots(rows, len(grids), figsize=size, width_ratios=wide, squeeze=False)
+    figure, axes = style.subplots(rows, len(grids), figsize=size, width_ratios=wide, squeeze=False)
     for number, row in enumerate(axes, start=1):
         for ax, grid in zip(row, grids, strict=True):
             _cells(ax, found, number, grid, fold)
@@ -202,7 +191,7 @@ def _ratios(found: Comparison) -> Figure:
 
 
 def _figure_fold(found: Comparison) -> float:
-    """How far colors go: to the largest change, up or down."""
+    """Range of the color scale: the largest change, up or down."""
     others = range(1, len(found.sides))
     values = np.array([found.ratio(i, "‖H‖_F", block).value for i in others for block in found.blocks])
     known = values[np.isfinite(values) & (values > 0)]
@@ -215,7 +204,7 @@ def _role(name: str) -> str:
 
 
 def _cells(ax: Axes, found: Comparison, number: int, grid: list[list[str]], fold: float) -> None:
-    """One map: the ratio in every cell, blank where there is no block."""
+    """Draw one map with the ratio in every cell, blank if there is no block."""
     from matplotlib.colors import LogNorm
 
     there = set(found.blocks)
@@ -239,8 +228,8 @@ def _cells(ax: Axes, found: Comparison, number: int, grid: list[list[str]], fold
 
 
 def _sharpness(found: Comparison) -> Figure:
-    """λ_max of every block, all sides beside each other."""
-    figure, ax = _subplots(figsize=(max(5.0, 2.5 + 0.3 * len(found.blocks)), 3.6))
+    """Draw λ_max of every block for all sides."""
+    figure, ax = style.subplots(figsize=(max(5.0, 2.5 + 0.3 * len(found.blocks)), 3.6))
     series = {
         side.name: tuple(np.array([side.quantity("λ_max", block) for block in found.blocks]).T)
         for side in found.sides
@@ -249,13 +238,11 @@ def _sharpness(found: Comparison) -> Figure:
     return figure
 
 
-# --------------------------------------------------------------------------------------------------- captions
-
-WIDEST = 2.0  # a ratio is told where the ends of its interval are less than so many times apart
+WIDEST = 2.0  # sentences give a ratio if the ends of its interval differ by less than this factor
 
 
 def summary(found: Comparison) -> list[Line]:
-    """Every quantity of every side against the first."""
+    """Return every quantity of every side against the first."""
     first, lines = found.sides[0], []
     for number, side in enumerate(found.sides[1:], start=1):
         for name in QUANTITIES:
@@ -271,7 +258,9 @@ def _shown(found: Estimate) -> str:
 
 
 def changed(difference: Estimate, ratio: Estimate) -> str:
-    """`larger by 3.2 (2.9 to 3.6), 2.1-fold`."""
+    """Describe a difference, for example Describe a difference, for example `larger by 3.2 (2.9 to 3.6),
+    2.1-fold`.
+    """
     if difference.verdict == EQUAL:
         return EQUAL
     interval = f"{rounded(difference.low, 3)} to {rounded(difference.high, 3)}"
@@ -284,12 +273,12 @@ def changed(difference: Estimate, ratio: Estimate) -> str:
 
 
 def _is_known(ratio: Estimate) -> bool:
-    """Whether a ratio is known well enough to be a number in a sentence."""
+    """Return True if a ratio is precise enough to be stated in a sentence."""
     return ratio.value > 0 and ratio.low > 0 and ratio.high <= WIDEST * ratio.low
 
 
 def opening(found: Comparison) -> str:
-    """One sentence for every side but the first."""
+    """Return one sentence for every side but the first."""
     return " ".join(_sentence(found, number) for number in range(1, len(found.sides)))
 
 
@@ -297,7 +286,7 @@ def _sentence(found: Comparison, number: int) -> str:
     verdicts = {name: found.difference(number, name).verdict for name in QUANTITIES}
     sides = f"{found.sides[number].name} against {found.sides[0].name}"
     if set(verdicts.values()) == {EQUAL}:
-        return f"{sides}: equal in all {len(verdicts)} quantities."
+        return f"{sides}: all {len(verdicts)} quantities are equal."
     parts = []
     for verdict in (LARGER, SMALLER, EQUAL, OPEN):
         names = [_folded(found, number, name) for name, word in verdicts.items() if word == verdict]
@@ -313,29 +302,32 @@ def _folded(found: Comparison, number: int, name: str) -> str:
 
 
 def _caption_fold(ratio: float, digits: int) -> str:
-    """`2.1-fold`, `1.02-fold`: so many digits, or as many as tell it from one."""
+    """Format a ratio such as `2.1-fold`, with enough digits to differ from one."""
     texts = [rounded(ratio, count) for count in range(digits, MOST_DIGITS + 1)]
     return f"{next((text for text in texts if text.rstrip('0') != '1.'), texts[-1])}-fold"
 
 
 def captions(found: Comparison) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Return a caption for each figure and table."""
     first = found.sides[0]
     probes = plural(len(first.whole.hessian.trace_samples), "probe")
     exact = first.whole.hessian.exact
     how = "exact, from the whole matrix" if exact else f"from {probes} and Lanczos, the same for every side"
     return {
-        "quantities": f"Every quantity of every side, {how}; bars are intervals that are meant to hold it 95 "
-        "times in 100. The functional share is ‖H_f‖/‖H‖, the λ_max gap 1 − λ_max(H_o)/λ_max(H).",
+        "quantities": f"Every quantity of every side, {how}; bars are 95 % intervals "
+        "on these data (numerical). The functional share is ‖H_f‖/‖H‖, the λ_max gap is "
+        "1 − λ_max(H_o)/λ_max(H).",
         "density": "Spectral densities of the Hessian and of the GGN, by stochastic Lanczos quadrature, "
-        "under a kernel; bands are 95 % intervals over probes. The axis is logarithmic on both sides of 0.",
-        "block_ratios": f"Frobenius norm of every diagonal block of the Hessian over that of {first.name}, "
-        "by layer and role; in parentheses where it is not decided which is larger.",
+        "smoothed by a kernel; bands are 95 % intervals over probes. The axis is logarithmic on both "
+        "sides of 0.",
+        "block_ratios": "Frobenius norm of every diagonal block of the Hessian divided by that of "
+        f"{first.name}, by layer and role; in parentheses if it is not decided which is larger.",
         "block_sharpness": "λ_max of every block on every side; bars are intervals.",
-        "differences": f"Every quantity less that of {first.name}, with the interval of the difference; it "
-        "is decided where that does not hold zero. Ratios, of what is above zero, with their intervals.",
-        "sides": "The quantities of every side, with their intervals.",
-        "blocks": f"Diagonal blocks of the Hessian against those of {first.name}: values, ratios with their "
-        "intervals, and whether it is decided which is larger.",
-        "without_partner": "Blocks that some side does not have; they are not compared.",
+        "differences": f"Every quantity minus that of {first.name}, with the 95 % interval of the "
+        "difference, which includes the sampling error if that was measured (see the notes); it is decided "
+        "if the interval excludes zero. Ratios of positive quantities with their intervals.",
+        "sides": "The quantities of every side, with their numerical 95 % intervals.",
+        "blocks": f"Diagonal blocks of the Hessian against those of {first.name}: values, ratios with "
+        "their intervals, and if it is decided which is larger.",
+        "without_partner": "Blocks that are missing on a side; they are not compared.",
     }

@@ -17,7 +17,7 @@ import numpy as np
 
 from curvescope.algorithms import Sharpness
 from curvescope.algorithms.estimates.intervals import jackknife
-from curvescope.core.numbers import plural, rounded, with_error
+from curvescope.core.number_format import plural, rounded, with_error
 from curvescope.core.result import Result
 from curvescope.studies.diagnose.measurements import BlockEnds, Depth, Heads, Parts, Rows, Samples, Whole
 
@@ -48,7 +48,7 @@ class Finding(Result):
 
     @property
     def found(self) -> bool:
-        """Whether there is something to say."""
+        """Return True if there is something to say."""
         return self.severity in FOUND
 
     @property
@@ -145,12 +145,14 @@ class Seen(NamedTuple):
 
     @property
     def learned(self) -> bool:
-        """Whether the loss is below that of equal probabilities; False where that is not known."""
+        """Return True if the loss is below that of equal probabilities; False where that is not known."""
         return self.whole.loss < LEARNED * self.whole.uniform
 
     @property
     def spread(self) -> float:
-        """Relative standard error of λ_max over the choice of data: its spread over parts, over √K."""
+        """Relative standard error of λ_max over other data; without one, its spread over K parts / √K."""
+        if self.parts.sampled is not None and not math.isnan(self.parts.sampled.sampling):
+            return self.parts.sampled.sampling / self.parts.sampled.value
         return batch_spread(self.parts)[0] / math.sqrt(max(len(self.parts.top), 1))
 
 
@@ -636,14 +638,17 @@ OURS = "benchmarks/results/diagnosis: planted rate"
 def learning_rate(seen: Seen) -> Finding:
     """The largest stable learning rate, and the given one over it.
 
-    The error has two parts: the residual of λ_max, and how much λ_max differs between parts of the data.
+    The error is one standard error from the residual of λ_max (numerical) and other data (sampling).
     """
     name, s = "learning_rate", seen.sharpness
     ceiling, rate = s.max_learning_rate, _given(seen)
     if not math.isfinite(ceiling):
         return unseen(name, f"λ_max is {s.value:.3g}: no curvature above zero limits a step")
     relative = math.hypot(s.residual / s.value, 0.0 if math.isnan(seen.spread) else seen.spread)
+    number = seen.parts.sampled
     told = f"{s.optimizer} is stable up to {s.formula} = {rounded(ceiling, 3)} on these data"
+    if number is not None and not number.settled():
+        told += f" (λ_max is {number.headline}, {number.verdict()})"
     found = Finding(
         name=name,
         severity="note",
@@ -694,7 +699,8 @@ def block_learning_rate(seen: Seen) -> Finding:
             name, "λ_max of single matrices is left out of this run; --set block_steps=8 takes it in"
         )
     i = int(blocks.top.argmax())
-    top, error = float(blocks.top[i]), float(blocks.error[i])
+    top, sampling = float(blocks.top[i]), 0.0 if math.isnan(seen.spread) else seen.spread
+    error = math.hypot(float(blocks.error[i]), top * sampling)  # sampling: as that of all blocks together
     if top <= 0:
         return unseen(name, "no block has curvature above zero")
     most = block_threshold(s)
@@ -716,7 +722,7 @@ def block_learning_rate(seen: Seen) -> Finding:
             evidence=evidence,
         )
     ends = zip(blocks.names, blocks.top, blocks.error, strict=True)
-    over = [n for n, t, e in ends if rate * (t - e) > most]
+    over = [n for n, t, e in ends if rate * (t - math.hypot(e, t * sampling)) > most]
     ratio = rate / ceiling
     meaning += f"; the given rate is above the ceiling of {plural(len(over), 'block')}" if over else ""
     advice = f"a rate of their own for {', '.join(over[:4])}, or the lower one for all" if over else ""

@@ -22,7 +22,6 @@ of the data, which is where v goes at these weights with batches of that size. P
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms import Sharpness, preconditioned_sharpness
-from curvescope.algorithms.blocks.probes import extreme_ends
+from curvescope.algorithms.blocks.probes import extreme_ends, krylov_basis, ritz_ends
 from curvescope.algorithms.stability.optimizers import Descent
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import track
@@ -45,10 +44,15 @@ from curvescope.geometry.roles import weight
 from curvescope.geometry.stream import stream
 from curvescope.models.capture import capture
 from curvescope.models.model import Model
-from curvescope.models.running.attending import patterns
+from curvescope.models.running.attention_interventions import patterns
+from curvescope.monitor import signals
 from curvescope.operators import Hessian, per_sample
 from curvescope.problem import Problem
-from curvescope.studies.sinks.analysis import Lines, measure_lines
+from curvescope.sampling import Sampled
+from curvescope.sampling.errors import Measured, extreme_in_span
+from curvescope.studies.common.sampling import split_for
+from curvescope.studies.problem_config import SampledOnData
+from curvescope.studies.sinks.analysis import RitzLines, measure_lines
 from curvescope.studies.sinks.study import cut_texts
 
 FIRST = 100  # number of the first shared probe: not one of the Lanczos runs'
@@ -78,7 +82,7 @@ class Whole(Result):
     loss: float
     uniform: float  # loss of equal probabilities, log V; nan where outputs are no classes
     size: int  # n
-    lines: Lines  # of one operator
+    lines: RitzLines  # of one operator
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,8 @@ class Parts(Result):
     error: np.ndarray  # (K,) residuals
     gradient: np.ndarray  # (L,) of all data
     without: np.ndarray  # (K, L) of all data but one part
+    sampled: Sampled | None = None  # λ_max of all data with both errors; None if they were not measured
+    reason: str = ""  # why they were not
 
 
 def measure_whole(problem: Problem, effort: Effort) -> Whole:
@@ -122,8 +128,7 @@ def uniform_loss(problem: Problem) -> float:
     batch = problem.batches[0].map(problem.placed)
     with torch.no_grad():
         z = problem.outputs(batch[:1])
-    axis = problem.loss.class_axis(z)
-    return math.nan if axis is None or not problem.loss.divided else math.log(z.shape[axis])
+    return signals.uniform_loss(problem, z)
 
 
 def measure_rows(problem: Problem, effort: Effort) -> Rows:
@@ -158,20 +163,38 @@ def measure_blocks(problem: Problem, effort: Effort) -> BlockEnds:
     )
 
 
-def measure_parts(problem: Problem, effort: Effort) -> Parts:
-    """Disjoint parts, one after the other."""
+def measure_parts(problem: Problem, effort: Effort, cfg: SampledOnData, whole: Whole) -> Parts:
+    """Disjoint parts, one after the other; their eigenvectors give λ_max of all data a sampling error."""
     parts = cut_texts(problem, effort.num_parts)
-    tops, errors, gradients, shares = [], [], [], []
+    tops, errors, gradients, shares, vectors = [], [], [], [], []
     for part in track(parts, "parts of the data"):
         H = Hessian(part, engine=effort.engine, checkpoint=effort.checkpoint)  # pyright: ignore[reportArgumentType]
-        ends = extreme_ends(H, num_steps=effort.part_steps, seed=effort.seed)
+        krylov = krylov_basis(H, effort.part_steps, seed=effort.seed)
+        ends = ritz_ends(krylov, H)
+        top = torch.as_tensor(np.linalg.eigh(krylov.T[:-1])[1][:, -1:]).to(krylov.Q)
+        vectors.append(krylov.Q.T @ top)
         tops.append(ends.values[1])
         errors.append(ends.residuals[1])
         gradients.append(part.gradient())
         shares.append(part.num_terms / problem.num_terms)
-    whole = sum((w * g for w, g in zip(shares, gradients, strict=True)), torch.zeros_like(gradients[0]))
-    without = [by_layer(problem, whole - w * g) for w, g in zip(shares, gradients, strict=True)]
-    return Parts(np.array(tops), np.array(errors), by_layer(problem, whole), np.array(without))
+    total = sum((w * g for w, g in zip(shares, gradients, strict=True)), torch.zeros_like(gradients[0]))
+    without = [by_layer(problem, total - w * g) for w, g in zip(shares, gradients, strict=True)]
+    sampled, reason = _sampled_top(problem, effort, cfg, whole, torch.cat(vectors, 1))
+    return Parts(
+        np.array(tops), np.array(errors), by_layer(problem, total), np.array(without), sampled, reason
+    )
+
+
+def _sampled_top(
+    problem: Problem, effort: Effort, cfg: SampledOnData, whole: Whole, vectors: Tensor
+) -> tuple[Sampled | None, str]:
+    """λ_max of all data with both errors, or why they are not known."""
+    H = Hessian(problem, engine=effort.engine, checkpoint=effort.checkpoint)  # pyright: ignore[reportArgumentType]
+    split, ends = split_for(H, cfg), whole.lines.ends()
+    value, residual = float(ends.top[0]), float(ends.top_error[0])
+    if isinstance(split, str) or not value > 0:
+        return None, split if isinstance(split, str) else ""
+    return extreme_in_span(split, vectors, "largest", Measured(value, residual, 0)), ""
 
 
 def by_layer(problem: Problem, vector: torch.Tensor) -> np.ndarray:

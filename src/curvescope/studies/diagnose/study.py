@@ -17,11 +17,12 @@ from curvescope.core.config import at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.problem import Problem
-from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Shown
-from curvescope.runs.study import Cost, Plan, Step
-from curvescope.runs.work import Piece, State, work_through
+from curvescope.runs.fingerprints import fingerprint
+from curvescope.runs.resumable_loop import Piece, State, work_through
+from curvescope.runs.study import Plan, Step
+from curvescope.runs.study_result import Shown
 from curvescope.studies.common.planning import PlannedMatrix, lanczos, together
+from curvescope.studies.common.sampling import notes_of_sampling
 from curvescope.studies.diagnose import measurements
 from curvescope.studies.diagnose.checks import Finding, Seen, look
 from curvescope.studies.diagnose.measurements import (
@@ -41,7 +42,7 @@ from curvescope.studies.diagnose.measurements import (
     measure_samples,
     sgd_sharpness,
 )
-from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.studies.problem_config import SampledOnData, make_problem, notes_of, sequences_there
 from curvescope.studies.sinks.analysis import basis_length
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Config(ModelOnData):
+class Config(SampledOnData):
     """What to compare with and how hard to look. The defaults take under a minute on two cores."""
 
     lr: float | None = setting(None, "the learning rate that is meant; without it the ceiling is told")
@@ -135,7 +136,8 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         state: finished pieces by name; filled as the study goes, used when it goes on.
     """
     problem = make_problem(cfg)
-    return diagnose(problem, cfg, notes_of(cfg, problem), progress=progress, state=state)
+    text = sequences_there(cfg, problem.model) is not None
+    return diagnose(problem, cfg, notes_of(cfg, problem), text=text, progress=progress, state=state)
 
 
 def diagnose(
@@ -143,10 +145,20 @@ def diagnose(
     cfg: Config | None = None,
     notes: list[str] | None = None,
     *,
+    text: bool = False,
     progress: Progress | None = None,
     state: State | None = None,
 ) -> Diagnosis:
-    """The study on a problem of one's own; of the settings, those of the model and its data do not count."""
+    """Diagnose a problem of one's own; the settings of the model and its data do not count.
+
+    Args:
+        problem: The model on its data.
+        cfg: How hard to look.
+        notes: What a reader should know of the data.
+        text: True if the data are a sample of one text.
+        progress: Called with (what, number, total) as each piece begins.
+        state: Finished pieces by name; filled as the study goes, used when it goes on.
+    """
     cfg = cfg or Config()
     pieces = _pieces(problem, cfg)
     contents = fingerprint(problem.model, problem.batches)
@@ -171,7 +183,8 @@ def diagnose(
         num_terms=problem.num_terms,
         checks=look(seen),
         **measured,
-        notes=list(notes or []) + [f"{seen.sharpness.optimizer}: {word}" for word in seen.sharpness.assumed],
+        notes=[*(notes or []), *notes_of_sampling(cfg, seen.parts.reason, text=text)]
+        + [f"{seen.sharpness.optimizer}: {word}" for word in seen.sharpness.assumed],
     )
 
 
@@ -183,7 +196,12 @@ def _pieces(problem: Problem, cfg: Config) -> list[Piece]:
         Piece("depth", partial(measure_depth, problem), "the stream"),
         Piece("whole", partial(measurements.measure_whole, problem, effort), "both ends of the spectrum"),
         Piece("rows", partial(measurements.measure_rows, problem, effort), "curvature of all blocks"),
-        Piece("parts", partial(measurements.measure_parts, problem, effort), "parts of the data"),
+        Piece(
+            "parts",
+            partial(measurements.measure_parts, problem, effort, cfg),
+            "parts of the data",
+            needs=("whole",),
+        ),
         Piece(
             "samples",
             partial(measure_samples, problem, num_probes=cfg.num_sample_probes, seed=cfg.seed),
@@ -207,25 +225,11 @@ def _pieces(problem: Problem, cfg: Config) -> list[Piece]:
 
 # ------------------------------------------------------------------------------------------------------- plan
 
-OF_BLOCK = 1 / 3  # of a product of the whole operator: nothing outside the block is differentiated
-PIECES = 7  # without that of the blocks
 SAMPLE = 3  # products that a probe takes on every sequence by itself
 
 
-def cost(cfg: Config, problem: Problem) -> Cost:
-    """Products over all tokens: those on a part of the data count as their share."""
-    count = len(matrices(problem)) if cfg.block_steps else 0
-    adam = MOST if cfg.optimizer != "sgd" else 0
-    whole = cfg.num_probes * cfg.num_steps + cfg.num_shared + cfg.part_steps + adam
-    samples = SAMPLE * cfg.num_sample_probes
-    graphs = 3 + count
-    return Cost(
-        PIECES + (cfg.block_steps > 0), whole + samples + OF_BLOCK * cfg.block_steps * count, graphs=graphs
-    )
-
-
 def steps(cfg: Config, problem: Problem) -> list[Step]:
-    """The same step by step; every piece has an operator of its own."""
+    """Products over all tokens; every piece has an operator of its own."""
     whole, probes, length = PlannedMatrix(problem, "hessian"), cfg.num_probes, cfg.num_steps
     basis = basis_length(whole.operator, probes, length)
     ends = together("both ends", [whole], probes * length, columns=probes, basis=basis)
@@ -233,6 +237,7 @@ def steps(cfg: Config, problem: Problem) -> list[Step]:
         ends,
         Step("rows of blocks", "hessian", cfg.num_shared),
         lanczos("parts of the data", whole, cfg.part_steps),
+        *([Step("sampling error", "hessian", cfg.num_parts)] if cfg.sampling else []),
         Step("single sequences", "ggn", SAMPLE * cfg.num_sample_probes),
         Step("gradients", "gradient", 3),
     ]
@@ -245,26 +250,15 @@ def steps(cfg: Config, problem: Problem) -> list[Step]:
     return [step._replace(made=1, alone=True) for step in found]
 
 
-def blocks(cfg: Config) -> tuple[str, ...]:
-    """The parameters of a product: all."""
-    return ("*",)
-
-
 PLAN = Plan(
-    blocks,
-    cost,
+    steps,
     (
         {"block_steps": 4},
         {"block_steps": 0},
         {"block_steps": 0, "num_probes": 2, "num_steps": 10, "num_shared": 3, "num_sample_probes": 2},
         {
             "block_steps": 0, "num_probes": 2, "num_steps": 8, "num_shared": 2, "num_sample_probes": 2,
-            "part_steps": 6, "tokens": 256,
-        },
-        {
-            "block_steps": 0, "num_probes": 2, "num_steps": 8, "num_shared": 2, "num_sample_probes": 2,
-            "part_steps": 6, "tokens": 128, "seq_len": 32,
+            "part_steps": 6,
         },
     ),
-    steps,
 )  # fmt: skip

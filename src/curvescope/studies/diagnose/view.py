@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.core.numbers import plural, rounded
-from curvescope.runs.shown import Line
+from curvescope.core.number_format import plural, rounded
+from curvescope.runs.study_result import Line
 from curvescope.studies.diagnose.checks import Finding, block_threshold, by_layer
 from curvescope.viz import blocks, style
 
@@ -33,8 +33,13 @@ def tables(found: Diagnosis) -> dict[str, pd.DataFrame]:
         "blocks": block_rows(found),
         "heads": [{k: v for k, v in row.items() if k not in ("layer", "number")} for row in head_rows(found)],
         "sequences": sequence_rows(found),
+        "headline": []
+        if found.parts.sampled is None
+        else [
+            found.parts.sampled.columns("lambda_max"),
+        ],
         "parts": [
-            {"part": i, "lambda_max": top, "error": error}
+            {"part": i, "lambda_max": top, "lambda_max_numerical": error}
             for i, (top, error) in enumerate(zip(found.parts.top, found.parts.error, strict=True))
         ],
     }
@@ -79,8 +84,8 @@ def block_rows(found: Diagnosis) -> list[Row]:
         {
             "block": b.names[i],
             "lambda_max": float(b.top[i]),
-            "error": float(b.error[i]),
-            "high": float(b.high[i]),
+            "lambda_max_numerical": float(b.error[i]),
+            "lambda_max_bound": float(b.high[i]),
             "ceiling": most / float(b.top[i]) if b.top[i] > 0 else np.nan,
         }
         for i in np.argsort(-b.top)
@@ -236,7 +241,9 @@ def _blocks(found: Diagnosis) -> Figure:
     import matplotlib.pyplot as plt
 
     rows = block_rows(found)[:MOST_BLOCKS]
-    top, high = (np.array([row[key] for row in rows], dtype=float) for key in ("lambda_max", "high"))
+    top, high = (
+        np.array([row[key] for row in rows], dtype=float) for key in ("lambda_max", "lambda_max_bound")
+    )
     figure, ax = plt.subplots(figsize=(2.5 + 0.24 * len(rows), 3.8), layout="constrained")
     named = {"λ_max, with its bound from above": (top, top, np.maximum(high, top))}
     blocks.bars(ax, [str(row["block"]) for row in rows], named, label="λ_max of the block")
@@ -294,19 +301,23 @@ def summary(found: Diagnosis) -> list[Line]:
 def opening(found: Diagnosis) -> str:
     """How much was found, and the worst of it."""
     looked = f"{_looked(found, ' (', ')')} on {found.num_terms:g} terms of {found.data}"
+    number = found.parts.sampled
+    top = "" if number is None else f" λ_max of the Hessian is {number.headline} ({number.verdict()})."
     if not found.unusual:
-        return f"Nothing unusual in {looked}; what is told of the learning rate is its ceiling."
+        return f"Nothing unusual in {looked}; what is told of the learning rate is its ceiling.{top}"
     worst = found.unusual[0]
     place = f" ({worst.where})" if worst.where else ""
     counts = verdict(found).partition(";")[0]
-    return f"Of {looked}, {counts}. The first: {worst.meaning}{place}."
+    return f"Of {looked}, {counts}. The first: {worst.meaning}{place}.{top}"
 
 
 def verdict(found: Diagnosis) -> str:
     """`2 faults, 1 warning` or that nothing is unusual, and of how many checks."""
     counts = {kind: sum(c.severity == kind for c in found.unusual) for kind in ("fault", "warning", "note")}
     told = ", ".join(plural(count, kind) for kind, count in counts.items() if count)
-    return f"{told or NOTHING}; {_looked(found, ', ')}, loss {rounded(found.whole.loss)}"
+    number = found.parts.sampled
+    top = "" if number is None else f"; λ_max {number.headline}, {number.verdict()}"
+    return f"{told or NOTHING}; {_looked(found, ', ')}, loss {rounded(found.whole.loss)}{top}"
 
 
 def _looked(found: Diagnosis, begin: str, end: str = "") -> str:
@@ -328,7 +339,9 @@ def captions(found: Diagnosis) -> dict[str, str]:
         "layers": "Norm of the Hessian's rows of each layer's matrices, from shared probes, and norm of the "
         "gradient.",
         "blocks": "λ_max of every matrix by itself with its residual, and the learning rate that descent on "
-        "it alone allows (2/λ_max, more with momentum); at most `high`, 95 times in 100.",
+        "it alone allows (2/λ_max, more with momentum); at most the bound on these data, 95 times in 100.",
+        "headline": "λ_max of the Hessian with its residual (numerical), one standard error over other data "
+        "of this size (sampling), and the 95 % interval from both (low to high).",
         "heads": "Liveness (1: equal weights, 0: all on one key), weight on the first token, what the head "
         "writes over the median head, and the change of the loss without it where it was ablated.",
         "sequences": "Loss, gradient norm and trace of the GGN of every sequence; `copy_of` is the first "

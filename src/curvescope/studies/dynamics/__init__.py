@@ -1,4 +1,4 @@
-"""A training run as the monitor sees it: edge of stability, warm-up, spikes, grokking; checkpoints too."""
+"""Curvature during training: edge of stability, warm-up, spikes, grokking, and checkpoints."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.dynamics.analysis import Course, Recipe, Sequence, follow

@@ -1,24 +1,25 @@
-"""One training run, deterministic, on all the data at once, with a monitor beside it.
+"""Deterministic full-batch training runs measured by a monitor.
 
-The loss of every step is that of the whole data before the update, in eval mode: what is trained is what is
-measured. Steps are θ ← θ − η ∇L (`gd`), or those of torch's Adam and AdamW.
+The loss of a step is that of all data before the update, in eval mode, so training and measurement use the
+same loss. Steps are θ ← θ − η ∇L (`gd`), or those of torch's Adam and AdamW.
 
-Where a run stands against its threshold: how it got there, and whether it stayed.
+Stability threshold: if and when a run reaches it, and if it stays there.
 
-With r = η λ_max / 2 of plain descent, or η times the preconditioned sharpness over its threshold for Adam, a
-run rises if r grows from its lowest value to 1, and stays if it is near 1 from there on.
+Let r = η λ_max / 2 for gradient descent; for Adam, r is η times the preconditioned sharpness divided by its
+threshold. A run rises if r grows from its lowest value to 1, and stays if r remains near 1.
 
-Checkpoints of any run as a sequence: each measured as the monitor measures, without a training loop.
+Sequence of checkpoints of any run, each measured like in the monitor, without a training loop.
 
-What is named is a folder of checkpoints (checkpoint-500, checkpoint-1000, … as Hugging Face's Trainer writes
-them), folders one by one, or revisions of the model (initial, early, … of a bundled one; step1000, … of a hub
-id). They are sorted by the last number in their names; those without one stay as they were given.
+The setting names a folder of checkpoints (checkpoint-500, checkpoint-1000, … as Hugging Face's Trainer
+writes them), single folders, or revisions of the model (initial, early, … of a bundled one; step1000, … of
+a hub id). They are sorted by the last number in their names; names without a number keep their order.
 
-Spikes of the loss, and which number of the monitor warned of them.
+Spikes of the loss, and the signals that warned of them.
 
-A spike is a step whose loss is at least `SPIKE` times the lowest before it. A number warns while it is beyond
-its threshold, at every measurement up to the last one before the spike; the lead is how many steps before the
-spike that began. The same number beyond its threshold in a run without a spike is a false alarm.
+A spike is a step whose loss is at least `SPIKE` times the lowest before it. A signal warns if it is beyond
+its threshold at every measurement up to the last one before the spike; the lead is the number of steps
+between the first of these measurements and the spike. A signal beyond its threshold in a run without a
+spike is a false alarm.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from curvescope.algorithms.spectra.lanczos import eigsh
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.core.numbers import plural
+from curvescope.core.number_format import plural
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.data.batches import Batch, Batches
@@ -54,8 +55,8 @@ from curvescope.monitor import CurvatureMonitor
 from curvescope.monitor.result import Monitored
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
-from curvescope.runs.contents import fingerprint
-from curvescope.studies.setting import TASK, check_alike, load_model, make_batches, make_problem
+from curvescope.runs.fingerprints import fingerprint
+from curvescope.studies.problem_config import TASK, check_alike, load_model, make_batches, make_problem
 
 if TYPE_CHECKING:
     from curvescope.studies.dynamics.study import Config
@@ -65,7 +66,7 @@ NOTHING = np.zeros(0)
 
 
 class Recipe(NamedTuple):
-    """How to train: η rises linearly over `warmup` steps and stays."""
+    """Optimizer and learning rate of a run: η rises linearly over `warmup` steps, then is constant."""
 
     optimizer: Optimizer
     lr: float
@@ -76,19 +77,21 @@ class Recipe(NamedTuple):
     weight_decay: float = 0.0
 
     def rate(self, step: int) -> float:
-        """η of a step, the first of which is 0."""
+        """Learning rate η of a step; steps count from 0."""
         return self.lr * min(1.0, (step + 1) / max(self.warmup, 1))
 
 
 @dataclass(frozen=True)
 class Course(Result):
-    """A run: its loss at every step, and what the monitor saw at some."""
+    """Training run: the loss at every step, and measurements of the monitor at some steps."""
 
     name: str
     seed: int
     optimizer: str
-    lr: np.ndarray  # (S,) of each step
-    loss: np.ndarray  # (S + 1,) before each step, and behind the last; fewer where it stopped being finite
+    lr: np.ndarray  # (S,) learning rate of each step
+    loss: (
+        np.ndarray
+    )  # (S + 1,) before each step and after the last; shorter if the loss became infinite or nan
     seen: Monitored
     evaluated: np.ndarray = field(default_factory=lambda: NOTHING)  # (E,) steps
     accuracy: np.ndarray = field(default_factory=lambda: NOTHING)  # (E,) on the data
@@ -96,12 +99,12 @@ class Course(Result):
     held_out_accuracy: np.ndarray = field(default_factory=lambda: NOTHING)  # (E,)
 
     def column(self, name: str) -> np.ndarray:
-        """A number of every measurement, see `monitor.columns`."""
+        """Return a quantity at every measurement, see `monitor.columns`."""
         return self.seen.history[name]
 
     @property
     def measured(self) -> np.ndarray:
-        """Steps of the measurements."""
+        """Steps at which the monitor measured."""
         return self.seen.history["step"].astype(int)
 
 
@@ -115,10 +118,11 @@ def follow(
     num_probes: int = 4,
     evaluate: Callable[[Model], tuple[float, float, float]] | None = None,
 ) -> Course:
-    """Train a copy of the problem's model, and measure before every `every`-th step and behind the last.
+    """Train a copy of the problem's model; measure before every `every`-th step and after the last.
 
     Args:
-        evaluate: (accuracy, held-out loss, held-out accuracy) of the model; asked at every measurement.
+        evaluate: Function that returns (accuracy, held-out loss, held-out accuracy) of the model; called at
+            every measurement.
     """
     model = _copy(problem.model)
     own = Problem(model, problem.batches, problem.loss)
@@ -148,7 +152,7 @@ def follow(
 
 
 def accumulate(problem: Problem, optimizer: torch.optim.Optimizer) -> float:
-    """L(θ), and ∇L(θ) in the parameters' `.grad`: the sum over all batches, divided once."""
+    """Return L(θ) and add ∇L(θ) to the parameters' `.grad`: the sum over all batches, divided once."""
     optimizer.zero_grad(set_to_none=True)
     model, total, N = problem.model, 0.0, problem.num_terms
     for batch in problem.batches:
@@ -160,10 +164,10 @@ def accumulate(problem: Problem, optimizer: torch.optim.Optimizer) -> float:
 
 
 def make_optimizer(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
-    """One of torch's; `gd` is SGD, on all the data."""
+    """Build the optimizer from torch; `gd` is SGD on all the data."""
     parameters = [p for p in model.module.parameters() if p.requires_grad]
     if not parameters:
-        raise UsageError(f"expected a model with parameters to train, all of {model.name!r} are frozen")
+        raise UsageError(f"expected trainable parameters, but all parameters of {model.name!r} are frozen")
     if recipe.optimizer == "gd":
         return torch.optim.SGD(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
     kind = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
@@ -172,7 +176,7 @@ def make_optimizer(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def _copy(model: Model) -> Model:
-    """In eval mode, so that dropout does not make another loss of the one that is measured."""
+    """Copy the model in eval mode, so dropout does not change the loss."""
     return replace(model, module=copy.deepcopy(model.module).eval())
 
 
@@ -181,17 +185,23 @@ def _copy(model: Model) -> Model:
 SMALL, AUTO = "small", "auto"
 DIGITS, SAMPLE = "task:digits", "sample"
 Norm = Literal["none", "pre", "post"]
-WIDTH, HEADS, HIDDEN, STD = 24, 2, 48, 0.12  # of the small model; STD of its weights
+WIDTH, HEADS, HIDDEN, STD = (
+    24,
+    2,
+    48,
+    0.12,
+)  # of the small model; STD is the standard deviation of its weights
 GROK_WIDTH, GROK_HEADS, GROK_HIDDEN = 32, 4, 64
-ANSWER = 2  # the position of "=" in a b =
+ANSWER = 2  # position of "=" in a b =
 
 
 def problem_of(
     cfg: Config, *, seed: int = 0, norm: Norm = "pre", layers: int = 1, loss: str = AUTO
 ) -> Problem:
-    """The small model of a seed on its task; or the model that was named, for which all seeds are one.
+    """Return the small model of a seed on its task, or the model of the settings, which is the same for all
+    seeds.
 
-    Classes of pictures are compared by squared error, as Cohen et al. (2021) do, unless a loss is asked for.
+    For image classes the default loss is the squared error, as in Cohen et al. (2021).
     """
     if cfg.model != SMALL:
         return make_problem(replace(cfg, data=SAMPLE if cfg.data == AUTO else cfg.data))
@@ -207,7 +217,7 @@ def problem_of(
 
 
 def read_task(cfg: Config) -> Batches:
-    """The task of the small model, `num_sequences` of it where it has so many."""
+    """Read the task of the small model, with at most `num_sequences` sequences."""
     data = DIGITS if cfg.data == AUTO else cfg.data
     if not data.startswith(TASK):
         raise UsageError(
@@ -219,7 +229,7 @@ def read_task(cfg: Config) -> Batches:
 
 
 def small_model(batches: Batches, cfg: Config, *, seed: int, norm: Norm, layers: int) -> Model:
-    """A Transformer of width 24 for the inputs and targets of these batches."""
+    """Build a Transformer of width 24 for the inputs and targets of these batches."""
     inputs, targets = batches[0].inputs, batches[0].targets
     assert isinstance(inputs, Tensor)
     most = max(int(torch.as_tensor(b.targets).max()) for b in batches) + 1
@@ -244,7 +254,7 @@ def small_model(batches: Batches, cfg: Config, *, seed: int, norm: Norm, layers:
 
 
 def with_one_hot(batches: Batches, model: Model) -> Batches:
-    """Classes (B,) as rows of the identity, (B, classes)."""
+    """Replace classes (B,) by one-hot rows (B, classes)."""
     count = int(model.facts["n_out"])
     found = [Batch(b.inputs, one_hot(b.targets, count).to(model.dtype), b.weights) for b in batches]
     return Batches(found, name=batches.name)
@@ -254,7 +264,9 @@ Evaluate = Callable[[Model], tuple[float, float, float]]
 
 
 def modular_addition(cfg: Config, seed: int) -> tuple[Problem, Evaluate]:
-    """Addition modulo p, part of the pairs to train on; the function gives accuracy, and both held out."""
+    """Return addition modulo p on the training pairs, and a function that evaluates accuracy, held-out loss
+    and held-out accuracy.
+    """
     options: dict[str, Any] = {"p": cfg.modulus, "fraction": cfg.fraction, "seed": seed}
     kept, rest = (
         task_data("modular_addition", **options),
@@ -275,7 +287,7 @@ def modular_addition(cfg: Config, seed: int) -> tuple[Problem, Evaluate]:
 
 
 def _answers(model: Model, batches: Batches) -> tuple[float, float]:
-    """Mean loss and share of right answers."""
+    """Mean loss and accuracy."""
     batch = batches[0].map(lambda t: t.to(model.device))
     with torch.no_grad():
         logits, y = model.forward({}, batch.inputs)[:, ANSWER], batch.targets[:, ANSWER]
@@ -284,39 +296,39 @@ def _answers(model: Model, batches: Batches) -> tuple[float, float]:
 
 # ------------------------------------------------------------------------------------------------------- edge
 
-NEAR = 0.25  # of the threshold
-RISING = 1.05  # times the lowest value, at least
+NEAR = 0.25  # relative distance from the threshold
+RISING = 1.05  # minimum ratio to the lowest value
 
 
 @dataclass(frozen=True)
 class Approach:
-    """A run against its threshold; `ratio` is (S,), of the measurements that have one."""
+    """Approach of a run to its threshold; `ratio` (S,) has the measurements with a ratio."""
 
     steps: np.ndarray
     ratio: np.ndarray
-    error: np.ndarray  # (S,) of the ratio, from that of the eigenvalue
+    error: np.ndarray  # (S,) error of the ratio, from the error of the eigenvalue
     lowest: int  # index of the lowest ratio before it reaches 1
-    reached: int | None  # index of the first ratio behind it that is 1 beyond its error
+    reached: int | None  # index of the first later ratio that exceeds 1 by more than its error
 
     @property
     def rises(self) -> bool:
-        """Whether the ratio grew from its lowest value, as far as it came."""
+        """Return True if the ratio grew from its lowest value."""
         end = self.reached if self.reached is not None else len(self.ratio) - 1
         return bool(self.ratio[end] > RISING * self.ratio[self.lowest])
 
     @property
     def after(self) -> np.ndarray:
-        """Ratios from where 1 is reached."""
+        """Ratios from the measurement that reaches 1 on."""
         return self.ratio[self.reached :] if self.reached is not None else self.ratio[:0]
 
     @property
     def near(self) -> float:
-        """Share of them within NEAR of 1."""
+        """Share of later ratios within NEAR of 1."""
         return float((np.abs(self.after - 1) <= NEAR).mean()) if len(self.after) else float("nan")
 
 
 def approach(course: Course) -> Approach:
-    """How η λ went to its threshold."""
+    """Compare η λ with its threshold at every measurement."""
     h = course.seen.history
     ratio = h["lr_sharpness"] / h["sharpness_threshold"]
     error = h["lr"] * h["sharpness_error"] / h["sharpness_threshold"]
@@ -331,7 +343,9 @@ def approach(course: Course) -> Approach:
 
 
 def later_loss(course: Course, step: int) -> tuple[float, float]:
-    """Loss at the end over that at a step, by medians of ten; and the share of steps on which it rose."""
+    """Final loss divided by that at a step (medians of ten steps), and the share of steps on which the loss
+    rose.
+    """
     loss = course.loss[step:]
     few = max(1, min(10, len(loss) // 2))
     return float(np.median(loss[-few:]) / np.median(loss[:few])), float((np.diff(loss) > 0).mean())
@@ -339,26 +353,26 @@ def later_loss(course: Course, step: int) -> tuple[float, float]:
 
 # --------------------------------------------------------------------------------------------------- grokking
 
-MEMORIZED, GENERALIZED = 0.99, 0.95  # accuracy on the data, and on what is held out
+MEMORIZED, GENERALIZED = 0.99, 0.95  # accuracy on the training data, and on held-out data
 
 
 @dataclass(frozen=True)
 class Phases:
-    """Indices of measurements; None where it did not come to that."""
+    """Measurements at which the model memorized and generalized; None if it did not."""
 
     memorized: int | None
     generalized: int | None
 
     @property
     def delayed(self) -> bool:
-        """Whether the model generalized, and later than it memorized."""
+        """Return True if the model generalized after it memorized."""
         return (
             self.generalized is not None and self.memorized is not None and self.generalized > self.memorized
         )
 
 
 def phases(course: Course) -> Phases:
-    """The first measurements with enough accuracy."""
+    """Return the first measurements with enough accuracy."""
     first = [
         np.flatnonzero(course.accuracy >= MEMORIZED),
         np.flatnonzero(course.held_out_accuracy >= GENERALIZED),
@@ -368,8 +382,10 @@ def phases(course: Course) -> Phases:
 
 
 @dataclass(frozen=True)
-class Change:
-    """A number behind generalizing over the same before: geometric means, and the range of all ratios."""
+class QuantityChange:
+    """Ratio of a quantity after generalization to the same before: geometric means, and the range of
+    ratios.
+    """
 
     value: float
     low: float
@@ -377,14 +393,14 @@ class Change:
 
     @property
     def direction(self) -> int:
-        """1 or −1 where the middle halves of both are apart, else 0."""
+        """Return 1 or −1 if the interquartile ranges do not overlap, else 0."""
         return 1 if self.low > 1 else -1 if self.high < 1 else 0
 
 
-def change(course: Course, name: str, *, per_loss: bool = False) -> Change | None:
-    """Of a positive number of the monitor, from memorized to generalized; None where it did not grok.
+def change(course: Course, name: str, *, per_loss: bool = False) -> QuantityChange | None:
+    """Change of a positive quantity from memorized to generalized; None if the model did not grok.
 
-    low and high are the ratios of opposite quartiles of the measurements before and behind.
+    low and high are the ratios of opposite quartiles of the measurements before and after.
     """
     found = phases(course)
     if not found.delayed:
@@ -399,7 +415,7 @@ def change(course: Course, name: str, *, per_loss: bool = False) -> Change | Non
         quartile(behind, 0.25) - quartile(before, 0.75),
         quartile(behind, 0.75) - quartile(before, 0.25),
     )
-    return Change(float(np.exp(middle)), float(np.exp(low)), float(np.exp(high)))
+    return QuantityChange(float(np.exp(middle)), float(np.exp(low)), float(np.exp(high)))
 
 
 # --------------------------------------------------------------------------------------------------- sequence
@@ -408,8 +424,8 @@ CONFIGURATIONS = ("config.json", "config.toml", "adapter_config.json", "ckpt.pt"
 NUMBER = re.compile(r"\d+")
 
 
-class Point(NamedTuple):
-    """A checkpoint: where it is loaded from, and the step in its name."""
+class CheckpointSource(NamedTuple):
+    """Checkpoint: its source, and the step in its name."""
 
     name: str
     model: str
@@ -419,19 +435,19 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Sequence(Result):
-    """What was seen at every checkpoint."""
+    """Measurements at every checkpoint."""
 
     names: list[str]
-    steps: np.ndarray  # (C,) numbers in the names, or their order
+    steps: np.ndarray  # (C,) numbers in the names, or positions in the order
     numbered: bool
-    seen: list[Monitored]  # one measurement each
+    seen: list[Monitored]  # one measurement per checkpoint
 
     def column(self, name: str) -> np.ndarray:
-        """(C,) a number of every checkpoint, see `monitor.columns`."""
+        """Return a quantity (C,) at every checkpoint, see `monitor.columns`."""
         return np.array([float(one.history[name][0]) for one in self.seen])
 
     def block_map(self, name: str = "lambda_max") -> tuple[list[str], np.ndarray]:
-        """Blocks in their order that have a number of this name somewhere, and (blocks, C) of it."""
+        """Return the blocks with this quantity at some checkpoint, and its values (blocks, C)."""
         blocks = list(dict.fromkeys(str(b) for one in self.seen for b in one.blocks["block"]))
         found = np.full((len(blocks), len(self.seen)), np.nan)
         for j, one in enumerate(self.seen):
@@ -441,15 +457,15 @@ class Sequence(Result):
         return [blocks[i] for i in known], found[known]
 
     def followed(self) -> str:
-        """`the 12 blocks that were followed (of 69)`: those with a λ_max of their own."""
+        """Text such as `the 12 measured blocks (of 69)`: the blocks with their own λ_max."""
         known = {str(b) for one in self.seen for b in one.blocks["block"]}
         count = len(self.block_map()[0])
         told = f"the {plural(count, 'block')} that {'was' if count == 1 else 'were'} followed"
         return "every block" if count == len(known) > 1 else f"{told} (of {len(known)})"
 
 
-def find_points(cfg: Config) -> list[Point]:
-    """The checkpoints that are meant, sorted."""
+def find_points(cfg: Config) -> list[CheckpointSource]:
+    """Return the checkpoints of the settings, sorted."""
     points = [point for name in cfg.checkpoints for point in _points(cfg, name)]
     if all(point.step is not None for point in points):
         points.sort(key=lambda point: point.step or 0)
@@ -457,35 +473,35 @@ def find_points(cfg: Config) -> list[Point]:
     return [p._replace(name=str(Path(p.model))) if p.name in doubled else p for p in points]
 
 
-def _points(cfg: Config, name: str) -> list[Point]:
+def _points(cfg: Config, name: str) -> list[CheckpointSource]:
     folder = Path(name)
     if not _is_folder(folder):
         return [_revision(cfg, name)]
     if _is_model(folder):
-        return [Point(folder.name, str(folder), None, _number(folder.name))]
+        return [CheckpointSource(folder.name, str(folder), None, _number(folder.name))]
     inside = sorted(child for child in folder.iterdir() if child.is_dir() and _is_model(child))
     if not inside:
         raise UsageError(
-            f"checkpoints: expected a model in {folder}, or folders with models in it, found none",
-            hint=f"a checkpoint has one of {', '.join(CONFIGURATIONS)}",
+            f"checkpoints: expected a model, or folders with models, in {folder}; found none",
+            hint=f"a checkpoint contains one of {', '.join(CONFIGURATIONS)}",
         )
-    return [Point(child.name, str(child), None, _number(child.name)) for child in inside]
+    return [CheckpointSource(child.name, str(child), None, _number(child.name)) for child in inside]
 
 
-def _revision(cfg: Config, name: str) -> Point:
-    """A revision of the model: of a bundled one its step is known."""
+def _revision(cfg: Config, name: str) -> CheckpointSource:
+    """Return a revision of the model; the step is known for bundled models."""
     if cfg.model == SMALL:
         if name not in REVISIONS:
             raise UsageError(
-                f"checkpoints: expected a folder, or a revision of a model that is named, got {name!r}",
+                f"checkpoints: expected a folder, or a revision of the model given by name, got {name!r}",
                 hint="curvescope run dynamics HUB/ID --checkpoints step1000",
             )
         return _revision(replace(cfg, model="tiny-gpt"), name)
     if cfg.model not in BUNDLED:
-        return Point(name, cfg.model, name, _number(name))
+        return CheckpointSource(name, cfg.model, name, _number(name))
     about = files("curvescope") / "assets" / cfg.model / "training.json"
     steps = json.loads(about.read_text(encoding="utf-8"))["steps"]
-    return Point(name, cfg.model, name, steps.get(name))
+    return CheckpointSource(name, cfg.model, name, steps.get(name))
 
 
 def _is_folder(path: Path) -> bool:
@@ -504,18 +520,18 @@ def _number(name: str) -> int | None:
     return int(found[-1]) if found else None
 
 
-def load_point(cfg: Config, point: Point) -> Model:
-    """The model of a checkpoint."""
+def load_point(cfg: Config, point: CheckpointSource) -> Model:
+    """Load the model of a checkpoint."""
     return load_model(replace(cfg, model=point.model, revision=point.revision))
 
 
 def batches_of(cfg: Config, model: Model) -> Batches:
-    """The data of all checkpoints, read by the first."""
+    """Read the data for all checkpoints with the tokenizer of the first."""
     return make_batches(replace(cfg, data=SAMPLE if cfg.data == AUTO else cfg.data), model)
 
 
-def contents_of(cfg: Config, points: list[Point], batches: Batches) -> str:
-    """A digest of all checkpoints and the data; one model is in memory at a time."""
+def contents_of(cfg: Config, points: list[CheckpointSource], batches: Batches) -> str:
+    """Digest of all checkpoints and the data; one model is in memory at a time."""
     first = load_point(cfg, points[0])
     digests = [fingerprint(first)]
     for point in points[1:]:
@@ -525,8 +541,8 @@ def contents_of(cfg: Config, points: list[Point], batches: Batches) -> str:
     return fingerprint(batches, *digests)
 
 
-def measure_point(cfg: Config, point: Point, number: int, batches: Batches) -> Monitored:
-    """One checkpoint, begun anew: numbers do not depend on which were measured before."""
+def measure_point(cfg: Config, point: CheckpointSource, number: int, batches: Batches) -> Monitored:
+    """Measure one checkpoint with a new monitor, so the numbers do not depend on earlier checkpoints."""
     model = load_point(cfg, point)
     loss = "mse_mean" if batches[0].targets.is_floating_point() else "cross_entropy"
     problem = Problem(model, batches, loss if cfg.loss == AUTO else cfg.loss)
@@ -542,42 +558,42 @@ def measure_point(cfg: Config, point: Point, number: int, batches: Batches) -> M
 
 SPIKE = 3.0
 SIGNALS = {
-    "sharpness": "η times the sharpness that the optimizer sees is above its threshold",
+    "sharpness": "η times the (preconditioned) sharpness is above its threshold",
     "along_gradient": "η gᵀHg/‖g‖² is above the threshold",
     "grad_share": "more than half of ‖g‖² is in the top eigenspace",
     "grad_norm": "‖g‖ is more than twice the median of the measurements before",
     "loss": "the loss is more than 1.2 times the lowest before",
 }
-"""What may warn, in words."""
+"""Signals that can warn, with their conditions."""
 SHARE, SPIKE_TWICE, RISEN, FEWEST = 0.5, 2.0, 1.2, 3
 
 
 class Warned(NamedTuple):
-    """A number before the spike of a run."""
+    """Warning of a signal before the spike of a run."""
 
     signal: str
-    lead: int  # steps; 0 where it did not warn
+    lead: int  # steps; 0 if it did not warn
 
 
 def rises(course: Course) -> np.ndarray:
-    """(S,) loss behind every step over the lowest before; infinite where it is not finite."""
+    """Loss after every step divided by the lowest before, (S,); infinite if the loss is not finite."""
     loss = np.where(np.isfinite(course.loss), course.loss, np.inf)
     return loss[1:] / np.minimum.accumulate(loss)[:-1]
 
 
 def rise(course: Course) -> float:
-    """The largest of them."""
+    """Largest rise of the loss."""
     return float(rises(course).max(initial=0.0))
 
 
 def onset(course: Course) -> int | None:
-    """The first step of the first spike."""
+    """First step of the first spike, or None."""
     found = np.flatnonzero(rises(course) >= SPIKE) + 1
     return int(found[0]) if len(found) else None
 
 
 def alarms(course: Course) -> dict[str, np.ndarray]:
-    """(S,) of every signal: whether it was beyond its threshold at each measurement."""
+    """Return, for every signal, an array (S,) that is True at measurements beyond the threshold."""
     h = course.seen.history
     norm, loss = h["grad_norm"], h["loss"]
     medians = np.array([np.median(norm[:i]) if i >= FEWEST else np.inf for i in range(len(norm))])
@@ -593,7 +609,7 @@ def alarms(course: Course) -> dict[str, np.ndarray]:
 
 
 def warned(course: Course) -> list[Warned]:
-    """The lead of every signal, in a run with a spike."""
+    """Return the lead of every signal, in a run with a spike."""
     step = onset(course)
     assert step is not None
     before = course.measured < step
@@ -607,7 +623,7 @@ def warned(course: Course) -> list[Warned]:
 
 
 def false_alarms(courses: list[Course]) -> dict[str, tuple[int, int]]:
-    """Of every signal, over runs without a spike: alarms, of how many measurements."""
+    """Count alarms and measurements for every signal, over runs without a spike."""
     found: dict[str, tuple[int, int]] = dict.fromkeys(SIGNALS, (0, 0))
     for course in courses:
         for signal, on in alarms(course).items():
@@ -618,39 +634,41 @@ def false_alarms(courses: list[Course]) -> dict[str, tuple[int, int]]:
 
 # ------------------------------------------------------------------------------------------------ experiments
 
-SHORT, FEW = 20, 10  # measurements of a run of spikes or grokking, and of warmup
-GROKKED = 2  # networks of grokking
-EXPERIMENT_TWICE = 2  # times as many networks of warmup, of which the first are measured on their way
-ACCURACY = 1e-3  # of λ_max at the start, relative
+SHORT, FEW = 20, 10  # number of measurements: spikes and grokking, warmup
+GROKKED = 2  # number of networks of grokking
+EXPERIMENT_TWICE = (
+    2  # factor for the number of networks of warmup; the first ones are measured during training
+)
+ACCURACY = 1e-3  # relative accuracy of λ_max at the start
 
 
 class Planned(NamedTuple):
-    """A run that is to be made."""
+    """Planned run of an experiment."""
 
     experiment: str
-    name: str  # also of its piece
+    name: str  # name of the run and of its piece
     work: Callable[[], Course]
 
 
 def planned(cfg: Config) -> list[Planned]:
-    """All runs of the experiments, in their order."""
+    """Return all runs of the experiments, in order."""
     makers = {"edge": _edge, "adam": _adam, "warmup": _warmup, "spikes": _spikes, "grokking": _grokking}
     return [run for experiment in dict.fromkeys(cfg.experiments) for run in makers[experiment](cfg)]
 
 
 def start_sharpness(problem: Problem, seed: int) -> float:
-    """λ_max of the Hessian before training, from which learning rates are chosen."""
+    """λ_max of the Hessian before training, which sets the learning rates."""
     found = eigsh(Hessian(problem), 1, which="LA", tol=ACCURACY, vectors=False, seed=seed)
     if not found.values[0] > 0:
         raise CurvescopeError(
-            f"expected positive curvature to choose a learning rate by, {problem.model.name!r} has "
+            f"expected positive curvature, which sets the learning rate; {problem.model.name!r} has "
             f"λ_max = {found.values[0]:.3g}"
         )
     return float(found.values[0])
 
 
 def seeds_of(cfg: Config, times: int = 1) -> range:
-    """Of the small model; one that was named is what it is."""
+    """Seeds of the small model; a model given by name has one."""
     return range(cfg.seed, cfg.seed + (times * cfg.num_seeds if cfg.model == SMALL else 1))
 
 

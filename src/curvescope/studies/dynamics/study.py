@@ -1,8 +1,7 @@
-"""A training run seen through the monitor: what curvature does while a model learns.
+"""Curvature during training, measured by the monitor.
 
-Experiments are runs of their own (`experiments`), deterministic and on all the data at once; checkpoints of
-any run are measured in the same way without training (`sequence`). Every run and every checkpoint is a piece
-that is kept as it is done.
+Experiments are deterministic full-batch training runs (`experiments`). Checkpoints of any run are measured
+in the same way without training (`sequence`). Every finished run or checkpoint is stored.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.config import as_tuples, at_least, setting
+from curvescope.core.config import setting
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.progress import Progress
 from curvescope.monitor.result import Monitored
-from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Shown
-from curvescope.runs.work import Piece, State, work_through
+from curvescope.runs.fingerprints import fingerprint
+from curvescope.runs.resumable_loop import Piece, State, work_through
+from curvescope.runs.study_result import Shown
 from curvescope.studies.dynamics.analysis import (
     AUTO,
     SAMPLE,
@@ -34,7 +33,7 @@ from curvescope.studies.dynamics.analysis import (
     planned,
     problem_of,
 )
-from curvescope.studies.setting import ModelOnData, notes_of
+from curvescope.studies.problem_config import ModelOnData, notes_of
 
 if TYPE_CHECKING:
     pass
@@ -42,49 +41,58 @@ if TYPE_CHECKING:
 EXPERIMENTS = {
     "edge": "gradient descent: λ_max rises to 2/η and stays there (Cohen et al. 2021)",
     "adam": "Adam: the preconditioned sharpness and its threshold (Cohen et al. 2022)",
-    "warmup": "Adam with a warm-up and without it",
-    "spikes": "a learning rate that rises above the ceiling, and what warned before the loss rose",
+    "warmup": "Adam with and without warm-up",
+    "spikes": "a learning rate that rises above 2/λ_max, and the signals that warned before the loss rose",
     "grokking": "modular addition: curvature before and after the model generalizes",
 }
 
 
 @dataclass(frozen=True)
 class Config(ModelOnData):
-    """What to train, and how long. The defaults take about four minutes of one core."""
+    """Models, experiments and lengths of runs. The defaults take about four minutes on one core."""
 
-    model: str = setting(SMALL, "small: a Transformer made for the task; else a name, a folder, a hub id, …")
+    model: str = setting(
+        SMALL, "small: a Transformer built for the task; else a name, a folder, a hub id, … …"
+    )
     data: str = setting(
-        AUTO, "a corpus, a file, a folder, task:NAME; auto: task:digits, of a text model sample"
+        AUTO, "a corpus, a file, a folder, task:NAME; auto: task:digits, or sample for a text model"
     )
-    experiments: tuple[str, ...] = setting(tuple(EXPERIMENTS), f"of {', '.join(EXPERIMENTS)}")
+    experiments: tuple[str, ...] = setting(
+        tuple(EXPERIMENTS), f"some of {', '.join(EXPERIMENTS)}", option=True
+    )
     checkpoints: tuple[str, ...] = setting(
-        (), "measured in the place of training: a folder of checkpoints, folders, or revisions of the model"
+        (), "measured instead of training: a folder of checkpoints, folders, or revisions of the model"
     )
-    num_sequences: int = setting(100, "sequences or pictures of a task that the small model is trained on")
-    steps: int = setting(300, "of the runs edge and adam")
-    every: int = setting(15, "steps from one measurement to the next, in edge and adam")
+    num_sequences: int = setting(
+        100, "sequences or images of the task that the small model is trained on", least=1
+    )
+    steps: int = setting(300, "steps of the runs edge and adam", least=2)
+    every: int = setting(15, "steps between measurements, in edge and adam", least=1)
     edges: tuple[float, ...] = setting((0.6, 0.9), "2/η of each run of edge, in units of λ_max at the start")
     adam_lr: float = setting(0.002, "η of the run adam")
     beta2: float = setting(0.99, "β₂ of Adam, in adam and warmup")
     warmup_lr: float = setting(0.01, "η of the runs warmup, with and without")
-    warmup_steps: int = setting(100, "over which η rises to it; as many follow")
-    above: float = setting(4.0, "η at the end of a run of spikes that goes above, of 2/λ_max at the start")
-    below: float = setting(0.4, "likewise, of one that stays below")
-    spike_steps: int = setting(100, "of a run of spikes, over all of which η rises")
-    num_seeds: int = setting(2, "networks of spikes, of warmup twice as many, of grokking at most two")
+    warmup_steps: int = setting(100, "steps over which η rises to warmup_lr; as many follow", least=2)
+    above: float = setting(4.0, "final η of a spikes run above the limit, in units of 2/λ_max at the start")
+    below: float = setting(0.4, "final η of a spikes run below the limit, in the same units")
+    spike_steps: int = setting(100, "steps of a spikes run; η rises over all of them", least=2)
+    num_seeds: int = setting(
+        2, "number of networks for spikes; twice as many for warmup, at most two for grokking", least=1
+    )
     modulus: int = setting(29, "p of the additions modulo p")
-    fraction: float = setting(0.6, "of the p² pairs that are trained on")
+    fraction: float = setting(0.6, "share of the p² pairs used for training")
     grok_lr: float = setting(0.005, "η of AdamW in grokking")
-    weight_decay: float = setting(2.0, "of AdamW in grokking")
-    grok_steps: int = setting(700, "of a run of grokking")
-    blocks: tuple[str, ...] = setting(("*",), "of checkpoints: globs of blocks that are measured one by one")
-    num_probes: int = setting(4, "of traces")
+    weight_decay: float = setting(2.0, "weight decay of AdamW in grokking")
+    grok_steps: int = setting(700, "steps of a grokking run", least=2)
+    blocks: tuple[str, ...] = setting(
+        ("*",), "for checkpoints: globs of blocks that are measured individually"
+    )
+    num_probes: int = setting(4, "of traces", least=2)
 
     def __post_init__(self) -> None:
-        as_tuples(self, "experiments", "checkpoints", "edges", "blocks")
         super().__post_init__()
-        at_least(self, 2, "steps", "warmup_steps", "spike_steps", "grok_steps", "num_probes")
-        at_least(self, 1, "every", "num_seeds", "num_sequences")
+        names = tuple(part for name in self.experiments for part in name.split(","))
+        object.__setattr__(self, "experiments", names)
         for name in self.experiments:
             if name not in EXPERIMENTS:
                 raise UsageError(
@@ -98,32 +106,24 @@ class Config(ModelOnData):
                 raise UsageError(f"{name}: expected a number above 0, got {value}")
 
 
-# ------------------------------------------------------------------------------------------------------ study
-
-
 @dataclass(frozen=True)
 class Dynamics(Shown):
-    """Runs by experiment, or a sequence of checkpoints."""
+    """Training runs by experiment, or a sequence of checkpoints."""
 
     model: str
     data: str
     experiments: list[str]
-    courses: dict[str, Course]  # by name; that of an experiment is in front of the first "-"
+    courses: dict[str, Course]  # by name; the part before the first "-" is the experiment
     sequence: Sequence | None = None
 
     def of(self, experiment: str, way: str = "") -> list[Course]:
-        """The runs of an experiment, and of one way of it."""
+        """Return the runs of an experiment, or of one variant of it."""
         front = f"{experiment}-{way}" if way else experiment
         return [c for name, c in self.courses.items() if name == front or name.startswith(f"{front}-")]
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Dynamics:
-    """Train and watch, or measure checkpoints.
-
-    Args:
-        progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the study goes, used when it goes on.
-    """
+    """Train and measure, or measure checkpoints."""
     if cfg.checkpoints:
         return _of_checkpoints(cfg, progress, state)
     if not cfg.experiments:

@@ -1,4 +1,4 @@
-"""Tables, claims, figures and captions of the study `dynamics`, made from the arrays of its result."""
+"""Tables, claims, figures and captions of the study `dynamics`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.core.numbers import plural, rounded, with_error
-from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin, of_verdicts
+from curvescope.core.number_format import plural, rounded, with_error
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Tables, count_verdicts
 from curvescope.studies.common.statistics import of_runs
 from curvescope.studies.dynamics.analysis import (
     GENERALIZED,
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 
 def opening(result: Dynamics) -> str:
-    """What these numbers say: of checkpoints, or of the claims about runs."""
-    return of_verdicts(result) if result.sequence is None else over_checkpoints(result.sequence)
+    """Summarize checkpoints, or the claims about runs."""
+    return count_verdicts(result) if result.sequence is None else over_checkpoints(result.sequence)
 
 
 def scenes(result: Dynamics) -> dict[str, Scene]:
-    """Scenes by name, with switches."""
+    """Return interactive scenes by name."""
     return {} if result.sequence is None else _checkpoint_scenes(result.sequence)
 
 
@@ -62,19 +62,19 @@ SEEN = (
 OF_CHECKPOINTS = ("loss", "grad_norm", *SEEN[3:11], "grad_share", "curvature_along_gradient", "converged")
 
 
-def tables(result: Dynamics) -> dict[str, pd.DataFrame]:
-    """`claims`, `runs`, `measurements`, `alarms`; or `checkpoints` and `blocks`."""
+def tables(result: Dynamics) -> Tables:
+    """Return `claims`, `runs`, `measurements` and `alarms`; or `checkpoints` and `blocks`."""
     import pandas as pd
 
     if result.sequence is not None:
         return _of_sequence(result)
     found = {
-        "claims": pd.DataFrame(result.claims()),
-        "runs": pd.DataFrame([_row(run) for run in result.courses.values()]),
+        "claims": result.claims(),
+        "runs": [_row(run) for run in result.courses.values()],
         "measurements": pd.concat([_measurements(run) for run in result.courses.values()]),
     }
     if result.of("spikes"):
-        found["alarms"] = pd.DataFrame(alarm_rows(result))
+        found["alarms"] = alarm_rows(result)
     return found
 
 
@@ -108,7 +108,7 @@ def _measurements(run: Course) -> pd.DataFrame:
 
 
 def alarm_rows(result: Dynamics) -> list[dict[str, Any]]:
-    """One row a signal: spikes it warned of, by how many steps, and false alarms."""
+    """Return one row per signal: spikes it warned of, lead in steps, and false alarms."""
     above = [run for run in result.of("spikes", "above") if onset(run) is not None]
     leads = {signal: [] for signal in SIGNALS}
     for run in above:
@@ -143,20 +143,18 @@ def _of_sequence(result: Dynamics) -> dict[str, pd.DataFrame]:
     return {"checkpoints": table, "blocks": pd.concat(blocks).reindex(columns=columns)}
 
 
-# ----------------------------------------------------------------------------------------------------- claims
-
 GD: Origin = ("Cohen et al. 2021", "paper")
 ADAM: Origin = ("Cohen et al. 2022", "paper")
 GROK: Origin = ("Power et al. 2022", "paper")
 OURS: Origin = ("ours", "ours")
-ENOUGH = 0.8  # of measurements that are near
-FALLEN = 0.9  # of the loss, at most
-SURE = 0.05  # of a test, one-sided
-LONG = 20  # measurements of a run that could have risen
+ENOUGH = 0.8  # minimum share of measurements near the threshold
+FALLEN = 0.9  # maximum ratio of the losses
+SURE = 0.05  # level of a one-sided test
+LONG = 20  # measurements after which a run without a rise counts as a failure
 
 
 def claims(result: Dynamics) -> list[Claim]:
-    """One row each."""
+    """Return all claims."""
     found: list[Claim] = []
     if runs := result.of("edge"):
         found += _claim_edge(runs)
@@ -217,7 +215,7 @@ def _each(ways: list[Approach], words) -> str:
 
 
 def _rise(way: Approach) -> str:
-    low = f"from {way.ratio[way.lowest]:.2f} of it at step {way.steps[way.lowest]}"
+    low = f"from {way.ratio[way.lowest]:.2f} of the threshold at step {way.steps[way.lowest]}"
     if way.reached is None:
         return f"{low} to {way.ratio[-1]:.2f} at step {way.steps[-1]}, the last"
     ratio, error = way.ratio[way.reached], way.error[way.reached]
@@ -236,7 +234,7 @@ def _stay(way: Approach) -> str:
         return "not reached" if way.reached is None else "reached at the end"
     low, middle, high = np.quantile(way.after, [0.1, 0.5, 0.9])
     many = plural(len(way.after), "measurement")
-    return f"median {middle:.2f} of it, 80 % from {low:.2f} to {high:.2f}, of {many}"
+    return f"median {middle:.2f} of the threshold, 80 % of {many} between {low:.2f} and {high:.2f}"
 
 
 def _stays(ways: list[Approach]) -> str:
@@ -251,7 +249,7 @@ def _loss_words(run: Course, way: Approach) -> str:
     if way.reached is None:
         return "not reached"
     ratio, up = later_loss(run, int(way.steps[way.reached]))
-    return f"× {ratio:.2f} from there on, up on {100 * up:.0f} % of the steps"
+    return f"× {ratio:.2f} from there on; the loss rose on {100 * up:.0f} % of the steps"
 
 
 def _falls(runs: list[Course], ways: list[Approach]) -> str:
@@ -280,12 +278,12 @@ def _claim_warmup(result: Dynamics) -> list[Claim]:
     paired = 1.0 if signs is None else float(signs.pvalue)
     return [
         Claim(
-            "without warm-up the run spikes, with it not", "fewer spikes with it",
+            "the run spikes without warm-up, but not with it", "fewer spikes with it",
             f"spikes in {a} of {n} without, {b} of {m} with; one-sided p = {p:.2g}",
             HOLDS if p < SURE else FAILS if b > a else OPEN, *OURS,
         ),
         Claim(
-            "with warm-up the loss rises less above its lowest", "less",
+            "with warm-up the loss rises less above its minimum", "less",
             f"at most × {middle[0]:.3g} without, × {middle[1]:.3g} with (medians); paired p = {paired:.2g}",
             HOLDS if paired < SURE else FAILS if middle[1] > middle[0] else OPEN, *OURS,
         ),
@@ -297,14 +295,14 @@ def _claim_spikes(result: Dynamics) -> list[Claim]:
     spiked = [run for run in above if onset(run) is not None]
     leads = [next(w.lead for w in warned(run) if w.signal == "sharpness") for run in spiked]
     words = f"{plural(len(spiked), 'spike')} in {plural(len(above), 'run')}, "
-    words += f"{', '.join(map(str, leads))} steps earlier" if leads else "nothing to warn of"
+    words += f"{', '.join(map(str, leads))} steps earlier" if leads else "no spikes"
     verdict = OPEN if not leads else HOLDS if min(leads) > 0 else FAILS
     quiet = [run for run in below if onset(run) is None]
     count, total = false_alarms(quiet)["sharpness"]
     found = [
         Claim("η λ_max is above its threshold before the loss spikes", "before", words, verdict, *OURS),
         Claim(
-            "below the ceiling it gives no false alarm", "none",
+            "below the limit it gives no false alarm", "none",
             f"{count} alarms in {total} measurements of {plural(len(quiet), 'run')} without a spike",
             OPEN if not total else FAILS if count else HOLDS, *OURS,
         ),
@@ -313,11 +311,10 @@ def _claim_spikes(result: Dynamics) -> list[Claim]:
     if edge:
         count, total = false_alarms(edge)["sharpness"]
         words = (
-            f"{count} of {total} measurements at the edge are above, and no spike of {SPIKE:g} times followed"
+            f"{count} of {total} measurements at the edge are above 2, and no spike of {SPIKE:g} times "
+            "followed"
         )
-        found.append(
-            Claim("η λ_max > 2 means that a spike comes", "ours", words, FAILS if count else OPEN, *OURS)
-        )
+        found.append(Claim("η λ_max > 2 implies a spike", "ours", words, FAILS if count else OPEN, *OURS))
     return found
 
 
@@ -328,7 +325,7 @@ def _claim_grokking(runs: list[Course]) -> list[Claim]:
         at = [None if i is None else int(run.evaluated[i]) for i in (one.memorized, one.generalized)]
         said.append(f"memorized at step {at[0]}, generalized at {at[1]}")
     grokked = [one.delayed for one in found]
-    verdict = HOLDS if all(grokked) else OPEN  # more steps might show it
+    verdict = HOLDS if all(grokked) else OPEN  # more steps could show it
     return [
         Claim(
             "the model generalizes long after it has memorized", "it does", "; ".join(said), verdict, *GROK
@@ -351,7 +348,7 @@ def _changed(runs: list[Course], claim: str, *, per_loss: bool) -> Claim:
 
 # ----------------------------------------------------------------------------------------- checkpoint figures
 
-TALL = 60  # blocks of which every name is written
+TALL = 60  # maximum number of blocks with labels
 QUANTITIES = {
     "lambda_max": ("λ_max", "lambda_max_error"),
     "lambda_min": ("λ_min", "lambda_min_error"),
@@ -361,27 +358,25 @@ QUANTITIES = {
 SWITCH = {title: (name, error) for name, (title, error) in QUANTITIES.items()}
 OF_BLOCKS = {"λ_max": ("lambda_max", "lambda_max_error"), "trace": ("trace", "trace_stderr")}
 BLOCK_MAP = (
-    "of every block that was measured, at every checkpoint. Colors are logarithmic, on both sides of zero "
-    "where there are both signs."
+    "of every measured block, at every checkpoint. The color scale is logarithmic, on both sides of "
+    "zero if both signs occur."
 )
 
 
 def panels(rows: int, columns: int, **options: Any) -> Any:
-    """Figure and (rows, columns) axes."""
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(rows, columns, layout="constrained", squeeze=False, **options)
+    """Create a figure with (rows, columns) axes."""
+    return style.subplots(rows, columns, squeeze=False, **options)
 
 
 def plain(ax: Axes, title: str = "") -> None:
-    """Two spines, a light grid, a title on the left."""
+    """Style axes with two spines, a light grid and a title on the left."""
     ax.grid(visible=True)
     if title:
         ax.set_title(title)
 
 
 def draw(sequence: Sequence) -> dict[str, Figure]:
-    """Numbers over checkpoints, and λ_max of single blocks."""
+    """Draw quantities over checkpoints, and λ_max of single blocks."""
     found = {"over_checkpoints": _course(sequence)}
     blocks, values = sequence.block_map()
     if blocks and np.isfinite(values).any():
@@ -426,7 +421,7 @@ def _map(sequence: Sequence, blocks: list[str], values: np.ndarray) -> Figure:
 
 
 def _checkpoint_scenes(sequence: Sequence) -> dict[str, Scene]:
-    """Numbers over checkpoints, and a map of blocks."""
+    """Return scenes of quantities over checkpoints, and a map of blocks."""
     found = {"over_checkpoints": switched({"quantity": list(SWITCH)}, lambda q: _course_scene(sequence, q))}
     known = [q for q, (name, _) in OF_BLOCKS.items() if np.isfinite(sequence.block_map(name)[1]).any()]
     if known:
@@ -467,11 +462,8 @@ def _map_scene(sequence: Sequence, quantity: str) -> Scene:
     return grid_map(blocks, sequence.names, cells, label=label, colors="signed")
 
 
-# ---------------------------------------------------------------------------------------------------- figures
-
-
 def figures(result: Dynamics) -> dict[str, Figure]:
-    """One figure an experiment; of checkpoints their course and the map of blocks."""
+    """Return one figure per experiment; for checkpoints, curves and the map of blocks."""
     if result.sequence is not None:
         return draw(result.sequence)
     found: dict[str, Figure] = {}
@@ -579,7 +571,7 @@ def _figure_spikes(result: Dynamics) -> Figure:
         loss, ratio, marks = (axes[i][j] for i in range(3))
         _loss(loss, run)
         loss.set_xlabel("")
-        plain(loss, f"η rises to {run.lr[-1]:.3g}, {way} the ceiling")
+        plain(loss, f"η rises to {run.lr[-1]:.3g}, {way} the limit")
         ratio.plot(run.measured, run.column("lr_lambda_max"), "-o", ms=3, lw=1.2, color=PALETTE[1])
         ratio.axhline(2, color="0.3", lw=1, ls="--")
         plain(ratio, "η λ_max, threshold 2")
@@ -627,11 +619,8 @@ def _figure_grokking(runs: list[Course]) -> Figure:
     return figure
 
 
-# --------------------------------------------------------------------------------------------------- captions
-
-
 def summary(result: Dynamics) -> list[Line]:
-    """The numbers to look at first: label, value, words."""
+    """Return the key numbers: label, value, explanation."""
     found = _sequence(result) if result.sequence is not None else []
     found += [_caption_edge(run) for run in [*result.of("edge"), *result.of("adam")]]
     found += [(claim.verdict, claim.claim, claim.measured) for claim in result.claims()]
@@ -673,7 +662,7 @@ def _sequence(result: Dynamics) -> list[Line]:
 
 
 def over_checkpoints(one: Sequence) -> str:
-    """What the loss and both ends of the spectrum do from the first checkpoint to the last."""
+    """Describe the loss and both ends of the spectrum from the first to the last checkpoint."""
     loss, top, error = (one.column(name) for name in ("loss", "lambda_max", "lambda_max_error"))
     ends = [with_error(float(top[i]), float(error[i])) for i in (0, -1)]
     said = (
@@ -687,43 +676,44 @@ def over_checkpoints(one: Sequence) -> str:
 
 
 HOW = (
-    "All runs are deterministic and on all of the data at once; measured by the monitor on the same data, "
-    "λ_max with its error, before the step of that number"
+    "All runs are deterministic and use all data in every step. The monitor measures on the same data, "
+    "before each step, λ_max with its error"
 )
 
 
 def captions(result: Dynamics) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Return a caption for each figure and table."""
     if result.sequence is not None:
         return {
-            "checkpoints": "Every checkpoint, measured as the monitor measures: both ends of the spectrum "
+            "checkpoints": "Measurements of every checkpoint: both ends of the spectrum "
             "with their errors, trace ± standard error over probes, λ_max of the GGN, ‖H − H_o‖/‖H‖, the "
             "share of the gradient in the top eigenspace.",
             "blocks": f"λ_max of {result.sequence.followed()} and trace of every block, at every checkpoint.",
             "over_checkpoints": "λ_max, λ_min and trace with their errors, and the loss, over checkpoints.",
-            "block_map": f"λ_max of {result.sequence.followed()} at every checkpoint, in logarithmic "
-            "colors; empty where it is not positive.",
+            "block_map": f"λ_max of {result.sequence.followed()} at every checkpoint, with logarithmic "
+            "colors; empty if it is not positive.",
         }
     band = f"{100 * NEAR:.0f} %"
     return {
-        "claims": "What papers say of such runs, and what was measured here; every verdict is computed.",
-        "runs": f"{HOW}. reached: the step at which η times the sharpness is at its threshold beyond its "
-        "error; after: its median from there on, over the threshold; spike: the first step whose loss is "
-        f"{SPIKE:g} times the lowest before.",
+        "claims": "Claims of papers about such runs, and measurements; every verdict is computed.",
+        "runs": f"{HOW}. reached: the step at which η times the sharpness exceeds its threshold by more "
+        "than its error; after: its median from there on, divided by the threshold; spike: the first step "
+        f"whose loss is {SPIKE:g} times the lowest before.",
         "measurements": f"{HOW}; columns as in the monitor's history.",
-        "alarms": f"Spikes are steps whose loss is {SPIKE:g} times the lowest before. warned: spikes before "
-        "which a number was beyond its threshold without a break; lead: since how many steps (median); "
-        "false: measurements beyond it in runs without a spike, below the ceiling and at the edge.",
+        "alarms": f"Spikes are steps whose loss is {SPIKE:g} times the lowest before. warned: spikes "
+        "before which a signal was beyond its threshold at every measurement; lead: steps before the "
+        "spike (median); false: measurements beyond the threshold in runs without a spike, below the "
+        "limit and at the edge.",
         "edge": f"Gradient descent. {HOW}. Dashed: 2/η; the band is {band} around it. Below: the loss of "
         "every step.",
-        "adam": "Adam: λ_max of P^(−½) H P^(−½), P Adam's own diagonal, against 2(1 + β₁)/((1 − β₁) η), "
+        "adam": "Adam: λ_max of P^(−½) H P^(−½), with Adam's diagonal P, against 2(1 + β₁)/((1 − β₁) η), "
         f"dashed; the band is {band} around it; λ_max of H itself. Below: the loss of every step.",
-        "warmup": "Adam without a warm-up and with it: loss of every step (top), and η times the "
+        "warmup": "Adam without and with warm-up: loss of every step (top), and η times the "
         "preconditioned sharpness of the first network over its threshold (bottom).",
-        "spikes": "Gradient descent whose learning rate rises above the ceiling, or stays below it: loss of "
-        "every step, η λ_max with its threshold dashed, and when each number was beyond its threshold. "
-        "Vertical: the first step of the spike.",
-        "grokking": "Addition modulo p: accuracy on the pairs that are trained on and on the others; λ_max, "
+        "spikes": "Gradient descent whose learning rate rises above 2/λ_max, or stays below it: loss of "
+        "every step, η λ_max with its threshold (dashed), and the times at which each signal was beyond "
+        "its threshold. Vertical line: the first step of the spike.",
+        "grokking": "Addition modulo p: accuracy on the training pairs and on the held-out pairs; λ_max, "
         f"and λ_max over the loss. Shaded: from memorized ({100 * MEMORIZED:.0f} %) to generalized "
         f"({100 * GENERALIZED:.0f} %).",
     }

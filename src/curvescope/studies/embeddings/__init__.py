@@ -1,4 +1,4 @@
-"""The embedding of a model: how near it is to its normalized form, and which tokens are its extremes."""
+"""Embedding of a model: its distance from its normalized form, and its extreme tokens."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.embeddings.study import Config, Counts, Embeddings, run

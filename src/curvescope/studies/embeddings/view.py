@@ -1,4 +1,4 @@
-"""Figures of the study `embeddings`, made from the arrays of its result."""
+"""Figures of the study `embeddings`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from curvescope.studies.embeddings.study import WORDS, Embeddings
 from curvescope.viz import geometry as viz
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.trajectory import short
 from curvescope.viz.writers import label
@@ -23,7 +24,7 @@ NAMED_POINTS = 24  # directions whose farthest token is named in the plane of β
 
 
 def figures(result: Embeddings) -> dict[str, Figure]:
-    """Distances, distributions of scores, and what a logit is made of, by name."""
+    """Draw distances, distributions of scores, and components of the logits."""
     found = {"distances": _distances(result), "scores": _scores(result)}
     if "reach" in result.scores.scores:
         moved = np.ptp(result.scores.scores["shift"]) > 0
@@ -32,10 +33,8 @@ def figures(result: Embeddings) -> dict[str, Figure]:
 
 
 def _distances(result: Embeddings) -> Figure:
-    import matplotlib.pyplot as plt
-
     d = result.distances
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+    figure, axes = style.subplots(1, 2, figsize=(9, 3))
     panels = (("|form − n(e)|", d.l2_mean, d.l2_std), ("1 − cos(form, n(e))", d.cosine_mean, d.cosine_std))
     for ax, (words, mean, std) in zip(axes, panels, strict=True):
         bars = (np.clip(mean, 0, std), std)
@@ -49,15 +48,13 @@ def _distances(result: Embeddings) -> Figure:
 
 
 def _scores(result: Embeddings) -> Figure:
-    import matplotlib.pyplot as plt
-
     s = result.scores
     names = [name for name in SHOWN if name in s.scores]
     if np.array_equal(s.scores["original"], s.scores["bias"]):  # no β
         names = [name for name in names if name not in ("bias", "bias_and_scale")]
     columns = 3 if len(names) > 4 else 2
     rows = -(-len(names) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4.3 * columns, 2.9 * rows), layout="constrained")
+    figure, axes = style.subplots(rows, columns, figsize=(4.3 * columns, 2.9 * rows))
     for ax, name in zip(axes.flat, names, strict=False):
         values = s.scores[name]
         order = np.argsort(values, kind="stable")
@@ -71,12 +68,10 @@ def _scores(result: Embeddings) -> Figure:
 
 
 def _reach(result: Embeddings) -> Figure:
-    """β·u against √d |P(γ ∘ u)|, colored by count."""
-    import matplotlib.pyplot as plt
-
+    """Draw β·u against √d |P(γ ∘ u)|, colored by count."""
     s = result.scores.scores
     x, y = s["shift"], (s["max_logit"] - s["min_logit"]) / 2
-    figure, ax = plt.subplots(figsize=(8, 4.6), layout="constrained")
+    figure, ax = style.subplots(figsize=(8, 4.6))
     if result.counts is None:
         ax.scatter(x, y, s=8, color=PALETTE[0], alpha=0.6, lw=0)
     else:
@@ -85,19 +80,17 @@ def _reach(result: Embeddings) -> Figure:
         image = ax.scatter(x[order], y[order], c=color, s=9, cmap="viridis", lw=0)
         figure.colorbar(image, ax=ax, label="log₁₀(1 + count in the text)")
     _name_outermost(ax, result, x, y)
-    ax.set_xlabel("β·u, in every state")
+    ax.set_xlabel("β·u, same for every state")
     ax.set_ylabel("√d |P(γ ∘ u)|, in the best state")
     return figure
 
 
 def _reach_by_count(result: Embeddings) -> Figure:
-    """√d |P(γ ∘ u)| against the count of the token, for a norm without β."""
-    import matplotlib.pyplot as plt
-
+    """Draw √d |P(γ ∘ u)| against the count of the token, for a norm without β."""
     assert result.counts is not None
     s = result.scores.scores
     x, y = np.log10(1.0 + result.counts.counts), (s["max_logit"] - s["min_logit"]) / 2
-    figure, ax = plt.subplots(figsize=(8, 4.6), layout="constrained")
+    figure, ax = style.subplots(figsize=(8, 4.6))
     ax.scatter(x, y, s=6, color=PALETTE[0], alpha=0.5, lw=0)
     _name_outermost(ax, result, x, y)
     ax.set_xlabel("log₁₀(1 + count in the text)")

@@ -1,4 +1,4 @@
-"""Exact spectra of the smallest networks, how they move, and what is left of it all in larger ones."""
+"""Exact spectra of the smallest networks, how they change, and how much of this holds in larger networks."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.exact_spectra.study import Config, ExactSpectra, run

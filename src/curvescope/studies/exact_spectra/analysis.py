@@ -1,24 +1,24 @@
-"""Medians of draws with intervals that hold the true median in 95 of 100 repetitions, by the bootstrap.
+"""Numbers of the study `exact_spectra`. Medians have 95 % bootstrap intervals.
 
-Hessians and Gauss–Newton matrices written out by automatic differentiation, many instances at once.
+Full Hessians and Gauss–Newton matrices by automatic differentiation, many instances at once.
 
-An instance is a row of θ (R, n). Instances do not know of each other, so one backward pass gives one row of
-the Hessian of each of them. Second derivatives are double backward.
+An instance is a row of θ (R, n). Instances are independent, so one backward pass gives one row of the
+Hessian of each instance. Second derivatives use double backward.
 
-How far a spectrum is paired: whether its eigenvalues come as ±λ.
+Pairing of a spectrum: the degree to which its eigenvalues come as ±λ.
 
 P = 1 − Σ_i |p_i − n_i| / Σ_i (p_i + n_i)
 
-with the positive eigenvalues p_1 ≥ p_2 ≥ … and the negative ones' sizes n_1 ≥ n_2 ≥ …, zeros where one side
-has fewer. P is 1 if and only if the spectrum is symmetric, and 0 if and only if all signs agree, as for a
-GGN. A random symmetric matrix comes near 1 too, so a P near 1 is no evidence of structure:
-that is the share of eigenvalues whose partner is there to rounding.
+with the positive eigenvalues p_1 ≥ p_2 ≥ … and the absolute values n_1 ≥ n_2 ≥ … of the negative ones,
+padded with zeros. P is 1 if and only if the spectrum is symmetric, and 0 if and only if all signs agree, as
+for a GGN. A random symmetric matrix has P near 1, too, so a P near 1 is not evidence of structure. The
+evidence is the share of eigenvalues whose partner agrees to rounding.
 
-The smallest networks with known spectra, as functions of flat weights, many instances at once.
+Smallest networks with known spectra, as functions of flat weights, many instances at once.
 
-A row of θ is one instance; data have a row for each instance too, or none, and then all share them.
+A row of θ is one instance. Data have a row for each instance, or are shared by all instances.
 
-How well the GGN gives λ_max: attention beside networks without it, of as many parameters.
+Error of the GGN's λ_max, for attention and for MLPs with the same number of parameters.
 
 Targets are outputs plus ρ times normal numbers, so that the loss is ρ² in expectation for every network;
 weights of n rows have the standard deviation scale/√n, tokens 1.
@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,12 +43,9 @@ from curvescope.closed_form.spectra import (
     two_layer_linear_spectrum,
     two_layer_relu_spectrum,
 )
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.core.seeds import generator
 from curvescope.studies.common.statistics import Interval, median_difference, median_interval
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NUM_RESAMPLES = 1000
 PERCENTILES = (2.5, 97.5)
@@ -60,14 +57,14 @@ Function = Callable[[Tensor], Tensor]
 
 
 def hessians(loss: Function, theta: Tensor) -> Tensor:
-    """∇²ℓ_r of the losses ℓ (R,) at θ (R, n), each of its own row: (R, n, n)."""
+    """Hessians ∇²ℓ_r of the losses ℓ (R,) at θ (R, n), each in its own row: (R, n, n)."""
     theta = theta.detach().requires_grad_()
     (slope,) = torch.autograd.grad(loss(theta).sum(), theta, create_graph=True)
     return _rows(slope, theta)
 
 
 def jacobians(outputs: Function, theta: Tensor) -> Tensor:
-    """∂f_r/∂θ_r of the outputs f (R, N): (R, N, n)."""
+    """Jacobians ∂f_r/∂θ_r of the outputs f (R, N): (R, N, n)."""
     theta = theta.detach().requires_grad_()
     return _rows(outputs(theta), theta)
 
@@ -96,18 +93,18 @@ def both_parts(outputs: Function, loss: Function, theta: Tensor) -> tuple[Tensor
 
 
 def eigenvalues(A: Tensor) -> Tensor:
-    """Ascending eigenvalues of symmetric matrices, whose rounding is taken off: (R, n)."""
+    """Ascending eigenvalues of the symmetric part of matrices: (R, n)."""
     return torch.linalg.eigvalsh((A + A.mT) / 2)
 
 
 # ---------------------------------------------------------------------------------------------------- pairing
 
-ENDS = 3  # eigenvalues of each sign that count as outliers
-EXACT = 1e-9  # of the largest |λ|: nearer than this are equal
+ENDS = 3  # number of outliers of each sign
+EXACT = 1e-9  # tolerance relative to the largest |λ| for equal eigenvalues
 
 
 def pairing(values: np.ndarray, *, ends: int | None = None) -> float:
-    """P of a spectrum, or of its `ends` largest eigenvalues of each sign; nan for zeros alone."""
+    """Pairing P of a spectrum, or of its `ends` largest eigenvalues of each sign; nan if all are zero."""
     positive, negative = _sides(values)
     if ends is not None:
         positive, negative = positive[:ends], negative[:ends]
@@ -116,14 +113,14 @@ def pairing(values: np.ndarray, *, ends: int | None = None) -> float:
 
 
 def outliers(values: np.ndarray) -> np.ndarray:
-    """Eigenvalues that are not repeated: where a bulk is ±b many times, what lies outside it."""
+    """Eigenvalues that are not repeated: those outside a bulk of repeated ±b."""
     values = np.sort(np.asarray(values, dtype=float))
     same = np.diff(values) <= EXACT * np.abs(values).max(initial=0.0)
     return values[~(np.append(same, False) | np.append(False, same))] if len(values) else values
 
 
 def exactly_paired(values: np.ndarray) -> float:
-    """Share of the eigenvalues that are not zero whose negative is an eigenvalue too; nan for zeros alone."""
+    """Share of nonzero eigenvalues whose negative is an eigenvalue, too; nan if all are zero."""
     size = np.abs(values).max(initial=0.0)
     if size == 0:
         return np.nan
@@ -140,14 +137,14 @@ def exactly_paired(values: np.ndarray) -> float:
 
 
 def condition_number(values: np.ndarray) -> float:
-    """max |λ| / min |λ| over the eigenvalues that are not zero, to 1e-12 of the largest; nan if all are."""
+    """Condition number max |λ| / min |λ| over eigenvalues above 1e-12 of the largest; nan if all are zero."""
     sizes = np.abs(values)
     there = sizes[sizes > 1e-12 * sizes.max()]
     return float(there.max() / there.min()) if len(there) else np.nan
 
 
 def _sides(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positive parts and negative parts, largest first, as many as there are eigenvalues."""
+    """Return positive and negative parts, largest first, each as long as the spectrum."""
     values = np.asarray(values, dtype=float)
     return np.sort(np.maximum(values, 0))[::-1], np.sort(np.maximum(-values, 0))[::-1]
 
@@ -196,18 +193,18 @@ def logistic_loss(f: Tensor, signs: Tensor) -> Tensor:
 
 
 def pointer_loss(f: Tensor, place: int) -> Tensor:
-    """Cross-entropy of one of N places with logits f (…, N): its Hessian couples all outputs."""
+    """Cross-entropy for one of N positions with logits f (…, N); its Hessian couples all outputs."""
     return torch.logsumexp(f, dim=-1) - f[..., place]
 
 
 # ------------------------------------------------------------------------------------------------------ cases
 
 CASE_ATTENTION, LINEAR, RELU = "1-D attention", "linear network", "ReLU network"
-LENGTHS = (3, 5, 8)  # of several samples
+LENGTHS = (3, 5, 8)  # sequence lengths of several samples
 
 
-class Case(NamedTuple):
-    """A closed form, and the loss that it is of as a function of flat weights (1, n)."""
+class SpectrumCase(NamedTuple):
+    """Closed form of a spectrum, and its loss as a function of flat weights (1, n)."""
 
     name: str
     closed: ExactSpectrum
@@ -216,8 +213,8 @@ class Case(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Compared(Result):
-    """Columns: a row is one eigenvalue of one case, in closed form and of the dense Hessian."""
+class Compared(Tabular):
+    """Table with one row per eigenvalue and case: closed form, and value from the dense Hessian."""
 
     case: list[str]
     index: np.ndarray
@@ -225,7 +222,7 @@ class Compared(Result):
     numerical: np.ndarray
 
     def errors(self) -> dict[str, float]:
-        """For each case max |closed form − numerical| over the largest |λ|; zero where all are zero."""
+        """Return max |closed form − numerical| / largest |λ| of each case; zero if all are zero."""
         names = np.array(self.case)
         found = {}
         for name in dict.fromkeys(self.case):
@@ -233,22 +230,18 @@ class Compared(Result):
             found[name] = float(np.abs(mine - dense).max() / (np.abs(dense).max() or 1.0))
         return found
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per eigenvalue."""
-        import pandas as pd
-
-        return pd.DataFrame(
-            {
-                "case": self.case,
-                "index": self.index,
-                "closed_form": self.closed_form,
-                "numerical": self.numerical,
-            }
-        )
+    def table(self) -> Any:
+        """Return one row per eigenvalue."""
+        return {
+            "case": self.case,
+            "index": self.index,
+            "closed_form": self.closed_form,
+            "numerical": self.numerical,
+        }
 
 
 def compare(seed: int, *, d_K: int, num_tokens: int) -> Compared:
-    """Every case: all eigenvalues, ascending."""
+    """Compare all eigenvalues of every case, ascending."""
     cases = [*attention_cases(seed, d_K, num_tokens), *network_cases(seed, d_K, num_tokens)]
     dense = [eigenvalues(hessians(case.loss, case.theta[None]))[0].numpy() for case in cases]
     return Compared(
@@ -259,8 +252,8 @@ def compare(seed: int, *, d_K: int, num_tokens: int) -> Compared:
     )
 
 
-def attention_cases(seed: int, d_K: int, L: int) -> Iterator[Case]:
-    """Self-attention on scalars."""
+def attention_cases(seed: int, d_K: int, L: int) -> Iterator[SpectrumCase]:
+    """Return the cases of self-attention on scalars."""
     source = generator(seed, 0)
     w, u, x, y = (_normal(source, n) for n in (d_K, d_K, L, L))
     w_V = _normal(source, 1)
@@ -304,8 +297,8 @@ def _attention(
     xs: list[Tensor],
     ys: list[Tensor],
     score_bias: Tensor | None = None,
-) -> Case:
-    """Squared error: the mean over tokens, then over samples."""
+) -> SpectrumCase:
+    """Case with squared error: the mean over tokens, then over samples."""
     heads, bias = len(weights[2]), 0.0 if score_bias is None else score_bias
     closed = attention_1d_spectrum(xs, *weights, targets=ys, score_bias=score_bias)
 
@@ -316,19 +309,21 @@ def _attention(
         ]
         return torch.stack(each).mean(0)
 
-    return Case(f"{CASE_ATTENTION}, {name}", closed, loss, _flat(weights))
+    return SpectrumCase(f"{CASE_ATTENTION}, {name}", closed, loss, _flat(weights))
 
 
 def _attention_loss(
     name: str, weights: tuple[Tensor, Tensor, Tensor], x: Tensor, loss: Callable[[Tensor], Tensor]
-) -> Case:
-    """Any loss of the outputs, by its gradient and Hessian in them."""
+) -> SpectrumCase:
+    """Case with any loss of the outputs, by its gradient and Hessian in the outputs."""
     closed = attention_1d_spectrum(x, *weights, **_by_derivatives(attention_1d_outputs(x, *weights), loss))
-    return Case(f"{CASE_ATTENTION}, {name}", closed, lambda theta: loss(attend(theta, x)), _flat(weights))
+    return SpectrumCase(
+        f"{CASE_ATTENTION}, {name}", closed, lambda theta: loss(attend(theta, x)), _flat(weights)
+    )
 
 
-def network_cases(seed: int, m: int, n: int) -> Iterator[Case]:
-    """Two layers, linear and with ReLU, m neurons on n scalars."""
+def network_cases(seed: int, m: int, n: int) -> Iterator[SpectrumCase]:
+    """Return the cases of two-layer networks, linear and with ReLU, with m neurons on n scalars."""
     source = generator(seed, 1)
     w, v, x, y = (_normal(source, k) for k in (m, m, n, n))
     pairs = {
@@ -345,7 +340,7 @@ def network_cases(seed: int, m: int, n: int) -> Iterator[Case]:
     ):
         for name, one in {**pairs, **more}.items():
             theta = _flat(one)
-            yield Case(
+            yield SpectrumCase(
                 f"{kind}, {name}",
                 exact(*one, x, targets=y),
                 lambda theta, network=network: squared_error(network(theta, x), y),
@@ -353,13 +348,13 @@ def network_cases(seed: int, m: int, n: int) -> Iterator[Case]:
             )
         theta = _flat((w, v))
         f = network(theta[None], x)[0]
-        yield Case(
+        yield SpectrumCase(
             f"{kind}, zero residual",
             exact(w, v, x, targets=f),
             lambda theta, network=network, f=f: squared_error(network(theta, x), f),
             theta,
         )
-        yield Case(
+        yield SpectrumCase(
             f"{kind}, cross-entropy",
             exact(w, v, x, **_by_derivatives(f, lambda f: pointer_loss(f, 0))),
             lambda theta, network=network: pointer_loss(network(theta, x), 0),
@@ -390,8 +385,8 @@ SCALES = (0.3, 1.0, 3.0)
 RESIDUALS = (0.1, 1.0, 10.0)
 
 
-class Network(NamedTuple):
-    """Outputs (R, N) of weights θ (R, n) and tokens (R, L, d); `rows` scale each weight."""
+class SmallNetwork(NamedTuple):
+    """Network with outputs (R, N) for weights θ (R, n) and tokens (R, L, d); `rows` scale each weight."""
 
     kind: str
     shapes: tuple[tuple[int, ...], ...]
@@ -404,20 +399,20 @@ class Network(NamedTuple):
 
 
 def head(theta: Tensor, X: Tensor, *, d: int = WIDTH) -> Tensor:
-    """One softmax head with d_K = d_V = d: (R, L, d)."""
+    """Output of a softmax head with d_K = d_V = d: (R, L, d)."""
     W_Q, W_K, W_V = _matrices(theta, ((d, d),) * 3)
     scores = X @ W_Q @ (X @ W_K).mT / d**0.5
     return torch.softmax(scores, dim=2) @ X @ W_V
 
 
 def feed_forward(theta: Tensor, X: Tensor, *, hidden: int, d: int = WIDTH) -> Tensor:
-    """relu(X W_1) W_2: (R, L, d)."""
+    """Output relu(X W_1) W_2 of a feed-forward layer: (R, L, d)."""
     W_1, W_2 = _matrices(theta, ((d, hidden), (hidden, d)))
     return torch.relu(X @ W_1) @ W_2
 
 
 def block(theta: Tensor, X: Tensor, *, hidden: int) -> Tensor:
-    """A head, then a feed-forward layer, each with its skip connection: (R, L, d)."""
+    """Output of a head and a feed-forward layer, each with its skip connection: (R, L, d)."""
     cut = 3 * WIDTH**2
     X = X + head(theta[:, :cut], X)
     return X + feed_forward(theta[:, cut:], X, hidden=hidden)
@@ -428,35 +423,37 @@ def _pair(hidden: int) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 SQUARES = ((WIDTH, WIDTH),) * 3
-MATCHES: dict[str, tuple[Network, Network]] = {
+MATCHES: dict[str, tuple[SmallNetwork, SmallNetwork]] = {
     "scalars": (
-        Network(
+        SmallNetwork(
             GAUSS_NEWTON_ATTENTION,
             ((1, 8), (1, 8), (1,)),
             lambda theta, X: attend(theta, X[:, :, 0])[:, :, None],
             1,
         ),
-        Network(MLP, ((1, 8), (8,), (1,)), lambda theta, X: relu_network(theta, X[:, :, 0])[:, :, None], 1),
+        SmallNetwork(
+            MLP, ((1, 8), (8,), (1,)), lambda theta, X: relu_network(theta, X[:, :, 0])[:, :, None], 1
+        ),
     ),
     "width 4": (
-        Network(GAUSS_NEWTON_ATTENTION, SQUARES, head),
-        Network(MLP, _pair(6), partial(feed_forward, hidden=6)),
+        SmallNetwork(GAUSS_NEWTON_ATTENTION, SQUARES, head),
+        SmallNetwork(MLP, _pair(6), partial(feed_forward, hidden=6)),
     ),
     "block": (
-        Network(GAUSS_NEWTON_ATTENTION, SQUARES + _pair(6), partial(block, hidden=6)),
-        Network(MLP, _pair(12), partial(feed_forward, hidden=12)),
+        SmallNetwork(GAUSS_NEWTON_ATTENTION, SQUARES + _pair(6), partial(block, hidden=6)),
+        SmallNetwork(MLP, _pair(12), partial(feed_forward, hidden=12)),
     ),
 }
 
 
 @dataclass(frozen=True)
-class Gaps(Result):
-    """Columns: a row is one draw. The gap is |λ_max(H_o) − λ_max(H)| / |λ_max(H)|."""
+class Gaps(Tabular):
+    """Table with one row per draw. The gap is |λ_max(H_o) − λ_max(H)| / |λ_max(H)|."""
 
-    match: list[str]  # networks that are compared with each other
+    match: list[str]  # pair of networks that are compared
     kind: list[str]  # attention or MLP
     num_parameters: np.ndarray
-    scale: np.ndarray  # of the weights
+    scale: np.ndarray  # scale of the weights
     residual: np.ndarray  # ρ
     draw: np.ndarray
     lambda_max: np.ndarray
@@ -464,16 +461,18 @@ class Gaps(Result):
 
     @property
     def gap(self) -> np.ndarray:
-        """Relative error of λ_max if the GGN is taken for the Hessian."""
+        """Relative error of λ_max of the GGN against the Hessian."""
         return np.abs(self.ggn_lambda_max - self.lambda_max) / np.abs(self.lambda_max)
 
     def chosen(self, match: str, kind: str, scale: float, residual: float) -> np.ndarray:
-        """Gaps of all draws of one network in one setting."""
+        """Return the gaps of all draws of one network in one setting."""
         rows = (np.array(self.match) == match) & (np.array(self.kind) == kind)
         return self.gap[rows & (self.scale == scale) & (self.residual == residual)]
 
     def differences(self) -> dict[tuple[str, float, float], tuple[Interval, Interval, Interval]]:
-        """For each match, scale and residual: gap of attention, of the MLP, and their difference."""
+        """Return the gaps of attention and the MLP and their difference, for each match, scale and
+        residual.
+        """
         found = {}
         for match in dict.fromkeys(self.match):
             for scale in np.unique(self.scale):
@@ -485,10 +484,8 @@ class Gaps(Result):
                     found[match, float(scale), float(residual)] = both
         return found
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per match, scale and residual: medians over draws and their intervals."""
-        import pandas as pd
-
+    def table(self) -> Any:
+        """Return one row per match, scale and residual: medians over draws and their intervals."""
         counts = dict(zip(self.match, self.num_parameters, strict=True))
         rows = []
         for (match, scale, residual), found in self.differences().items():
@@ -496,16 +493,16 @@ class Gaps(Result):
             for name, one in zip((GAUSS_NEWTON_ATTENTION, MLP, "difference"), found, strict=True):
                 row |= {f"{name}_gap": one.value, f"{name}_low": one.low, f"{name}_high": one.high}
             rows.append(row)
-        return pd.DataFrame(rows)
+        return rows
 
 
 def measure(match: str, scale: float, residual: float, *, num_draws: int, seed: int) -> Gaps:
-    """All draws of both networks of a match."""
+    """Measure all draws of both networks of a match."""
     return joined([_draws(match, network, scale, residual, num_draws, seed) for network in MATCHES[match]])
 
 
 def measure_all(match: str, *, num_draws: int, seed: int) -> Gaps:
-    """A match over all scales and residuals."""
+    """Measure a match over all scales and residuals."""
     return joined(
         [
             measure(match, scale, residual, num_draws=num_draws, seed=seed)
@@ -516,7 +513,7 @@ def measure_all(match: str, *, num_draws: int, seed: int) -> Gaps:
 
 
 def joined(parts: list[Gaps]) -> Gaps:
-    """All rows, in order."""
+    """Join all rows, in order."""
     columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(Gaps)}
     return Gaps(
         match=[one for part in columns.pop("match") for one in part],
@@ -525,7 +522,9 @@ def joined(parts: list[Gaps]) -> Gaps:
     )
 
 
-def _draws(match: str, network: Network, scale: float, residual: float, num_draws: int, seed: int) -> Gaps:
+def _draws(
+    match: str, network: SmallNetwork, scale: float, residual: float, num_draws: int, seed: int
+) -> Gaps:
     source = generator(seed, 3, [GAUSS_NEWTON_ATTENTION, MLP].index(network.kind))
     X = _normal(source, num_draws, NUM_TOKENS, network.width)
     parts = [_normal(source, num_draws, int(np.prod(s))) / s[0] ** 0.5 for s in network.shapes]
@@ -550,6 +549,6 @@ def _draws(match: str, network: Network, scale: float, residual: float, num_draw
 
 
 def _matrices(theta: Tensor, shapes: tuple[tuple[int, int], ...]) -> list[Tensor]:
-    """Rows of θ as matrices one after the other: (R, rows, columns) each."""
+    """Split the rows of θ into matrices: (R, rows, columns) each."""
     parts = theta.split([a * b for a, b in shapes], dim=1)
     return [part.view(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]

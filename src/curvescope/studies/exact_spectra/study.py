@@ -1,24 +1,23 @@
-"""Spectra that are known exactly: attention on scalars and two-layer networks, and how far their lessons go.
+"""Spectra that are known exactly, for attention on scalars and two-layer networks, and their limits.
 
-Every eigenvalue in closed form stands next to that of a dense Hessian, degenerate cases included. Sweeps move
-one thing at a time. Gauss–Newton matrices of attention are compared with those of networks without it that
-have as many parameters. The pairing of eigenvalues is followed from networks where it is exact to the bundled
-model. Nothing is trained.
+The study compares every eigenvalue in closed form with that of a dense Hessian, including degenerate cases.
+Sweeps vary one quantity at a time. The study compares Gauss–Newton matrices of attention with those of MLPs
+with the same number of parameters. It measures the pairing of eigenvalues from networks in which it is
+exact up to the bundled model. Nothing is trained.
 
-Paired spectra, from networks where pairs are exact to real ones: an assumption less on each rung.
+The ladder of pairing begins at networks with exact pairs and drops one assumption on each rung.
 
-A rung has one or several rows: a quantity of its Hessian, of the functional Hessian, or of the part of it in
-queries and keys, over random draws of weights and data. Squared error, with targets that are outputs plus
-normal numbers; the last small network reads tokens and has cross-entropy.
+A rung has rows for quantities of the Hessian, the functional Hessian, or its part in queries and keys, over
+random draws of weights and data. The loss is the squared error, with targets that are outputs plus normal
+numbers; the last small network reads tokens and has cross-entropy.
 
-The last rungs: parts of the bundled model, whose Hessians are too large to be written out.
+The last rungs are parts of the bundled model, whose Hessians are too large for full matrices. Lanczos
+gives the three largest eigenvalues of each sign; the full spectrum and exact pairs are unknown.
 
-λ are the three largest of each sign, by Lanczos; the whole spectrum, and with it exact pairs, is not known.
-
-How the exact spectrum of one-dimensional attention moves: one thing varied, everything else as it was.
+Sweeps of the exact spectrum of one-dimensional attention vary one quantity and fix all others.
 
 Only norms and angle of w_Q and w_K matter, not their directions. Tokens and targets are independent normal
-numbers; seeds are draws of them, the same at every value.
+numbers; each seed uses the same draw at every value.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from torch import Tensor
 from curvescope.algorithms import eigsh
 from curvescope.closed_form.spectra import ExactSpectrum, attention_1d_outputs, attention_1d_spectrum
 from curvescope.core.config import Config as Settings
-from curvescope.core.config import at_least, setting
+from curvescope.core.config import setting
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import Progress
-from curvescope.core.result import Result
+from curvescope.core.result import Tabular
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batches
 from curvescope.data.text import text_data
@@ -49,34 +48,18 @@ from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.operators import FunctionalHessian, Hessian
 from curvescope.problem import Problem
-from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Shown
-from curvescope.runs.work import Piece, State, work_through
+from curvescope.runs.fingerprints import fingerprint
+from curvescope.runs.resumable_loop import Piece, State, work_through
+from curvescope.runs.study_result import Shown, Tables
 from curvescope.studies.common.statistics import median_interval
 from curvescope.studies.exact_spectra import analysis
-from curvescope.studies.exact_spectra.analysis import (
-    ENDS,
-    Compared,
-    Gaps,
-    attend,
-    both_parts,
-    compare,
-    condition_number,
-    eigenvalues,
-    exactly_paired,
-    linear_network,
-    outliers,
-    pairing,
-    relu_network,
-    squared_error,
-)
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 CONTROL_NOTE = (
-    "a random symmetric matrix is nearly paired too: a pairing near 1 is no evidence of structure, exact "
-    "pairs are"
+    "a random symmetric matrix is nearly paired, too: a pairing near 1 is not evidence of structure, "
+    "but exact pairs are"
 )
 
 
@@ -95,22 +78,20 @@ PLAIN: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Pairings(Result):
-    """Columns: a row is one quantity of one draw of one rung."""
+class Pairings(Tabular):
+    """Table with one row per rung, quantity and draw."""
 
     rung: list[str]
     quantity: list[str]
     draw: np.ndarray
-    value: np.ndarray  # nan where the rung does not have it
+    value: np.ndarray  # nan if the rung does not have it
 
     def of(self, rung: str, quantity: str) -> np.ndarray:
-        """The draws of one quantity of one rung."""
+        """Return the draws of one quantity of one rung."""
         return self.value[(np.array(self.rung) == rung) & (np.array(self.quantity) == quantity)]
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per rung: the median of every quantity over draws and the ends of its interval."""
-        import pandas as pd
-
+    def table(self) -> Any:
+        """Return one row per rung: the median of every quantity over draws and the ends of its interval."""
         rows = []
         for rung in dict.fromkeys(self.rung):
             row: dict[str, Any] = {"rung": rung, "draws": len(self.of(rung, self.quantity[0]))}
@@ -118,11 +99,11 @@ class Pairings(Result):
                 value, low, high = median_interval(self.of(rung, quantity))
                 row |= {quantity: value, f"{quantity}, low": low, f"{quantity}, high": high}
             rows.append(row)
-        return pd.DataFrame(rows)
+        return rows
 
 
 class Drawn(NamedTuple):
-    """Draws of a rung: outputs of θ (R, n), the loss of outputs, θ, and what in it are queries and keys."""
+    """Draws of a rung: outputs as a function of θ (R, n), their loss, θ, and a mask of queries and keys."""
 
     outputs: Callable[[Tensor], Tensor]
     loss: Callable[[Tensor], Tensor]
@@ -131,15 +112,15 @@ class Drawn(NamedTuple):
 
 
 def rungs() -> dict[str, Callable[[int, int], Drawn]]:
-    """Every small network by name, as a function of the number of draws and the seed."""
+    """Return every small network by name, as a function of the number of draws and the seed."""
     block = PLAIN | {"d_model": 4, "n_heads": 2, "d_head": 2}
     whole = block | {"residual": True, "norm": "pre", "d_ff": HIDDEN}
     tokens = {"inputs": "tokens", "outputs": "tokens", "vocab_size": VOCABULARY, "causal": True}
     return {
-        "linear network": partial(_scalars, linear_network, 2 * NUM_UNITS, 0),
-        "ReLU network": partial(_scalars, relu_network, 2 * NUM_UNITS, 0),
-        "1-D attention": partial(_scalars, attend, 2 * NUM_UNITS + 1, 2 * NUM_UNITS),
-        "two heads": partial(_scalars, partial(attend, heads=2), 4 * NUM_UNITS + 2, 4 * NUM_UNITS),
+        "linear network": partial(_scalars, analysis.linear_network, 2 * NUM_UNITS, 0),
+        "ReLU network": partial(_scalars, analysis.relu_network, 2 * NUM_UNITS, 0),
+        "1-D attention": partial(_scalars, analysis.attend, 2 * NUM_UNITS + 1, 2 * NUM_UNITS),
+        "two heads": partial(_scalars, partial(analysis.attend, heads=2), 4 * NUM_UNITS + 2, 4 * NUM_UNITS),
         "d = 2, d_K = 8, W_O": partial(_zoo, PLAIN | {"d_model": 2, "d_head": NUM_UNITS}),
         "d = d_K = 4": partial(_zoo, PLAIN | {"d_model": 4, "d_head": 4}),
         "d = 4, two heads": partial(_zoo, block),
@@ -152,29 +133,29 @@ def rungs() -> dict[str, Callable[[int, int], Drawn]]:
 
 
 def climb(rung: str, *, num_draws: int, seed: int) -> Pairings:
-    """All quantities of one rung, or of the control."""
+    """Measure all quantities of one rung, or of the control."""
     if rung == CONTROL:
         return _control(num_draws, seed)
     drawn = rungs()[rung](num_draws, seed)
-    H, ggn = both_parts(drawn.outputs, drawn.loss, drawn.theta)
+    H, ggn = analysis.both_parts(drawn.outputs, drawn.loss, drawn.theta)
     values: dict[str, list[float]] = {name: [] for name in QUANTITIES}
     own = drawn.query_key
     parts = H - ggn, (H - ggn)[:, own][:, :, own]
-    for spectrum in eigenvalues(H).numpy():
-        values[ALL].append(pairing(spectrum))
-        values[OUTLIERS].append(pairing(outliers(spectrum), ends=ENDS))
-        values[EXACT].append(exactly_paired(spectrum))
+    for spectrum in analysis.eigenvalues(H).numpy():
+        values[ALL].append(analysis.pairing(spectrum))
+        values[OUTLIERS].append(analysis.pairing(analysis.outliers(spectrum), ends=analysis.ENDS))
+        values[EXACT].append(analysis.exactly_paired(spectrum))
     for part, name, exact in zip(
         parts, (FUNCTIONAL, QUERY_KEY), (EXACT_FUNCTIONAL, EXACT_QUERY_KEY), strict=True
     ):
-        for spectrum in eigenvalues(part).numpy():
-            values[name].append(pairing(spectrum))
-            values[exact].append(exactly_paired(spectrum))
+        for spectrum in analysis.eigenvalues(part).numpy():
+            values[name].append(analysis.pairing(spectrum))
+            values[exact].append(analysis.exactly_paired(spectrum))
     return tagged(rung, values)
 
 
 def tagged(rung: str, values: dict[str, list[float]]) -> Pairings:
-    """Rows of one rung from its quantities over draws."""
+    """Build the rows of one rung from its quantities over draws."""
     return Pairings(
         rung=[rung for each in values.values() for _ in each],
         quantity=[name for name, each in values.items() for _ in each],
@@ -194,13 +175,13 @@ def ladder_joined(parts: list[Pairings]) -> Pairings:
 
 
 def _control(num_draws: int, seed: int) -> Pairings:
-    """Independent normal entries, as many rows as 1-D attention has parameters: paired by chance alone."""
+    """Control with independent normal entries and as many rows as 1-D attention has parameters."""
     A = _normal(generator(seed, 4), num_draws, 2 * NUM_UNITS + 1, 2 * NUM_UNITS + 1)
-    spectra = eigenvalues(A).numpy()
+    spectra = analysis.eigenvalues(A).numpy()
     values = {
-        ALL: [pairing(one) for one in spectra],
-        OUTLIERS: [pairing(outliers(one), ends=ENDS) for one in spectra],
-        EXACT: [exactly_paired(one) for one in spectra],
+        ALL: [analysis.pairing(one) for one in spectra],
+        OUTLIERS: [analysis.pairing(analysis.outliers(one), ends=analysis.ENDS) for one in spectra],
+        EXACT: [analysis.exactly_paired(one) for one in spectra],
     }
     return tagged(CONTROL, values)
 
@@ -208,7 +189,7 @@ def _control(num_draws: int, seed: int) -> Pairings:
 def _scalars(
     network: Callable[[Tensor, Tensor], Tensor], n: int, num_query_key: int, num_draws: int, seed: int
 ) -> Drawn:
-    """A network on scalars: its first weights are queries and keys."""
+    """Draws of a network on scalars, whose first weights are queries and keys."""
     source = generator(seed, 5)
     theta, x = _normal(source, num_draws, n), _normal(source, num_draws, LADDER_NUM_TOKENS)
 
@@ -216,11 +197,11 @@ def _scalars(
         return network(theta, x)
 
     y = outputs(theta) + _normal(source, num_draws, LADDER_NUM_TOKENS)
-    return Drawn(outputs, partial(squared_error, y=y), theta, torch.arange(n) < num_query_key)
+    return Drawn(outputs, partial(analysis.squared_error, y=y), theta, torch.arange(n) < num_query_key)
 
 
 def _zoo(settings: dict[str, Any], num_draws: int, seed: int) -> Drawn:
-    """A zoo Transformer with weights of standard deviation 1/√rows, and norms that scale by one."""
+    """Draws of a zoo Transformer with weights of standard deviation 1/√rows and norms with scale one."""
     source, module = generator(seed, 6), Transformer(TransformerConfig(**settings)).double()
     shapes = {name: p.shape for name, p in module.named_parameters()}
     theta = torch.cat(
@@ -245,14 +226,14 @@ def _zoo(settings: dict[str, Any], num_draws: int, seed: int) -> Drawn:
             _next_token, labels=torch.randint(VOCABULARY, (num_draws, LADDER_NUM_TOKENS), generator=source)
         )
         if tokens
-        else partial(squared_error, y=f + _normal(source, *f.shape))
+        else partial(analysis.squared_error, y=f + _normal(source, *f.shape))
     )
     own = [torch.full((prod(shape),), name.endswith(("W_Q", "W_K"))) for name, shape in shapes.items()]
     return Drawn(outputs, loss, theta, torch.cat(own))
 
 
 def _ladder_weights(source: torch.Generator, name: str, shape: torch.Size, num_draws: int) -> Tensor:
-    """(R, entries of a parameter)."""
+    """Random values of a parameter: (R, entries)."""
     if len(shape) == 1:
         return torch.full((num_draws, prod(shape)), 1.0 if name.endswith(".g") else 0.0).double()
     return _normal(source, num_draws, prod(shape)) / (1.0 if name == "E" else shape[0] ** 0.5)
@@ -274,22 +255,22 @@ def _normal(source: torch.Generator, *shape: int) -> Tensor:
 NAME, SEQUENCE = "tiny-gpt", 32
 PARTS = {"one head's W_Q, W_K": "L1.h0.W_[QK]", "one layer": "L1.*"}
 REVISIONS = ("initial", "final")
-TOLERANCE = 1e-2  # of the largest eigenvalue, residuals: values are good to its square
+TOLERANCE = 1e-2  # residual / largest eigenvalue; the error of values is its square
 
 
 def rung_name(revision: str, part: str) -> str:
-    """As tables have it."""
+    """Name of a rung in tables."""
     return f"{NAME} ({revision}), {part}"
 
 
 def bundled(revision: str, num_tokens: int) -> tuple[Model, Batches]:
-    """The bundled model at a revision, and some of the sample text."""
+    """Load the bundled model at a revision, and a part of the sample text."""
     model = load(NAME, revision=revision)
     return model, text_data("sample", model, tokens=num_tokens, seq_len=SEQUENCE)
 
 
 def climb_bundled(revision: str, part: str, *, num_tokens: int, seed: int) -> Pairings:
-    """Pairing of the outliers of the Hessian, and of the functional Hessian, of one part of the model."""
+    """Measure the pairing of outliers of the Hessian and functional Hessian, for one part of the model."""
     problem = Problem(*bundled(revision, num_tokens))
     values = {OUTLIERS: [_ends(Hessian(problem, PARTS[part]), seed)]}
     if part.endswith("W_K"):
@@ -298,8 +279,8 @@ def climb_bundled(revision: str, part: str, *, num_tokens: int, seed: int) -> Pa
 
 
 def _ends(op: LinearOperator, seed: int) -> float:
-    found = eigsh(op, 2 * ENDS, which="BE", vectors=False, seed=seed, tol=TOLERANCE)
-    return pairing(found.values, ends=ENDS) if found.converged else np.nan
+    found = eigsh(op, 2 * analysis.ENDS, which="BE", vectors=False, seed=seed, tol=TOLERANCE)
+    return analysis.pairing(found.values, ends=analysis.ENDS) if found.converged else np.nan
 
 
 # ----------------------------------------------------------------------------------------------------- sweeps
@@ -310,8 +291,8 @@ BIAS, LARGE_BIAS = "first-token bias", "first-token bias, large first token"
 LARGE = 4.0  # size of a large first token
 
 
-class Setting(NamedTuple):
-    """What is varied, with the values that everything has otherwise."""
+class SweepPoint(NamedTuple):
+    """Quantities of a sweep, with their fixed values as defaults."""
 
     norm_Q: float = 2.0
     norm_K: float = 2.0
@@ -319,9 +300,9 @@ class Setting(NamedTuple):
     w_V: float = 1.0
     length: int = 16
     target: float = 1.0  # standard deviation of the targets
-    outlier: float = 1.0  # what the second token is multiplied by
+    outlier: float = 1.0  # factor of the second token
     bias: float = 0.0  # added to the scores of the first token
-    first: float | None = None  # the first token; random where it is not given
+    first: float | None = None  # value of the first token; random if None
 
 
 AXES: dict[str, tuple[str, ...]] = {
@@ -351,8 +332,8 @@ VALUES: dict[str, tuple[float, ...]] = {
 
 
 @dataclass(frozen=True)
-class Sweeps(Result):
-    """Columns: a row is one value of what is varied, with one draw of tokens and targets."""
+class Sweeps(Tabular):
+    """Table with one row per value of the varied quantity and draw of tokens and targets."""
 
     varied: list[str]
     value: np.ndarray
@@ -362,22 +343,22 @@ class Sweeps(Result):
     outlier_mid: np.ndarray
     outlier_high: np.ndarray
     ggn_lambda_max: np.ndarray
-    condition: np.ndarray  # max |λ| / min |λ| over eigenvalues that are not zero
-    pairing: np.ndarray  # of the three outliers
+    condition: np.ndarray  # max |λ| / min |λ| over nonzero eigenvalues
+    pairing: np.ndarray  # pairing of the three outliers
     first_mass: np.ndarray  # mean attention on the first token
     loss: np.ndarray
 
     @property
     def size(self) -> np.ndarray:
-        """The largest |outlier|."""
+        """Largest |outlier|."""
         return np.maximum(np.abs(self.outlier_low), np.abs(self.outlier_high))
 
     def of(self, varied: str) -> Sweeps:
-        """The rows of one thing that is varied."""
+        """Return the rows of one varied quantity."""
         return self._at(np.array(self.varied) == varied)
 
     def medians(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Values of what is varied, and the median of a column over seeds at each."""
+        """Return the values of the varied quantity, and the median of a column over seeds at each."""
         column, values = getattr(self, name), np.unique(self.value)
         return values, np.array([np.median(column[self.value == one]) for one in values])
 
@@ -392,18 +373,16 @@ class Sweeps(Result):
     def _columns(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per value and seed."""
-        import pandas as pd
-
-        return pd.DataFrame(self._columns())
+    def table(self) -> Any:
+        """Return one row per value and seed."""
+        return self._columns()
 
 
 def sweep(varied: str, *, d_K: int, seeds: range) -> Sweeps:
-    """One thing varied over its values, for each seed."""
+    """Vary one quantity over its values, for each seed."""
     rows = []
     for value in VALUES[varied]:
-        one = Setting(first=LARGE if varied == LARGE_BIAS else None)
+        one = SweepPoint(first=LARGE if varied == LARGE_BIAS else None)
         one = one._replace(**dict.fromkeys(AXES[varied], value))
         rows += [(value, seed, *_measured(one, d_K, seed)) for seed in seeds]
     columns = [np.array(column) for column in zip(*rows, strict=True)]
@@ -417,8 +396,8 @@ def sweep_joined(parts: list[Sweeps]) -> Sweeps:
     return Sweeps(names, *(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
 
 
-def _measured(one: Setting, d_K: int, seed: int) -> tuple[float, ...]:
-    """The columns of one row, after value and seed."""
+def _measured(one: SweepPoint, d_K: int, seed: int) -> tuple[float, ...]:
+    """Return the columns of one row, after value and seed."""
     source, L = generator(seed, 2), int(one.length)
     x, y = (torch.randn(128, generator=source, dtype=torch.float64)[:L] for _ in range(2))
     x = x * torch.where(torch.arange(L) == 1, one.outlier, 1.0)
@@ -437,38 +416,38 @@ def _measured(one: Setting, d_K: int, seed: int) -> tuple[float, ...]:
 
 def _of_spectrum(H: ExactSpectrum, ggn: ExactSpectrum) -> tuple[float, ...]:
     values = (abs(H.bulk[0]), *H.outliers, ggn.eigenvalues[-1])
-    return (*map(float, values), condition_number(H.eigenvalues), pairing(H.outliers))
+    return (*map(float, values), analysis.condition_number(H.eigenvalues), analysis.pairing(H.outliers))
 
 
-def _sweep_weights(one: Setting, d_K: int) -> tuple[Tensor, Tensor, Tensor]:
-    """w_Q along the first axis, w_K at an angle in the plane of the first two."""
+def _sweep_weights(one: SweepPoint, d_K: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return w_Q along the first axis and w_K at an angle in the plane of the first two axes."""
     w_Q, w_K = torch.zeros(2, d_K, dtype=torch.float64)
     w_Q[0] = one.norm_Q
     w_K[0], w_K[1] = one.norm_K * cos(radians(one.angle)), one.norm_K * sin(radians(one.angle))
     return w_Q, w_K, w_Q.new_tensor([one.w_V])
 
 
-# ------------------------------------------------------------------------------------------------------ study
-
-MOST_UNITS = 200  # d_K of a Hessian that is written out
-STUDY_NUM_TOKENS = 8  # of the cases
+MOST_UNITS = 200  # largest d_K, because Hessians are full matrices
+STUDY_NUM_TOKENS = 8  # number of tokens of the cases
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """How many draws. The defaults take under a minute on a CPU."""
+    """Sizes and numbers of draws. The defaults take under a minute on a CPU."""
 
-    head_size: int = setting(8, "d_K of attention, and neurons of the two-layer networks")
-    num_seeds: int = setting(8, "draws of tokens and targets at every value that is varied")
-    num_draws: int = setting(40, "draws of weights and data where λ_max of H and the GGN are compared")
-    num_rung_draws: int = setting(16, "draws of weights and data on every rung of the pairing")
-    bundled_tokens: int = setting(64, "of the sample text, for the bundled model's rungs; 0: without them")
-    seed: int = setting(0, "of the first draw; the others follow")
+    head_size: int = setting(8, "d_K of attention, and neurons of the two-layer networks", least=2)
+    num_seeds: int = setting(8, "draws of tokens and targets at every value of a sweep", least=2)
+    num_draws: int = setting(
+        40, "draws of weights and data for the comparison of λ_max of H and the GGN", least=2
+    )
+    num_rung_draws: int = setting(16, "draws of weights and data on every rung of the pairing", least=2)
+    bundled_tokens: int = setting(
+        64, "tokens of the sample text for the rungs of the bundled model; 0 omits them", least=0
+    )
+    seed: int = setting(0, "seed of the first draw; the others use the next seeds")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 2, "head_size", "num_seeds", "num_draws", "num_rung_draws")
-        at_least(self, 0, "bundled_tokens")
         if self.head_size > MOST_UNITS:
             raise UsageError(f"head_size: expected at most {MOST_UNITS}, got {self.head_size}")
         if 0 < self.bundled_tokens < SEQUENCE:
@@ -477,15 +456,15 @@ class Config(Settings):
 
 @dataclass(frozen=True)
 class ExactSpectra(Shown):
-    """What is known exactly, and what is left of it."""
+    """Exact spectra, sweeps, gaps of the GGN, and pairing."""
 
-    spectra: Compared
+    spectra: analysis.Compared
     sweeps: Sweeps
-    gaps: Gaps
+    gaps: analysis.Gaps
     pairings: Pairings
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Every eigenvalue, the agreement of each case, sweeps, gaps of λ_max, and pairing."""
+    def tables(self) -> Tables:
+        """Return every eigenvalue, the agreement of each case, sweeps, gaps of λ_max, and pairing."""
         import pandas as pd
 
         return {
@@ -498,13 +477,10 @@ class ExactSpectra(Shown):
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> ExactSpectra:
-    """Compute everything, pieces of `state` excepted.
-
-    Args:
-        progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the study goes, used when it goes on.
-    """
-    first = [Piece("spectra", partial(compare, cfg.seed, d_K=cfg.head_size, num_tokens=STUDY_NUM_TOKENS))]
+    """Compute all pieces that `state` does not contain."""
+    first = [
+        Piece("spectra", partial(analysis.compare, cfg.seed, d_K=cfg.head_size, num_tokens=STUDY_NUM_TOKENS))
+    ]
     seeds = range(cfg.seed, cfg.seed + cfg.num_seeds)
     moved = [
         Piece(f"sweep of {name}", partial(sweep, name, d_K=cfg.head_size, seeds=seeds), kind="sweeps")
@@ -522,16 +498,16 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         [*first, *moved, *gaps, *rungs], contents=_contents(cfg), progress=progress, state=state
     )
     return ExactSpectra(
-        spectra=found.take(Compared, first[0].name),
+        spectra=found.take(analysis.Compared, first[0].name),
         sweeps=sweep_joined([found.take(Sweeps, piece.name) for piece in moved]),
-        gaps=analysis.joined([found.take(Gaps, piece.name) for piece in gaps]),
+        gaps=analysis.joined([found.take(analysis.Gaps, piece.name) for piece in gaps]),
         pairings=ladder_joined([found.take(Pairings, piece.name) for piece in rungs]),
         notes=[CONTROL_NOTE],
     )
 
 
 def _rungs(cfg: Config) -> list[Piece]:
-    """Small networks, the control, and parts of the bundled model."""
+    """Return the pieces for small networks, the control, and parts of the bundled model."""
     small = [
         Piece(f"pairing, {name}", partial(climb, name, num_draws=cfg.num_rung_draws, seed=cfg.seed))
         for name in (CONTROL, *rungs())
@@ -550,7 +526,7 @@ def _rungs(cfg: Config) -> list[Piece]:
 
 
 def _contents(cfg: Config) -> str:
-    """Of the bundled model and the sample, where they are used."""
+    """Fingerprint of the bundled model and the sample, if they are used."""
     if not cfg.bundled_tokens:
         return ""
     used = [bundled(revision, cfg.bundled_tokens) for revision in REVISIONS]

@@ -1,16 +1,17 @@
-"""Figures and captions of the study `exact_spectra`, made from the arrays of its result."""
+"""Figures and captions of the study `exact_spectra`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.numbers import plural
-from curvescope.runs.shown import Line
+from curvescope.core.number_format import plural
+from curvescope.runs.study_result import Line
 from curvescope.studies.common.statistics import median_interval
 from curvescope.studies.exact_spectra import study
 from curvescope.studies.exact_spectra.study import CONTROL_NOTE
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from curvescope.studies.exact_spectra.study import ExactSpectra, Sweeps
 
 LINEAR_AXES = (study.ANGLE, study.BIAS, study.LARGE_BIAS)
-PANELS = tuple(name for name in study.AXES if name != study.NORM_K)  # ‖w_K‖ does what ‖w_Q‖ does
+PANELS = tuple(name for name in study.AXES if name != study.NORM_K)  # ‖w_K‖ has the same effect as ‖w_Q‖
 LABELS = {
     study.ANGLE: "angle between w_Q and w_K (degrees)",
     study.LENGTH: "length of the sequence",
@@ -38,7 +39,7 @@ CURVES = {
 
 
 def figures(result: ExactSpectra) -> dict[str, Figure]:
-    """All figures by name."""
+    """Return all figures by name."""
     return {
         "spectra": _spectra(result),
         "sweeps": _sweeps(result),
@@ -48,16 +49,10 @@ def figures(result: ExactSpectra) -> dict[str, Figure]:
     }
 
 
-def _panels(rows: int, columns: int, *, size: tuple[float, float], **options: Any) -> tuple[Figure, Any]:
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(rows, columns, figsize=size, layout="constrained", **options)
-
-
 def _spectra(result: ExactSpectra) -> Figure:
-    """Each case a row: eigenvalues over the largest, a tick in closed form, a ring of the dense Hessian."""
+    """Draw each case as a row of scaled eigenvalues: ticks are closed forms, rings the dense Hessian."""
     names, column = list(dict.fromkeys(result.spectra.case)), np.array(result.spectra.case)
-    figure, ax = _panels(1, 1, size=(9.5, 0.2 * len(names) + 1.4))
+    figure, ax = style.subplots(1, 1, figsize=(9.5, 0.2 * len(names) + 1.4))
     for y, name in enumerate(reversed(names)):
         closed, dense = result.spectra.closed_form[column == name], result.spectra.numerical[column == name]
         size = np.abs(dense).max() or 1.0
@@ -74,11 +69,11 @@ def _spectra(result: ExactSpectra) -> Figure:
 
 
 def _sweeps(result: ExactSpectra) -> Figure:
-    figure, axes = _panels(3, 3, size=(11.5, 9.0))
+    figure, axes = style.subplots(3, 3, figsize=(11.5, 9.0))
     for ax, varied in zip(axes.flat, PANELS, strict=True):
         one = result.sweeps.of(varied)
-        for name, (color, style, label) in CURVES.items():
-            _curve(ax, one, name, color, style, label)
+        for name, (color, dash, label) in CURVES.items():
+            _curve(ax, one, name, color, dash, label)
         ax.set_yscale("symlog", linthresh=0.01)
         ax.axhline(0, color="0.4", lw=0.7)
         _horizontal(ax, varied)
@@ -89,7 +84,7 @@ def _sweeps(result: ExactSpectra) -> Figure:
 
 
 def _condition(result: ExactSpectra) -> Figure:
-    figure, axes = _panels(3, 3, size=(11.5, 8.2), sharey=True)
+    figure, axes = style.subplots(3, 3, figsize=(11.5, 8.2), sharey=True)
     for ax, varied in zip(axes.flat, PANELS, strict=True):
         _curve(ax, result.sweeps.of(varied), "condition", PALETTE[3], "-", None)
         ax.set_yscale("log")
@@ -98,14 +93,14 @@ def _condition(result: ExactSpectra) -> Figure:
     return figure
 
 
-def _curve(ax: Axes, found: Sweeps, name: str, color: str, style: str, label: str | None) -> None:
-    """Medians over seeds, and a band between quartiles."""
+def _curve(ax: Axes, found: Sweeps, name: str, color: str, dash: str, label: str | None) -> None:
+    """Draw medians over seeds, and a band between quartiles."""
     column = getattr(found, name)
     values = np.unique(found.value)
     low, middle, high = np.array(
         [np.nanpercentile(column[found.value == one], (25, 50, 75)) for one in values]
     ).T
-    ax.plot(values, middle, style, lw=1.4, color=color, label=label)
+    ax.plot(values, middle, dash, lw=1.4, color=color, label=label)
     ax.fill_between(values, low, high, color=color, alpha=0.13, lw=0)
 
 
@@ -117,19 +112,19 @@ def _horizontal(ax: Axes, varied: str) -> None:
 
 
 def _gaps(result: ExactSpectra) -> Figure:
-    """For each match a panel: gaps over the weights' scale, a pair of lines for each residual."""
+    """Draw one panel for each match: gaps over the scale of the weights, two lines for each residual."""
     found = result.gaps.differences()
     matches, scales, residuals = (list(dict.fromkeys(column)) for column in zip(*found, strict=True))
-    figure, axes = _panels(1, len(matches), size=(11.5, 4.0), sharey=True, squeeze=False)
+    figure, axes = style.subplots(1, len(matches), figsize=(11.5, 4.0), sharey=True, squeeze=False)
     counts = dict(zip(result.gaps.match, result.gaps.num_parameters, strict=True))
     for ax, match in zip(axes[0], matches, strict=True):
-        for residual, style in zip(residuals, ("o:", "o--", "o-"), strict=False):
+        for residual, dash in zip(residuals, ("o:", "o--", "o-"), strict=False):
             rows = [found[match, scale, residual] for scale in scales]
             for kind, (color, name) in enumerate(((PALETTE[1], "attention"), (PALETTE[0], "MLP"))):
                 x = np.array(scales) * (1.03 if kind else 0.97)
                 middle, low, high = np.array([one[kind] for one in rows]).T
                 error, label = [middle - low, high - middle], f"{name}, ρ = {residual:g}"
-                ax.errorbar(x, middle, error, fmt=style, color=color, ms=4, lw=1.2, label=label)
+                ax.errorbar(x, middle, error, fmt=dash, color=color, ms=4, lw=1.2, label=label)
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set_xticks(scales, [f"{one:g}" for one in scales])
@@ -144,9 +139,9 @@ def _gaps(result: ExactSpectra) -> Figure:
 
 
 def _pairing(result: ExactSpectra) -> Figure:
-    """Left: P on every rung. Right: the share of exact pairs."""
+    """Draw P on every rung (left) and the share of exact pairs (right)."""
     table = result.pairings.to_frame()
-    figure, axes = _panels(1, 2, size=(11.5, 0.3 * len(table) + 1.8), sharey=True)
+    figure, axes = style.subplots(1, 2, figsize=(11.5, 0.3 * len(table) + 1.8), sharey=True)
     sides = (
         ((study.ALL, study.OUTLIERS, study.FUNCTIONAL, study.QUERY_KEY), "pairing P"),
         ((study.EXACT, study.EXACT_FUNCTIONAL, study.EXACT_QUERY_KEY), "share of exact pairs"),
@@ -170,20 +165,19 @@ def _pairing(result: ExactSpectra) -> Figure:
     return figure
 
 
-# --------------------------------------------------------------------------------------------------- captions
-
 SHOWN = (study.NORM_Q, study.ANGLE, study.VALUE, study.LENGTH, study.TARGET, study.OUTLIER, study.BIAS)
 
 
 def summary(result: ExactSpectra) -> list[Line]:
-    """The numbers to look at first: label, value, words."""
+    """Return the key numbers: label, value, explanation."""
     errors = result.spectra.errors()
     worst = max(errors, key=lambda name: errors[name])
     found: list[Line] = [
         (
             "closed form against dense",
             f"{errors[worst]:.1e}",
-            f"largest error of an eigenvalue over the largest, {plural(len(errors), 'case')}; worst: {worst}",
+            f"largest error of an eigenvalue relative to the largest one, {plural(len(errors), 'case')}; "
+            f"worst: {worst}",
         )
     ]
     for varied in SHOWN:
@@ -192,40 +186,41 @@ def summary(result: ExactSpectra) -> list[Line]:
         found.append((f"{varied} moves κ", f"{condition.min():.3g} to {condition.max():.3g}", words))
     for (match, scale, residual), (one, other, _) in result.gaps.differences().items():
         if scale == residual == 1:
-            words = f"relative error of λ_max: attention beside an MLP of as many parameters, {other}"
+            words = f"relative error of λ_max for attention; MLP with the same number of parameters: {other}"
             found.append((f"GGN for H, {match}", str(one), words))
     for rung in ("1-D attention", "d = d_K = 4"):
         exact = median_interval(result.pairings.of(rung, study.EXACT))
-        found.append((f"exact pairs, {rung}", str(exact), "share of eigenvalues that come as ±λ"))
+        found.append((f"exact pairs, {rung}", str(exact), "share of eigenvalues that come in pairs ±λ"))
     return [*found, *(("note", "", note) for note in result.notes)]
 
 
 def captions(result: ExactSpectra) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Return a caption for each figure and table."""
     seeds = plural(len(np.unique(result.sweeps.seed)), "draw")
     draws = plural(len(np.unique(result.gaps.draw)), "draw")
     base = (
-        "Otherwise ‖w_Q‖ = ‖w_K‖ = 2, 60° between them, w_V = 1, 16 normal tokens and targets, squared "
+        "Fixed values: ‖w_Q‖ = ‖w_K‖ = 2, 60° between them, w_V = 1, 16 normal tokens and targets, squared "
         f"error. Medians over {seeds} of tokens and targets, bands between their quartiles."
     )
     formula = (
-        "P = 1 − Σ|p_i − n_i| / Σ(p_i + n_i) of the positive eigenvalues p and the sizes n of the negative "
-        "ones, both descending: 1 is symmetric, 0 has one sign."
+        "P = 1 − Σ|p_i − n_i| / Σ(p_i + n_i) for the positive eigenvalues p and the absolute values n "
+        "of the negative ones, both descending. P is 1 for a symmetric spectrum, and 0 if all "
+        "eigenvalues have one sign."
     )
     return {
-        "spectra": "Every eigenvalue in closed form next to that of a dense Hessian in float64, written out "
-        "by double backward. The bulk ±b is what is repeated, outliers are the rest.",
-        "agreement": "Largest difference of an eigenvalue in closed form from that of the dense Hessian, "
-        "over the largest eigenvalue's size, for every case.",
+        "spectra": "Every eigenvalue in closed form next to that of a dense Hessian in float64, "
+        "computed by double backward. The bulk ±b is repeated; outliers are the other eigenvalues.",
+        "agreement": "Largest difference between an eigenvalue in closed form and that of the dense "
+        "Hessian, relative to the largest |eigenvalue|, for every case.",
         "sweeps": f"Exact spectra of attention on scalars: bulk |b| and the three outliers. {base}",
-        "condition": f"Condition number max |λ| / min |λ| over eigenvalues that are not zero. {base}",
-        "ggn_gap": "Relative error of λ_max if the GGN is taken for the Hessian, for attention and a ReLU "
-        f"MLP of as many parameters at equal loss; medians over {draws} of weights and data with 95 % "
-        "intervals of the bootstrap. Targets are outputs plus ρ times normal numbers. `block` is a head and "
+        "condition": f"Condition number max |λ| / min |λ| over nonzero eigenvalues. {base}",
+        "ggn_gap": "Relative error of λ_max of the GGN against the Hessian, for attention and a ReLU MLP "
+        f"with the same number of parameters at equal loss; medians over {draws} of weights and data with "
+        "95 % bootstrap intervals. Targets are outputs plus ρ times normal numbers. `block` is a head and "
         "a feed-forward layer with skip connections.",
         "pairing": f"{formula} Outliers are the three largest eigenvalues of each sign that are not "
-        "repeated. Exact pairs: the share of eigenvalues whose negative is one too, to 1e-9 of the largest. "
-        "H_f: the functional Hessian. An assumption less on each rung; medians over draws with intervals of "
-        "the bootstrap, of the bundled model one text and no interval. The control: "
+        "repeated. Exact pairs: the share of eigenvalues whose negative is an eigenvalue, too, within "
+        "1e-9 of the largest. H_f: the functional Hessian. Each rung drops one assumption. Medians over "
+        "draws with bootstrap intervals; the bundled model has one text and no interval. The control: "
         f"{CONTROL_NOTE}.",
     }

@@ -1,4 +1,4 @@
-"""K-FAC and its friends over training: how far from the true curvature, and what that says of a step."""
+"""K-FAC and similar factorizations over training: distance from the exact curvature, quality of a step."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.factors.study import FULL, Config, Factors, run

@@ -1,7 +1,7 @@
-"""Curvature of a small network written out, and its approximations as block-diagonal matrices.
+"""Exact curvature matrices of a small network, and their block-diagonal approximations.
 
-With rows r of all terms (one for every class), scaled so that the GGN is G = Σ r rᵀ, and X the part of r in a
-block as a matrix, inputs × outputs:
+Let r be the rows of all terms (one per class), scaled so that the GGN is G = Σ r rᵀ, and X the part of r in
+a block, as a matrix of inputs × outputs:
 
     identity         (tr G / n) I
     diagonal         diag(G)
@@ -10,9 +10,9 @@ block as a matrix, inputs × outputs:
     shampoo          (L ⊗ R)^½, L = Σ X Xᵀ, R = Σ Xᵀ X; shampoo-squared is L ⊗ R / tr L
     ggn              G itself
 
-Nothing is drawn at random: what is far is far because of its form.
+Nothing is sampled: every distance comes from the form of the approximation.
 
-How far an approximation A is from a matrix B: as a matrix, and as a preconditioner.
+Distances of an approximation A from a matrix B, as a matrix and as a preconditioner:
 
     frobenius    ‖A − B‖ / ‖B‖
     angle        arccos of ⟨A, B⟩ / (‖A‖ ‖B‖), in degrees; up to 90° its sine is min over s of ‖s A − B‖ / ‖B‖
@@ -21,13 +21,13 @@ How far an approximation A is from a matrix B: as a matrix, and as a preconditio
     lost         1 − (gᵀd)² / (dᵀ C d · gᵀ C⁻¹ g), d = (A + α I)⁻¹ g, C = B + β I: the part of the decrease
                  of the quadratic model that the best step along d does not reach
 
-with α and β the same multiple of each matrix's own mean diagonal. All but the first do not see the scale of
-A. The last two need a positive B, so the Hessian has the first two alone.
+Here α and β are the same multiple of each matrix's mean diagonal. All but the first are independent of the
+scale of A. The last two need a positive B, so the Hessian has only the first two.
 
 Descent with a preconditioner, θ ← θ − η (A + δ I)⁻¹ g: single steps, whole runs, and their tuning.
 
-A is made anew every few steps, δ is a multiple of its mean diagonal, g is the gradient over all data. There
-is no momentum and no schedule, so that two optimizers differ in A alone. For the identity A + δ I is I.
+A is recomputed every few steps, δ is a multiple of its mean diagonal, and g is the gradient over all data.
+There is no momentum and no schedule, so optimizers differ only in A. For the identity A + δ I is I.
 """
 
 from __future__ import annotations
@@ -67,32 +67,32 @@ KFAC_NAME, EKFAC_NAME = "kfac", "ekfac"
 
 
 class Blocked(NamedTuple):
-    """A symmetric matrix that is zero outside its diagonal blocks: where they lie, and what they are."""
+    """Symmetric block-diagonal matrix: slices and values of its blocks."""
 
     slices: list[slice]
     parts: list[Tensor]
 
     @property
     def mean_diagonal(self) -> float:
-        """tr A / n."""
+        """Mean diagonal entry tr A / n."""
         return sum(float(part.trace()) for part in self.parts) / sum(map(len, self.parts))
 
     def block(self, place: slice) -> Blocked:
-        """The matrix between the parameters of one block."""
+        """Return the matrix of one block."""
         if place in self.slices:
             return whole(self.parts[self.slices.index(place)])
         return whole(self.parts[0][place, place])
 
 
 def whole(A: Tensor) -> Blocked:
-    """Any matrix, as one block."""
+    """Wrap any matrix as a single block."""
     return Blocked([slice(0, len(A))], [A])
 
 
-class Loss:
-    """L(θ) of a problem with one batch, as a plain function of a vector, with its derivatives.
+class VectorLoss:
+    """Loss L(θ) of a problem with one batch as a function of a vector, with its derivatives.
 
-    Vectors of this study have one block after the other.
+    Vectors of this study concatenate the blocks.
     """
 
     def __init__(self, problem: Problem):
@@ -100,24 +100,24 @@ class Loss:
         self._problem, self._space, self._total = problem, problem.space().in_blocks(), problem.num_terms
 
     def __call__(self, theta: Tensor) -> Tensor:
-        """L(θ), to be differentiated any number of times."""
+        """Return L(θ), differentiable any number of times."""
         problem, batch = self._problem, self._batch
         outputs = functional_call(problem.model.module, self._space.scatter(theta), (batch.inputs,))
         return problem.loss.sum(outputs, batch.targets, batch.weights) / self._total
 
     def value(self, theta: Tensor) -> float:
-        """L(θ)."""
+        """Return L(θ) as a number."""
         with torch.no_grad():
             return float(self(theta))
 
     def gradient(self, theta: Tensor) -> tuple[float, Tensor]:
-        """L(θ) and ∇L(θ)."""
+        """Return L(θ) and ∇L(θ)."""
         leaf = theta.detach().requires_grad_()
         value = self(leaf)
         return float(value.detach()), torch.autograd.grad(value, leaf)[0]
 
     def hessian(self, theta: Tensor) -> Tensor:
-        """∇²L(θ): (n, n), forward over reverse, some columns at a time."""
+        """Hessian ∇²L(θ): (n, n), forward over reverse, CHUNK columns at a time."""
         eye = torch.eye(len(theta), dtype=theta.dtype, device=theta.device)
         slope = grad(self)
         columns = vmap(lambda v: jvp(slope, (theta,), (v,))[1])
@@ -138,12 +138,12 @@ def ggn_rows(problem: Problem) -> Tensor:
 
 
 def places(problem: Problem) -> dict[str, slice]:
-    """Where the blocks lie in a vector, by name."""
+    """Slices of the blocks in a vector, by name."""
     return problem.space().in_blocks().slices
 
 
 def approximation(name: str, problem: Problem, rows: Tensor | None = None) -> Blocked:
-    """One of APPROXIMATIONS at a problem's parameters; `rows` are `ggn_rows`, if they are there already."""
+    """Compute one of APPROXIMATIONS at a problem's parameters; `rows` are `ggn_rows`, if already known."""
     return APPROXIMATIONS[name](problem, rows)
 
 
@@ -174,7 +174,7 @@ def _slices(problem: Problem) -> list[slice]:
 
 
 def _written_out(K: KroneckerOperator) -> Blocked:
-    """A Kronecker-factored operator, block by block."""
+    """Convert a Kronecker-factored operator to a block-diagonal matrix."""
     at = K.space.in_blocks().slices
     parts = []
     for layer, spectrum in zip(K.layers, K.spectra(), strict=True):
@@ -198,17 +198,17 @@ APPROXIMATIONS: dict[str, Callable[[Problem, Tensor | None], Blocked]] = {
     BLOCKS: _blocks,
     GGN: _ggn,
 }
-"""By name: a function of a problem and of `ggn_rows`, where these are known."""
+"""Functions of a problem and of `ggn_rows`, if known, by name."""
 
 
 # -------------------------------------------------------------------------------------------------- distances
 
 MEASURES = ("frobenius", "angle", "divergence", "lost", "frobenius_hessian", "angle_hessian")
-"""The first four from the GGN, the last two from the Hessian."""
+"""The first four measure distance from the GGN, the last two from the Hessian."""
 
 
 class Target(NamedTuple):
-    """A positive matrix B, B + β I, and the Cholesky factor of that."""
+    """Positive matrix B, B + β I, and its Cholesky factor."""
 
     matrix: Tensor
     damped: Tensor
@@ -216,13 +216,13 @@ class Target(NamedTuple):
 
 
 def target(B: Tensor, damping: float) -> Target:
-    """B with β = damping · tr B / n."""
+    """Return B with β = damping · tr B / n."""
     C = B + damping * B.diagonal().mean() * torch.eye(len(B), dtype=B.dtype, device=B.device)
     return Target(B, C, torch.linalg.cholesky(C))
 
 
 def distances(A: Blocked, G: Target, H: Tensor, g: Tensor, damping: float) -> np.ndarray:
-    """All MEASURES of A beside the GGN and the Hessian, at the gradient g: (6,)."""
+    """Compute all MEASURES of A against the GGN and the Hessian, at the gradient g: (6,)."""
     factors = roots(A, damping)
     found = [frobenius(A, G.matrix), angle(A, G.matrix)]
     found += [divergence(A.slices, factors, G), lost(A.slices, factors, G, g)]
@@ -230,7 +230,7 @@ def distances(A: Blocked, G: Target, H: Tensor, g: Tensor, damping: float) -> np
 
 
 def frobenius(A: Blocked, B: Tensor) -> float:
-    """‖A − B‖ / ‖B‖."""
+    """Relative error ‖A − B‖ / ‖B‖."""
     rest = B.clone()
     for place, part in zip(*A, strict=True):
         rest[place, place] -= part
@@ -238,14 +238,14 @@ def frobenius(A: Blocked, B: Tensor) -> float:
 
 
 def angle(A: Blocked, B: Tensor) -> float:
-    """arccos of ⟨A, B⟩ / (‖A‖ ‖B‖), in degrees."""
+    """Angle arccos ⟨A, B⟩ / (‖A‖ ‖B‖), in degrees."""
     size = math.sqrt(sum(float(part.square().sum()) for part in A.parts)) * float(B.norm())
     cosine = sum(float((B[s, s] * part).sum()) for s, part in zip(*A, strict=True)) / size
     return math.degrees(math.acos(min(1.0, max(-1.0, cosine))))
 
 
 def divergence(slices: list[slice], factors: list[Tensor], B: Target) -> float:
-    """log of the arithmetic over the geometric mean of the eigenvalues of (A + α)⁻¹ (B + β)."""
+    """Logarithm of the arithmetic over the geometric mean of the eigenvalues of (A + α)⁻¹ (B + β)."""
     trace, n = 0.0, len(B.matrix)
     for place, root in zip(slices, factors, strict=True):
         trace += float(torch.cholesky_solve(B.damped[place, place], root).trace())
@@ -254,19 +254,19 @@ def divergence(slices: list[slice], factors: list[Tensor], B: Target) -> float:
 
 
 def _logdet(root: Tensor) -> float:
-    """log det of L Lᵀ."""
+    """Logarithm of the determinant of L Lᵀ."""
     return 2 * float(root.diagonal().log().sum())
 
 
 def lost(slices: list[slice], factors: list[Tensor], B: Target, g: Tensor) -> float:
-    """The part of the optimal decrease of gᵀx + xᵀ C x / 2 that no step along (A + α)⁻¹ g reaches."""
+    """Share of the optimal decrease of gᵀx + xᵀ C x / 2 that no step along (A + α)⁻¹ g reaches."""
     d = direction(slices, factors, g)
     best = g @ torch.cholesky_solve(g[:, None], B.root)[:, 0]
     return max(0.0, 1 - float((g @ d) ** 2 / ((d @ B.damped @ d) * best)))
 
 
 def between(B: Tensor, slices: list[slice]) -> float:
-    """The share of ‖B‖² that lies outside its diagonal blocks."""
+    """Share of ‖B‖² outside the diagonal blocks."""
     return 1 - sum(float(B[s, s].square().sum()) for s in slices) / float(B.square().sum())
 
 
@@ -280,7 +280,7 @@ def roots(A: Blocked, damping: float) -> list[Tensor]:
 
 
 def direction(slices: list[slice], factors: list[Tensor], g: Tensor) -> Tensor:
-    """(A + α I)⁻¹ g from the factors of its blocks."""
+    """Return (A + α I)⁻¹ g from the Cholesky factors of the blocks."""
     d = torch.empty_like(g)
     for place, root in zip(slices, factors, strict=True):
         d[place] = torch.cholesky_solve(g[place, None], root)[:, 0]
@@ -293,7 +293,7 @@ T = TypeVar("T")
 
 
 class Workers:
-    """Processes of one thread each, started when they are needed and ended with the `with`."""
+    """Pool of single-threaded processes, started on first use and ended on exit from `with`."""
 
     def __init__(self, count: int):
         self.count = count
@@ -307,7 +307,7 @@ class Workers:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def begin(self, work: Callable[..., Result], *given: object) -> Future[Result]:
-        """A call that one of them makes, with copies of what is given."""
+        """Submit a call to the pool, with copies of the arguments."""
         if self._pool is None:
             method = multiprocessing.get_context("spawn")
             one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
@@ -316,14 +316,14 @@ class Workers:
 
 
 class Ahead(Generic[T]):
-    """`work(item, *needed)` for items that are asked for in their order, with the same `needed` for all."""
+    """Prefetch `work(item, *needed)` for items taken in order, with the same `needed` for all."""
 
     def __init__(self, work: Callable[..., Result], items: Sequence[T], workers: Workers):
         self._work, self._items, self._workers = work, list(items), workers
         self._begun: dict[T, Future[Result]] = {}
 
     def take(self, item: T, *needed: Result) -> Result:
-        """The result for an item; one worker is this process itself."""
+        """Return the result for an item; one worker is this process itself."""
         if self._workers.count == 1:
             return self._work(item, *needed)
         if item not in self._begun:
@@ -336,64 +336,64 @@ class Ahead(Generic[T]):
 
 
 def over_methods(x: np.ndarray, y: np.ndarray, *, draws: int, seed: int) -> Correlation:
-    """The mean over S seeds and C checkpoints of Spearman's ρ over M approximations; both are (S, C, M).
+    """Mean over S seeds and C checkpoints of Spearman's ρ over M approximations; x and y are (S, C, M).
 
-    Seeds and approximations are drawn; checkpoints of a seed are drawn together.
+    The bootstrap resamples seeds and approximations; the checkpoints of a seed stay together.
     """
     return mean_correlation(x, y, axes=(0, 2), draws=draws, seed=seed, groups=len(y))
 
 
 def gain(x: np.ndarray, other: np.ndarray, y: np.ndarray, *, draws: int, seed: int) -> Correlation:
-    """How much larger that mean is for one distance than for another, on the same draws."""
+    """Difference of this mean between two distances, on the same resamples."""
     return correlation_gain(x, other, y, axes=(0, 2), draws=draws, seed=seed, groups=len(y))
 
 
 # ---------------------------------------------------------------------------------------------------- descent
 
-LENGTHS = 2.0 ** np.arange(-6, 7)  # of a single step, in units of the quadratic model's own
-START = 0.3, 1.0  # rate and damping where tuning begins
-RATE, DAMPING = 10**0.5, 10.0  # factors between neighbors in it
-FARTHEST = 8, 4  # so many of these to either side
-LOST = 1e3  # a loss above is as good as infinite
+LENGTHS = 2.0 ** np.arange(-6, 7)  # lengths of a single step, relative to the minimum of the quadratic model
+START = 0.3, 1.0  # initial rate and damping of the tuning
+RATE, DAMPING = 10**0.5, 10.0  # factors between neighbors of the grid
+FARTHEST = 8, 4  # maximum number of factors to either side
+LOST = 1e3  # a larger loss counts as divergence
 
 Cell = tuple[int, int]
-"""A place (i, j) of the tuning: START times RATE^i and DAMPING^j."""
+"""Grid cell (i, j) of the tuning: START times RATE^i and DAMPING^j."""
 
 
 @dataclass(frozen=True)
 class Descent(Result):
-    """One run: the loss before every step and after the last."""
+    """Loss of one run before every step and after the last."""
 
     method: str
     rate: float
     damping: float
-    loss: np.ndarray  # (steps + 1,) infinite from where it diverged
+    loss: np.ndarray  # (steps + 1,) infinite after divergence
 
     @property
     def final(self) -> float:
-        """The loss at the end."""
+        """Final loss."""
         return float(self.loss[-1])
 
 
 @dataclass(frozen=True)
 class Tuned(Result):
-    """What tuning found: every trial, and the best of them."""
+    """Result of the tuning: every trial, and the best one."""
 
     method: str
     rates: np.ndarray  # (trials,)
     dampings: np.ndarray  # (trials,)
-    loss: np.ndarray  # (trials,) at the end of each
+    loss: np.ndarray  # (trials,) final loss of each
     rate: float
     damping: float
     settled: bool  # no neighbor is better
 
 
 def best_step(
-    loss: Loss, theta: Tensor, A: Blocked, G: Tensor, g: Tensor, dampings: tuple[float, ...]
+    loss: VectorLoss, theta: Tensor, A: Blocked, G: Tensor, g: Tensor, dampings: tuple[float, ...]
 ) -> float:
-    """The largest decrease of the loss by one step along (A + δ I)⁻¹ g, over dampings and LENGTHS.
+    """Largest decrease of the loss by one step along (A + δ I)⁻¹ g, over dampings and LENGTHS.
 
-    Lengths are multiples of gᵀd / dᵀGd, where the GGN's quadratic model is lowest along d.
+    Lengths are multiples of gᵀd / dᵀGd, the minimum of the GGN's quadratic model along d.
     """
     start, least = loss.value(theta), math.inf
     for damping in dampings:
@@ -405,8 +405,8 @@ def best_step(
 
 
 def descend(problem: Problem, method: str, *, rate: float, damping: float, steps: int, every: int) -> Descent:
-    """A run from the model's own parameters, with an approximation that is made anew every few steps."""
-    loss, space = Loss(problem), problem.space().in_blocks()
+    """Run an optimizer from the model's parameters; recompute the approximation every few steps."""
+    loss, space = VectorLoss(problem), problem.space().in_blocks()
     theta = space.gather({name: p.detach() for name, p in problem.named_parameters()})
     found = np.full(steps + 1, math.inf)
     slices: list[slice] = []
@@ -427,7 +427,7 @@ def descend(problem: Problem, method: str, *, rate: float, damping: float, steps
 
 
 def tune(problem: Problem, method: str, *, steps: int, every: int, trials: int) -> Tuned:
-    """The rate and the damping with the lowest loss at the end, by `search`; the identity has no damping."""
+    """Find the rate and damping with the lowest final loss by `search`; the identity has no damping."""
 
     def final(cell: Cell) -> float:
         rate, damping = settings_of(cell)
@@ -440,20 +440,20 @@ def tune(problem: Problem, method: str, *, steps: int, every: int, trials: int) 
 
 
 def settings_of(cell: Cell) -> tuple[float, float]:
-    """Rate and damping of a place."""
+    """Rate and damping of a grid cell."""
     return START[0] * RATE ** cell[0], START[1] * DAMPING ** cell[1]
 
 
 def lowest(tried: dict[Cell, float]) -> Cell:
-    """The place of the lowest value; of equal ones, and where all are infinite, the smallest rate."""
+    """Cell with the lowest value; ties, and all-infinite values, go to the smallest rate."""
     return min(tried, key=lambda cell: (tried[cell], cell[0]))
 
 
 def search(value: Callable[[Cell], float], most: int, *, both: bool) -> tuple[dict[Cell, float], bool]:
-    """Go from (0, 0) to the best neighbor until none is better, or `most` places have been tried.
+    """Move from (0, 0) to the best neighbor until none is better, or until `most` cells were tried.
 
     Returns:
-        The places with their values, and whether no neighbor of the best is better.
+        The cells with their values, and True if no neighbor of the best is better.
     """
     tried = {(0, 0): value((0, 0))}
     while True:
@@ -474,24 +474,24 @@ def search(value: Callable[[Cell], float], most: int, *, both: bool) -> tuple[di
 
 @dataclass(frozen=True)
 class Course(Result):
-    """Parameters at the C checkpoints of a training with Adam."""
+    """Parameters at C checkpoints of a training run with Adam."""
 
     theta: np.ndarray  # (C, n)
 
 
 @dataclass(frozen=True)
 class Measured(Result):
-    """Distances of M approximations at one checkpoint: of the whole matrix, and of every one of S blocks."""
+    """Distances of M approximations at one checkpoint, for the whole matrix and for each of S blocks."""
 
     loss: float
     whole: np.ndarray  # (6, M) by MEASURES
     blocks: np.ndarray  # (6, M, S)
-    decrease: np.ndarray  # (M,) of the loss by the best single step
-    between: np.ndarray  # (2,) the share of ‖·‖² between blocks, of the GGN and of the Hessian
+    decrease: np.ndarray  # (M,) decrease of the loss by the best single step
+    between: np.ndarray  # (2,) share of ‖·‖² between blocks, for the GGN and the Hessian
 
 
 def train_one(cfg: Config, problem: Problem) -> Course:
-    """Adam on all data at every step, its rate warmed up and lowered, without weight decay."""
+    """Train with full-batch Adam, with warm-up and decay of the rate, without weight decay."""
     steps = cfg.checkpoints[-1]
     how = TrainConfig(
         steps=steps, lr=cfg.lr, warmup=min(10, steps), weight_decay=0.0, snapshots=cfg.checkpoints
@@ -502,10 +502,10 @@ def train_one(cfg: Config, problem: Problem) -> Course:
 
 
 def measure(cfg: Config, problem: Problem, theta: np.ndarray) -> Measured:
-    """Every approximation beside the exact matrices at θ."""
+    """Compare every approximation with the exact matrices at θ."""
     point = torch.as_tensor(theta)
     space = problem.space().in_blocks()
-    here, loss, slices = problem.at(space.scatter(point)), Loss(problem), list(space.slices.values())
+    here, loss, slices = problem.at(space.scatter(point)), VectorLoss(problem), list(space.slices.values())
     value, g = loss.gradient(point)
     rows = ggn_rows(here)
     G, H = rows.T @ rows, loss.hessian(point)

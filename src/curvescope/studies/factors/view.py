@@ -1,33 +1,20 @@
-"""Tables, claims, figures and captions of the study `factors`, made from the arrays of its result."""
+"""Tables, claims, figures and captions of the study `factors`."""
 
 from __future__ import annotations
 
-import math
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.algorithms.estimates.intervals import mean_interval
 from curvescope.algorithms.estimates.ranks import Correlation
-from curvescope.core.numbers import plural
-from curvescope.runs.shown import FAILS, HOLDS, Claim, Line, Origin
-from curvescope.studies.common.statistics import above
-from curvescope.studies.factors.analysis import (
-    BLOCKS,
-    DIAGONAL,
-    EKFAC_NAME,
-    GGN,
-    IDENTITY,
-    KFAC_NAME,
-    MEASURES,
-    gain,
-    over_methods,
-)
+from curvescope.core.number_format import plural
+from curvescope.runs.study_result import FAILS, HOLDS, Claim, Line, Origin, Tables
+from curvescope.studies.common.statistics import Interval, above, geometric_interval, mean_interval
+from curvescope.studies.factors import analysis
 from curvescope.viz import style
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -47,33 +34,10 @@ WORDS = {
 FINAL, STEP = "the optimizer's loss", "the best single step"
 
 
-class Mean(NamedTuple):
-    """A mean over seeds with Student's 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def words(self) -> str:
-        """`+0.31 [+0.05, +0.52]`."""
-        return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
-
-
-def mean_of(values: np.ndarray) -> Mean:
-    """Of one number for each seed: (S,)."""
-    n = len(values)
-    if not np.isfinite(values).all():
-        return Mean(float(values.mean()), math.nan, math.nan)
-    stderr = values.std(ddof=1) / math.sqrt(n)
-    low, high = mean_interval(np.array(values.mean()), np.array(stderr), n - 1)
-    return Mean(float(values.mean()), float(low), float(high))
-
-
 def claims(result: Factors) -> list[Claim]:
-    """All claims: about distances, then about what they predict."""
+    """Return all claims: about distances, then about their predictions."""
     found = [*_nearer(result), _between(result), *_grow(result), *_queries_keys(result)]
-    for measure in MEASURES:
+    for measure in analysis.MEASURES:
         for outcome in outcomes(result):
             words = f"{WORDS[measure]} predicts {outcome}"
             found.append(_above(words, "ρ > 0", "ρ = ", correlation(result, measure, outcome)))
@@ -86,45 +50,48 @@ def claims(result: Factors) -> list[Claim]:
 
 
 def outcomes(result: Factors) -> list[str]:
-    """What is predicted: single steps, and runs where there are any."""
+    """Return the predicted outcomes: single steps, and runs if there are any."""
     return [STEP, FINAL] if result.tuned else [STEP]
 
 
 def correlation(result: Factors, measure: str, outcome: str) -> Correlation:
-    """ρ over approximations of a distance with an outcome, which is worse where it is larger."""
+    """Rank correlation over approximations between a distance and an outcome; larger outcomes are worse."""
     x, y = pair(result, measure, outcome)
-    return over_methods(x, y, draws=result.draws, seed=result.seed)
+    return analysis.over_methods(x, y, draws=result.draws, seed=result.seed)
 
 
 def better(result: Factors, measure: str, other: str, outcome: str) -> Correlation:
-    """How much larger ρ is for one distance than for another."""
+    """Difference of ρ between two distances."""
     x, y = pair(result, measure, outcome)
-    return gain(x, pair(result, other, outcome)[0], y, draws=result.draws, seed=result.seed)
+    return analysis.gain(x, pair(result, other, outcome)[0], y, draws=result.draws, seed=result.seed)
 
 
 def pair(result: Factors, measure: str, outcome: str) -> tuple[np.ndarray, np.ndarray]:
-    """Distances and outcomes, (S, C, M) each: minus the decrease; the last loss, with the mean distance."""
+    """Return distances and outcomes, (S, C, M) each: minus the decrease, or the final loss with the mean
+    distance.
+    """
     x = result.distance(measure)
     if outcome == STEP:
         return x, -result.decrease
     return x.mean(axis=1, keepdims=True), result.final[:, None]
 
 
-def _above(words: str, said: str, label: str, one: Correlation | Mean) -> Claim:
-    """It holds where the interval is above zero, and fails where it is below."""
+def _above(words: str, said: str, label: str, one: Correlation | Interval) -> Claim:
+    """Claim that holds if the interval is above zero, and fails if it is below."""
     verdict = above(one)
-    return Claim(words, said, f"{label}{one.words}", verdict, *OURS)
+    measured = one.words if isinstance(one, Correlation) else f"{one:+.2f}"
+    return Claim(words, said, f"{label}{measured}", verdict, *OURS)
 
 
 def _nearer(result: Factors) -> list[Claim]:
-    """EK-FAC against K-FAC: from the GGN in every block, where it is a theorem, and from the Hessian."""
+    """Compare distances of EK-FAC and K-FAC in every block, from the GGN (a theorem) and from the Hessian."""
     names = result.approximations
-    if not {KFAC_NAME, EKFAC_NAME} <= set(names):
+    if not {analysis.KFAC_NAME, analysis.EKFAC_NAME} <= set(names):
         return []
-    E, K = names.index(EKFAC_NAME), names.index(KFAC_NAME)
+    E, K = names.index(analysis.EKFAC_NAME), names.index(analysis.KFAC_NAME)
     found = []
     for measure, matrix in (("frobenius", "GGN"), ("frobenius_hessian", "Hessian")):
-        d = result.parts[:, :, MEASURES.index(measure)]
+        d = result.parts[:, :, analysis.MEASURES.index(measure)]
         nearer = d[:, :, E] <= d[:, :, K] + ROUNDING
         words = f"EK-FAC is nearer to the {matrix} than K-FAC in every block at every checkpoint"
         measured = f"in {int(nearer.sum())} of {nearer.size}"
@@ -133,47 +100,47 @@ def _nearer(result: Factors) -> list[Claim]:
 
 
 def _between(result: Factors) -> Claim:
-    """Whether the blocks of the GGN hold less than half of its squared norm."""
-    share = mean_of(result.between[:, :, 0].mean(axis=1))
+    """Claim that the blocks of the GGN hold less than half of its squared norm."""
+    share = mean_interval(result.between[:, :, 0].mean(axis=1))
     verdict = above(share, 0.5)
     measured = f"{share.value:.2f} [{share.low:.2f}, {share.high:.2f}] of ‖H_o‖²"
     return Claim("most of the GGN lies between blocks", "more than a half", measured, verdict, *OURS)
 
 
 def _grow(result: Factors) -> list[Claim]:
-    """Whether angles at the end of training are larger than at its beginning."""
+    """Claims that angles at the end of training are larger than at its beginning."""
     found = []
     for name in result.approximations:
-        measure, matrix = ("angle_hessian", "Hessian") if name == GGN else ("angle", "GGN")
-        if name == IDENTITY:
+        measure, matrix = ("angle_hessian", "Hessian") if name == analysis.GGN else ("angle", "GGN")
+        if name == analysis.IDENTITY:
             continue
         own = result.of(measure, name)
-        words = f"{name} moves away from the {matrix} in training"
-        found.append(_above(words, "further", "degrees more: ", mean_of(own[:, -1] - own[:, 0])))
+        words = f"the distance of {name} from the {matrix} grows in training"
+        found.append(_above(words, "further", "degrees more: ", mean_interval(own[:, -1] - own[:, 0])))
     return found
 
 
 def _queries_keys(result: Factors) -> list[Claim]:
-    """Whether blocks of queries and keys are further from theirs than those of values and feed-forward."""
+    """Claims that approximations of query and key blocks are worse than those of values and feed-forward."""
 
     def mean(m: int, globs: tuple[str, ...]) -> np.ndarray:
         some = [i for i, name in enumerate(result.blocks) if any(fnmatch(name, glob) for glob in globs)]
-        return result.parts[:, :, MEASURES.index("angle"), m][..., some].mean(axis=(1, 2))
+        return result.parts[:, :, analysis.MEASURES.index("angle"), m][..., some].mean(axis=(1, 2))
 
     found = []
     for m, name in enumerate(result.approximations):
-        if name in (IDENTITY, DIAGONAL, BLOCKS, GGN):
+        if name in (analysis.IDENTITY, analysis.DIAGONAL, analysis.BLOCKS, analysis.GGN):
             continue
         words = f"{name} is further from the GGN in queries and keys than in values and feed-forward"
-        gap = mean_of(mean(m, QUERIES_KEYS) - mean(m, OTHERS))
+        gap = mean_interval(mean(m, QUERIES_KEYS) - mean(m, OTHERS))
         found.append(_above(words, "further", "degrees more: ", gap))
     return found
 
 
 def table(result: Factors) -> list[dict[str, Any]]:
-    """Every correlation of a distance with an outcome."""
+    """Return the correlation of every distance with every outcome."""
     found = []
-    for measure in MEASURES:
+    for measure in analysis.MEASURES:
         for outcome in outcomes(result):
             one = correlation(result, measure, outcome)
             row = {"distance": measure, "outcome": outcome, "rho": one.value}
@@ -181,13 +148,8 @@ def table(result: Factors) -> list[dict[str, Any]]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------- tables
-
-
-def tables(result: Factors) -> dict[str, pd.DataFrame]:
-    """By name."""
-    import pandas as pd
-
+def tables(result: Factors) -> Tables:
+    """Return all tables by name."""
     found = {
         "whole": _whole(result),
         "parts": _parts(result),
@@ -196,14 +158,14 @@ def tables(result: Factors) -> dict[str, pd.DataFrame]:
     }
     if result.tuned:
         found |= {"optimizers": optimizers(result), "trials": _trials(result)}
-    return {name: pd.DataFrame(rows) for name, rows in found.items()}
+    return found
 
 
 def _whole(result: Factors) -> list[dict[str, Any]]:
-    """One row for every seed, checkpoint and approximation."""
+    """Return one row for every seed, checkpoint and approximation."""
     return [
         {"seed": s, "step": step, "loss": float(result.loss[s, k]), "approximation": name}
-        | {measure: float(result.whole[s, k, q, m]) for q, measure in enumerate(MEASURES)}
+        | {measure: float(result.whole[s, k, q, m]) for q, measure in enumerate(analysis.MEASURES)}
         | {"decrease": float(result.decrease[s, k, m])}
         for s in range(len(result.loss))
         for k, step in enumerate(result.checkpoints)
@@ -212,11 +174,11 @@ def _whole(result: Factors) -> list[dict[str, Any]]:
 
 
 def _parts(result: Factors) -> list[dict[str, Any]]:
-    """Means over seeds, one row for every checkpoint, block and approximation."""
+    """Return means over seeds, one row for every checkpoint, block and approximation."""
     mean = result.parts.mean(axis=0)
     return [
         {"step": step, "block": block, "size": size, "approximation": name}
-        | {measure: float(mean[k, q, m, b]) for q, measure in enumerate(MEASURES)}
+        | {measure: float(mean[k, q, m, b]) for q, measure in enumerate(analysis.MEASURES)}
         for k, step in enumerate(result.checkpoints)
         for b, (block, size) in enumerate(zip(result.blocks, result.sizes, strict=True))
         for m, name in enumerate(result.approximations)
@@ -224,27 +186,20 @@ def _parts(result: Factors) -> list[dict[str, Any]]:
 
 
 def optimizers(result: Factors) -> list[dict[str, Any]]:
-    """One row for every approximation: its settings, its loss at the end, its mean distances."""
+    """Return one row for every approximation: its settings, final loss and mean distances."""
     found = []
     for m, tuned in enumerate(result.tuned):
         ends = result.final[:, m]
         row: dict[str, Any] = {"approximation": tuned.method, "lr": tuned.rate, "damping": tuned.damping}
         row |= {"settled": tuned.settled, "diverged": int((~np.isfinite(ends)).sum())}
-        row |= dict(zip(("loss", "low", "high"), geometric(ends), strict=True))
+        row |= dict(zip(("loss", "low", "high"), geometric_interval(ends), strict=True))
         mean = result.whole.mean(axis=(0, 1))
-        found.append(row | {measure: float(mean[q, m]) for q, measure in enumerate(MEASURES)})
+        found.append(row | {measure: float(mean[q, m]) for q, measure in enumerate(analysis.MEASURES)})
     return found
 
 
-def geometric(values: np.ndarray) -> tuple[float, float, float]:
-    """Geometric mean over seeds, with Student's interval of the logarithm."""
-    one = mean_of(np.log(values))
-    mean, low, high = (float(np.exp(value)) for value in one)
-    return mean, low, high
-
-
 def _trials(result: Factors) -> list[dict[str, Any]]:
-    """Every trial of the tuning."""
+    """Return every trial of the tuning."""
     return [
         {"approximation": one.method, "lr": float(rate), "damping": float(damping), "loss": float(loss)}
         | {"chosen": rate == one.rate and damping == one.damping}
@@ -252,8 +207,6 @@ def _trials(result: Factors) -> list[dict[str, Any]]:
         for rate, damping, loss in zip(one.rates, one.dampings, one.loss, strict=True)
     ]
 
-
-# ---------------------------------------------------------------------------------------------------- figures
 
 LOOKS = {
     "identity": (style.GRAY, "o"), "diagonal": (style.GOLD, "s"), "kfac": (style.SKY, "^"),
@@ -268,27 +221,25 @@ LABELS = {
     "frobenius_hessian": "relative error from the Hessian",
     "angle_hessian": "angle from the Hessian, degrees",
 }
-TOPS = {"angle": 95, "angle_hessian": 100, "lost": 1.03}  # where an interval may end beyond what can be
+TOPS = {
+    "angle": 95,
+    "angle_hessian": 100,
+    "lost": 1.03,
+}  # upper limits of axes, because intervals can exceed the possible range
 
 
 def figures(result: Factors) -> dict[str, Figure]:
-    """By name."""
+    """Return all figures by name."""
     return {"distances": _distances(result), "blocks": _blocks(result), "outcomes": _outcomes(result)}
 
 
-def _panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple[Figure, np.ndarray]:
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **shared)
-
-
 def _distances(result: Factors) -> Figure:
-    figure, axes = _panels(2, 3, (11, 6.2), sharex=True)
+    figure, axes = style.subplots(2, 3, figsize=(11, 6.2), sharex=True, squeeze=False)
     x = np.arange(len(result.checkpoints))
     for ax, measure in zip(axes.T.flat, _columns(), strict=True):
         for m, name in enumerate(result.approximations):
             own = result.distance(measure)[..., m]  # (S, C)
-            mean, low, high = np.array([mean_of(column) for column in own.T]).T
+            mean, low, high = np.array([mean_interval(column) for column in own.T]).T
             color, mark = LOOKS[name]
             ax.plot(x, mean, marker=mark, ms=4.5, lw=1.2, color=color, label=name)
             ax.fill_between(x, low, high, color=color, alpha=0.1, lw=0)
@@ -304,20 +255,18 @@ def _distances(result: Factors) -> Figure:
 
 
 def _columns() -> tuple[str, ...]:
-    """Measures column by column: errors, angles, preconditioners."""
+    """Order of the measures by column: errors, angles, preconditioners."""
     return "frobenius", "frobenius_hessian", "angle", "angle_hessian", "divergence", "lost"
 
 
 def _blocks(result: Factors) -> Figure:
     height = 0.34 * len(result.blocks) + 1.7
-    figure, axes = _panels(1, 2, (11, height), sharey=True)
+    figure, axes = style.subplots(1, 2, figsize=(11, height), sharey=True, squeeze=False)
     image = None
     for ax, measure in zip(axes[0], ("angle", "angle_hessian"), strict=True):
-        values = result.parts[:, -1, MEASURES.index(measure)].mean(axis=0).T  # (B, M)
+        values = result.parts[:, -1, analysis.MEASURES.index(measure)].mean(axis=0).T  # (B, M)
         image = ax.imshow(values, vmin=0, vmax=90, cmap=style.MAP, aspect="auto")
-        for (b, m), value in np.ndenumerate(values):
-            ax.text(m, b, f"{value:.0f}", ha="center", va="center", fontsize=8,
-                    color=style.ink_at(image, value))  # fmt: skip
+        style.write_cells(ax, "{:.0f}".format)
         ax.set_title(f"{LABELS[measure]}, block by block", fontsize=9)
         ax.set_xticks(range(len(result.approximations)), result.approximations, rotation=30, ha="right")
         ax.set_yticks(range(len(result.blocks)), result.blocks)
@@ -330,14 +279,16 @@ def _blocks(result: Factors) -> Figure:
 def _outcomes(result: Factors) -> Figure:
     rows, shown = outcomes(result)[::-1], ("frobenius", "angle", "divergence", "lost", "angle_hessian")
     size = 13, 2.7 * len(rows) + 0.5
-    figure, axes = _panels(len(rows), len(shown), size, sharey="row", sharex="col")
+    figure, axes = style.subplots(
+        len(rows), len(shown), figsize=size, sharey="row", sharex="col", squeeze=False
+    )
     for row, outcome in zip(axes, rows, strict=True):
         for ax, measure in zip(row, shown, strict=True):
             _against(ax, result, measure, outcome)
             rho = correlation(result, measure, outcome)
             ax.set_title(f"ρ = {rho.words}", fontsize=8.5)
         final = outcome == FINAL
-        row[0].set_ylabel("loss at the end" if final else "share of the best decrease")
+        row[0].set_ylabel("final loss" if final else "share of the best decrease")
     for ax, measure in zip(axes[-1], shown, strict=True):
         ax.set_xlabel(LABELS[measure], fontsize=8.5)
     handles, labels = axes[0, 0].get_legend_handles_labels()
@@ -346,14 +297,14 @@ def _outcomes(result: Factors) -> Figure:
 
 
 def _against(ax: Axes, result: Factors, measure: str, outcome: str) -> None:
-    """A point for each approximation, with intervals over seeds in both directions."""
+    """Draw a point for each approximation, with intervals over seeds in both directions."""
     for m, name in enumerate(result.approximations):
-        x = np.array(mean_of(result.distance(measure)[..., m].mean(axis=1)))
+        x = np.array(mean_interval(result.distance(measure)[..., m].mean(axis=1)))
         if outcome == FINAL:
-            y = np.array(geometric(result.final[:, m]))
+            y = np.array(geometric_interval(result.final[:, m]))
         else:
             share = result.decrease[..., m] / result.decrease.max(axis=-1)
-            y = np.array(mean_of(share.mean(axis=1)))
+            y = np.array(mean_interval(share.mean(axis=1)))
         color, mark = LOOKS[name]
         bars = [np.abs(v[1:] - v[0])[:, None] for v in (x, y)]
         if np.isfinite(y[0]):
@@ -367,22 +318,20 @@ def _against(ax: Axes, result: Factors, measure: str, outcome: str) -> None:
             axis("{x:g}")
 
 
-# --------------------------------------------------------------------------------------------------- captions
-
-
 def opening(result: Factors) -> str:
-    """Whether the angle from the GGN ranks what approximations do."""
+    """Summarize how the angle from the GGN ranks the outcomes."""
     found = []
     for outcome in outcomes(result):
         one = correlation(result, "angle", outcome)
-        said = "follows" if one.low > 0 else "goes against" if one.high < 0 else "is not shown to follow"
+        unclear = "does not clearly depend on"
+        said = "increases with" if one.low > 0 else "decreases with" if one.high < 0 else unclear
         found.append(f"{outcome} {said} the angle from the GGN (ρ = {one.words})")
     sentence = "; ".join(found)
     return f"Over {plural(len(result.approximations), 'approximation')}, {sentence}."
 
 
 def summary(result: Factors) -> list[Line]:
-    """Distances at the beginning and the end, losses of the optimizers, then the claims."""
+    """Return the distances at the beginning and the end, losses of the optimizers, then the claims."""
     count = f"{plural(sum(result.sizes), 'parameter')} in {plural(len(result.blocks), 'block')}"
     first, last = result.loss.mean(axis=0)[[0, -1]]
     ends = f"loss {first:.3f} → {last:.3f} in {result.checkpoints[-1]} steps of Adam"
@@ -400,35 +349,35 @@ def summary(result: Factors) -> list[Line]:
 
 
 def captions(result: Factors) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Return a caption for each figure and table."""
     measures = (
-        "frobenius: ‖A − B‖/‖B‖; angle: between them, in degrees; divergence: logarithm of the "
-        "arithmetic over the geometric mean of the eigenvalues of (A + α)⁻¹(B + β); lost: the part of the "
-        f"quadratic model's decrease that no step along (A + α)⁻¹g reaches; α and β are {result.damping:g} "
-        "times the mean diagonals. B is the GGN, or where it is said the Hessian"
+        "frobenius: ‖A − B‖/‖B‖; angle: between them, in degrees; divergence: logarithm of the arithmetic "
+        "over the geometric mean of the eigenvalues of (A + α)⁻¹(B + β); lost: the share of the quadratic "
+        f"model's decrease that no step along (A + α)⁻¹g reaches; α and β are {result.damping:g} times the "
+        "mean diagonals. B is the GGN, unless the name says Hessian"
     )
     found = {
         "distances": "Distances of whole matrices over training: means over seeds, bands are 95 % intervals. "
         f"{measures}.",
         "blocks": "Angles from the GGN's own blocks and from the Hessian's, at the last checkpoint: means "
-        "over seeds. An approximation that is block-diagonal has no part between blocks.",
-        "whole": f"Every seed, checkpoint and approximation. {measures}. decrease: of the loss, by the best "
-        "of all tried lengths and dampings of one step.",
+        "over seeds. A block-diagonal approximation has no entries between blocks.",
+        "whole": f"Every seed, checkpoint and approximation. {measures}. decrease: decrease of the loss "
+        "by one step, the best of all tried lengths and dampings.",
         "parts": f"Single blocks: means over seeds. {measures}.",
-        "correlations": "Spearman's ρ over approximations of distance with outcome, a mean over seeds and "
-        "checkpoints; 95 % intervals by the bootstrap over seeds and approximations. For runs the distance "
-        "is a mean over checkpoints.",
-        "claims": "What is said about approximations, with verdicts from the intervals.",
-        "outcomes": "Outcome against distance: the loss of each optimizer at the end, where they are run, "
-        "against its mean distance, and the share of the largest single step's decrease, a mean over "
-        "checkpoints; 95 % intervals over seeds. ρ as in the table of correlations.",
+        "correlations": "Spearman's ρ between distance and outcome over approximations, a mean over "
+        "seeds and checkpoints; 95 % intervals by the bootstrap over seeds and approximations. For "
+        "runs, the distance is the mean over checkpoints.",
+        "claims": "Claims about approximations, with verdicts from the intervals.",
+        "outcomes": "Outcome against distance: the final loss of each optimizer, if they run, against "
+        "its mean distance, and the decrease by a single step relative to the best approximation, a "
+        "mean over checkpoints; 95 % intervals over seeds. ρ as in the table of correlations.",
     }
     if result.tuned:
         found |= {
-            "optimizers": f"Optimizers θ ← θ − lr (A + δ)⁻¹ g, A made anew every {result.every} steps, δ a "
-            "multiple of its mean diagonal; tuned alike on a seed of their own. loss: geometric mean over "
-            "seeds at the end, with its 95 % interval; settled: no neighbor of rate and damping is better; "
-            "distances are means over seeds and checkpoints.",
-            "trials": "Loss at the end for every rate and damping that was tried.",
+            "optimizers": f"Optimizers θ ← θ − lr (A + δ)⁻¹ g, with A recomputed every {result.every} steps "
+            "and δ a multiple of its mean diagonal; all are tuned in the same way on a separate seed. "
+            "loss: geometric mean of the final loss over seeds, with its 95 % interval; settled: no "
+            "neighboring rate or damping is better; distances are means over seeds and checkpoints.",
+            "trials": "Final loss for every rate and damping tried.",
         }
     return found

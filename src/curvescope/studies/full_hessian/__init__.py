@@ -1,4 +1,4 @@
-"""The whole Hessian of a one-block vision Transformer, written out, before and after training."""
+"""Full Hessian matrix of a one-block Vision Transformer, before and after training."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.full_hessian.analysis import Dense, Norms, Trained

@@ -1,15 +1,16 @@
-"""The network of the study and its training: a one-block vision Transformer, post-norm, mean-pooled.
+"""Network of the study and its training: a one-block Vision Transformer, post-norm, mean-pooled.
 
-The stripe of the query–key block: how much of it is a matrix ⊗ the identity over d_K.
+Stripe of the query–key block: the share that is a Kronecker product of a matrix with the identity over d_K.
 
-With entries (r, t) of W_Q and (r', t') of W_K, t the coordinate of a key, the functional Hessian of the block
-has the term s (Σ_i x_i (Σ_i u_i)ᵀ) ⊗ I: it lies at t = t' alone (Ormaniec et al., Theorem 3.2).
+With entries (r, t) of W_Q and (r', t') of W_K, t the coordinate of a key, the functional Hessian of the
+block has the term s (Σ_i x_i (Σ_i u_i)ᵀ) ⊗ I, which is nonzero only at t = t' (Ormaniec et al., Theorem
+3.2).
 
-The Hessian written out: from products with all unit vectors, and what is kept of it.
+Full Hessian matrix: computed from products with all unit vectors, and summarized.
 
-The matrix is symmetric, so the columns of a block are computed only at rows of blocks behind it on the way to
-the output. Most columns belong to the feed-forward network, and a product that begins and ends behind the
-attention does not run it: this takes half the time of all rows.
+The matrix is symmetric, so the columns of a block are computed only at rows of later blocks. Most columns
+belong to the feed-forward network, and products between later blocks do not run the attention. This takes
+half the time of all rows.
 """
 
 from __future__ import annotations
@@ -41,52 +42,52 @@ from curvescope.viz.matrix import colors
 if TYPE_CHECKING:
     from curvescope.studies.full_hessian.study import Config
 
-MOST_IMAGES = 10_000  # of a large dataset, unless told otherwise
-SMALL, SMALL_PATCH, PATCH = 8, 2, 4  # pictures of 8 × 8 are cut into patches of 2 × 2, others of 4 × 4
-EVALUATIONS = 100  # of the validation accuracy during training
-SLOW_START = 50  # steps of warm-up, fewer in a short training
+MOST_IMAGES = 10_000  # default number of images of a large dataset
+SMALL, SMALL_PATCH, PATCH = 8, 2, 4  # images of 8 × 8 have patches of 2 × 2, others of 4 × 4
+EVALUATIONS = 100  # number of evaluations of the validation accuracy
+SLOW_START = 50  # warm-up steps, fewer in short training runs
 PATH = (
     "E", "P", "L0.W_Q", "L0.W_K", "L0.W_V", "L0.W_O", "L0.ln1.g", "L0.ln1.b",
     "L0.W_1", "L0.b_1", "L0.W_2", "L0.b_2", "L0.ln2.g", "L0.ln2.b", "U", "b_U",
 )  # fmt: skip
-"""Blocks on their way from the input to the output."""
+"""Blocks in order from input to output."""
 
 
 @dataclass(frozen=True)
 class Trained(Result):
-    """One network on its way: weights as vectors over all blocks, in the order of its model."""
+    """Training run of one network: weights as vectors over all blocks, in the order of the model."""
 
     seed: int
-    steps: np.ndarray  # (S,) after which weights are kept
+    steps: np.ndarray  # (S,) steps after which weights are stored
     weights: np.ndarray  # (S, n)
-    trained_step: int  # the first evaluated one with enough accuracy, or the last
+    trained_step: int  # first evaluated step with enough accuracy, or the last step
     trained_weights: np.ndarray  # (n,)
-    reached: bool  # enough accuracy
+    reached: bool  # True if the accuracy was reached
     evaluated: np.ndarray  # (A,) steps
-    accuracy: np.ndarray  # (A,) share of the validation pictures
-    loss: np.ndarray  # (steps,) of each step's own batch
+    accuracy: np.ndarray  # (A,) validation accuracy
+    loss: np.ndarray  # (steps,) loss on the batch of each step
 
     @property
     def trained_accuracy(self) -> float:
-        """At the trained step."""
+        """Validation accuracy at the trained step."""
         return float(self.accuracy[self.evaluated == self.trained_step][0])
 
 
 def read_pictures(cfg: Config) -> Pictures:
-    """The pictures of all networks, cut in two with the first seed."""
+    """Read the images for all networks, split into training and validation with the first seed."""
     num = cfg.num_images if cfg.data == "digits" or cfg.num_images is not None else MOST_IMAGES
     found = pictures(cfg.data, num=num, seed=cfg.seed)
     if cfg.batch_size > len(found.classes):
-        raise UsageError(f"batch_size: expected at most {len(found.classes)} pictures, got {cfg.batch_size}")
+        raise UsageError(f"batch_size: expected at most {len(found.classes)} images, got {cfg.batch_size}")
     return found
 
 
 def make_model(cfg: Config, seed: int, data: Pictures) -> Model:
-    """A fresh network; attention has no biases, as in the paper's formulas."""
+    """Build a new network; attention has no biases, as in the paper's formulas."""
     channels, size = data.images.shape[1:3]
     patch = cfg.patch_size if cfg.patch_size is not None else SMALL_PATCH if size <= SMALL else PATCH
     if not 1 <= patch <= size or size % patch:
-        raise UsageError(f"patch_size: expected a divisor of {size}, the side of the pictures, got {patch}")
+        raise UsageError(f"patch_size: expected a divisor of the image size {size}, got {patch}")
     if cfg.d_model % cfg.n_heads:
         raise UsageError(f"n_heads: expected a divisor of d_model={cfg.d_model}, got {cfg.n_heads}")
     zoo = TransformerConfig(
@@ -100,7 +101,7 @@ def make_model(cfg: Config, seed: int, data: Pictures) -> Model:
 
 
 def make_stream(cfg: Config, seed: int, data: Pictures) -> Stream:
-    """The batch of every step: each epoch in an order of its own, drawn from (seed, epoch)."""
+    """Return the batch of every step; (seed, epoch) determine the order of each epoch."""
     per_epoch = len(data.classes) // cfg.batch_size
 
     def batch(step: int) -> Batch:
@@ -113,13 +114,15 @@ def make_stream(cfg: Config, seed: int, data: Pictures) -> Stream:
 
 
 def make_problem(cfg: Config, seed: int, data: Pictures) -> Problem:
-    """The network before training, on the batch of the first step."""
+    """Build the problem of the network before training, on the batch of the first step."""
     first = make_stream(cfg, seed, data)(0)
     return Problem(make_model(cfg, seed, data), Batches([first], name=cfg.data))
 
 
 def train_one(cfg: Config, seed: int, data: Pictures) -> Trained:
-    """Train the network of a seed, with weights at `cfg.points` and where the accuracy is first enough."""
+    """Train the network of a seed; store weights at `cfg.points` and at the first step with enough
+    accuracy.
+    """
     model = make_model(cfg, seed, data)
     every = max(1, cfg.steps // EVALUATIONS)
     evaluated = sorted({*range(0, cfg.steps + 1, every), cfg.steps})
@@ -153,7 +156,7 @@ def train_one(cfg: Config, seed: int, data: Pictures) -> Trained:
 
 
 def _accuracy(model: Model, weights: dict[str, Tensor], data: Pictures) -> float:
-    """Share of the validation pictures whose largest logit is that of their class."""
+    """Validation accuracy."""
     placed = {name: value.to(model.device) for name, value in weights.items()}
     with torch.no_grad():
         logits = model.forward(placed, data.validation_images.to(model.device, model.dtype))
@@ -161,7 +164,7 @@ def _accuracy(model: Model, weights: dict[str, Tensor], data: Pictures) -> float
 
 
 def at(problem: Problem, weights: np.ndarray) -> Problem:
-    """The problem at weights that are kept."""
+    """Return the problem at stored weights."""
     return problem.at(torch.as_tensor(weights, dtype=problem.dtype, device=problem.device))
 
 
@@ -178,12 +181,12 @@ GROUPS = {
     "head": ("U", "b_U"),
 }
 """Blocks by the name of their group; the paper draws all but the output matrix O, embedding and head."""
-MAX_EXACT = 64  # rows of a group that is written out
+MAX_EXACT = 64  # groups with at most this many rows are computed in full
 
 
 @dataclass(frozen=True)
 class Norms(Result):
-    """Of S steps and G groups."""
+    """Norms of weights and Hessian blocks at S steps, for G groups."""
 
     groups: list[str]
     sizes: np.ndarray  # (G,) parameters
@@ -192,15 +195,15 @@ class Norms(Result):
     hessian: np.ndarray  # (S, G) ‖H_gg‖_F
     low: np.ndarray  # (S, G) ends of its 95 % interval
     high: np.ndarray
-    exact: np.ndarray  # (G,) written out, no probes
+    exact: np.ndarray  # (G,) True if computed in full, without probes
 
     def of(self, values: np.ndarray, group: str) -> np.ndarray:
-        """(S,) the values of a group."""
+        """Return the values (S,) of a group."""
         return values[:, self.groups.index(group)]
 
 
 def norm_measure(problem: Problem, cfg: Config, found: Trained) -> Norms:
-    """Of the network of one seed, on the batch that its Hessian is of."""
+    """Measure the norms of one network, on the batch of its Hessian."""
     names = list(GROUPS)
     shape = (len(found.steps), len(names))
     weights, hessian, low, high = (np.empty(shape) for _ in range(4))
@@ -226,14 +229,14 @@ def norm_measure(problem: Problem, cfg: Config, found: Trained) -> Norms:
 
 
 class Stripe(NamedTuple):
-    """Two measures; both are independent of the block's scale."""
+    """Two measures of the stripe, independent of the scale of the block."""
 
-    ratio: float  # root mean square entry at t = t', over that at t ≠ t'
-    share: float  # of ‖H_QK‖², what lies in the span of all A ⊗ I; 1/d_K² for independent entries
+    ratio: float  # root mean square entry at t = t' divided by that at t ≠ t'
+    share: float  # share of ‖H_QK‖² in the span of all A ⊗ I; 1/d_K² for independent entries
 
 
 def stripe(block: np.ndarray, d_model: int) -> Stripe:
-    """Of the block (d k, d k) between W_Q and W_K, both d × k and row-major; not a number without entries."""
+    """Measure the block (d k, d k) between W_Q and W_K, both d × k and row-major; nan if it is empty."""
     k = block.shape[0] // d_model
     entries = block.reshape(d_model, k, d_model, k).astype(np.float64)
     on = np.einsum("ptqt->tpq", entries)  # (k, d, d)
@@ -249,12 +252,12 @@ def stripe(block: np.ndarray, d_model: int) -> Stripe:
 # ------------------------------------------------------------------------------------------------------ dense
 
 ATTENTION = ("L0.W_Q", "L0.W_K", "L0.W_V", "L0.W_O")
-CELL = 4  # entries along a side of a pixel of the large picture
+CELL = 4  # entries per pixel along one axis of the large image
 
 
 @dataclass(frozen=True)
 class Dense(Result):
-    """The Hessian of one network at one time: numbers for every pair of blocks, and pictures."""
+    """Hessian of one network at one step: numbers for every pair of blocks, and images."""
 
     names: list[str]  # b blocks, from input to output
     sizes: list[int]
@@ -264,17 +267,17 @@ class Dense(Result):
     max_abs: np.ndarray
     stripe_ratio: float
     stripe_share: float
-    picture: np.ndarray  # colors, means over cells of one pair of blocks each; (0, 0) where it is not drawn
-    attention: np.ndarray  # the entries between matrices of attention; (0, 0) likewise
+    picture: np.ndarray  # colors, means over cells of one pair of blocks each; (0, 0) if not stored
+    attention: np.ndarray  # entries between matrices of attention; (0, 0) if not stored
 
     @property
     def rms(self) -> np.ndarray:
-        """(b, b) root mean square entry of every pair of blocks."""
+        """Root mean square entry of every pair of blocks, (b, b)."""
         return self.frobenius / np.sqrt(np.outer(self.sizes, self.sizes))
 
     @property
     def norm(self) -> float:
-        """‖H‖_F."""
+        """Frobenius norm of the Hessian."""
         return float(np.linalg.norm(self.frobenius))
 
     @property
@@ -283,12 +286,12 @@ class Dense(Result):
         return [-(-size // CELL) for size in self.sizes]
 
     def pick(self, values: np.ndarray, one: str, two: str) -> float:
-        """A number of a pair of blocks, by their names."""
+        """Return the value of a pair of blocks, by their names."""
         return float(values[self.names.index(one), self.names.index(two)])
 
 
 def written_out(problem: Problem, names: Sequence[str]) -> np.ndarray:
-    """The matrix over these blocks, in their order: (n, n), exactly symmetric."""
+    """Compute the full matrix over these blocks, in order: (n, n), exactly symmetric."""
     H = Hessian(problem)
     stops = np.cumsum([problem.model.blocks[name].size for name in names]).tolist()
     where = {
@@ -305,12 +308,12 @@ def written_out(problem: Problem, names: Sequence[str]) -> np.ndarray:
         own = found[where[name], where[name]]
         found[where[name], where[name]] = (own + own.T) / 2
     if not np.isfinite(found).all():
-        raise CurvescopeError("the Hessian has entries that are no numbers", hint="use a smaller lr")
+        raise CurvescopeError("the Hessian has entries that are not finite", hint="use a smaller lr")
     return found
 
 
 def dense_measure(problem: Problem, *, keep: bool) -> Dense:
-    """Everything about the Hessian of a one-block network; pictures too where they are to be kept."""
+    """Measure the Hessian of a one-block network; `keep` stores the images, too."""
     names = [name for name in PATH if name in problem.model.blocks]
     sizes = [problem.model.blocks[name].size for name in names]
     H = written_out(problem, names)
@@ -335,7 +338,7 @@ def dense_measure(problem: Problem, *, keep: bool) -> Dense:
 
 
 def pooled(values: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """Means over cells of CELL × CELL entries, or what is left of them at the end of a block."""
+    """Means over cells of CELL × CELL entries; cells at the end of a block can be smaller."""
     starts, stop = [], 0
     for size in sizes:
         starts += range(stop, stop + size, CELL)
@@ -345,6 +348,6 @@ def pooled(values: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
 
 
 def _sums(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Sums over rectangles that begin at `starts`, in both directions."""
+    """Sums over rectangles that begin at `starts` along both axes."""
     rows = np.add.reduceat(values, starts, axis=0, dtype=np.float64)
     return np.add.reduceat(rows, starts, axis=1)

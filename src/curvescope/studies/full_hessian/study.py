@@ -1,9 +1,8 @@
-"""The whole Hessian of a one-block vision Transformer, written out before and after training, over seeds.
+"""Full Hessian matrix of a one-block Vision Transformer, before and after training, over seeds.
 
-What 'Closing the Curvature Gap' (arXiv 2510.16927) shows in pictures, with numbers: every entry of the exact
-Hessian on one training batch, of the whole network and of its self-attention; norms of parameter blocks and
-of their Hessian blocks through the first steps of training; and which of the paper's observations hold, seed
-by seed.
+The study measures what 'Closing the Curvature Gap' (arXiv 2510.16927) shows in figures: every entry of the
+exact Hessian on one training batch, for the whole network and its self-attention; norms of parameter blocks
+and their Hessian blocks during training; and for how many seeds the paper's observations hold.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from curvescope.core.config import Config as BaseConfig
-from curvescope.core.config import at_least, setting
+from curvescope.core.config import setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.data.batches import Batches
 from curvescope.data.tasks.pictures import PICTURES, Pictures, check_pictures
 from curvescope.problem import Problem
-from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Shown
-from curvescope.runs.work import Finished, Piece, State, work_through
+from curvescope.runs.fingerprints import fingerprint
+from curvescope.runs.resumable_loop import FinishedPieces, Piece, State, work_through
+from curvescope.runs.study_result import Shown
 from curvescope.studies.full_hessian import analysis
 from curvescope.studies.full_hessian.analysis import (
     Dense,
@@ -42,13 +41,15 @@ if TYPE_CHECKING:
 
 
 def setting_notes(cfg: Config, networks: Sequence[Network]) -> list[str]:
-    """What a reader should know of how the Hessians were made."""
+    """Return notes on how the Hessians were computed."""
     found = [
-        "the paper does not say how many heads, which learning rate, how many epochs or which "
-        "initialization: these are choices of ours, see the settings"
+        "the paper does not state the number of heads, learning rate, number of epochs or "
+        "initialization; these are our choices, see the settings"
     ]
     if cfg.data == "digits" and cfg.patch_size is None:
-        found.append("patches of 2 × 2, since the paper's 4 × 4 would leave four of a picture of 8 × 8")
+        found.append(
+            "patches of 2 × 2, because the paper's 4 × 4 would leave four patches per image of 8 × 8"
+        )
     late = [str(network.training.seed) for network in networks if not network.training.reached]
     if late:
         found.append(
@@ -60,55 +61,55 @@ def setting_notes(cfg: Config, networks: Sequence[Network]) -> list[str]:
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """Which network on which pictures, and how many of them. The defaults take about four minutes."""
+    """Images, network and training. The defaults take about four minutes."""
 
     data: str = setting(
-        "digits", f"pictures: {', '.join(PICTURES)}, or a folder; but for digits through the package datasets"
+        "digits",
+        f"pictures: {', '.join(PICTURES)} (all but digits by the package datasets), or images:FOLDER",
     )
     num_images: int | None = setting(
-        None, "pictures, a fifth of them to validate; all of digits, else 10,000"
+        None, "number of images, a fifth of them for validation; default: all of digits, else 10,000"
     )
-    patch_size: int | None = setting(None, "pixels along a side of a patch; 4, and 2 for digits (8 × 8)")
-    d_model: int = setting(16, "width")
-    d_ff: int = setting(64, "width of the feed-forward network")
-    n_heads: int = setting(1, "heads of the attention")
-    init: Literal["xavier", "scaled", "gpt2"] = setting("xavier", "how weights are drawn, see the zoo")
-    seeds: int = setting(5, "networks that are trained: own weights, own order of the pictures")
-    steps: int = setting(1000, "of training, with AdamW")
-    until: float = setting(0.5, "the trained Hessian is of the first step with more validation accuracy")
-    batch_size: int = setting(128, "pictures of a step; the Hessian is that of the first step's")
-    lr: float = setting(3e-3, "learning rate behind the warm-up; it falls along a cosine")
+    patch_size: int | None = setting(None, "patch size in pixels; default: 4, and 2 for digits (8 × 8)")
+    d_model: int = setting(16, "width", least=1)
+    d_ff: int = setting(64, "width of the feed-forward network", least=1)
+    n_heads: int = setting(1, "heads of the attention", least=1)
+    init: Literal["xavier", "scaled", "gpt2"] = setting("xavier", "initialization of weights, see the zoo")
+    seeds: int = setting(
+        5, "number of trained networks, each with its own weights and order of images", least=1
+    )
+    steps: int = setting(1000, "training steps with AdamW", least=1)
+    until: float = setting(0.5, "validation accuracy; the trained Hessian is that of the first step above it")
+    batch_size: int = setting(128, "images per step; the Hessian uses the batch of the first step", least=1)
+    lr: float = setting(3e-3, "learning rate after the warm-up, with cosine decay")
     weight_decay: float = setting(0.01, "of matrices")
-    num_points: int = setting(12, "steps at which norms are taken: 0, then evenly in the logarithm")
-    num_probes: int = setting(8, "random vectors for the norm of a group of blocks")
-    num_steps: int = setting(8, "Lanczos steps before them, which take out the largest eigenvalues")
+    num_points: int = setting(
+        12, "number of steps at which norms are measured: 0, then logarithmically spaced", least=2
+    )
+    num_probes: int = setting(8, "random vectors for the norm of a group of blocks", least=2)
+    num_steps: int = setting(8, "Lanczos steps that first remove the largest eigenvalues", least=1)
     dtype: Literal["float32", "float64"] = setting(
-        "float32", "of weights and Hessian; float64 takes twice as long"
+        "float32", "data type of weights and Hessian; float64 takes twice as long"
     )
     device: str = setting("cpu", "cpu, cuda, …")
-    seed: int = setting(0, "of the first network; the others follow")
+    seed: int = setting(0, "seed of the first network; the others use the next seeds")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_pictures(self.data)
-        at_least(self, 1, "seeds", "steps", "batch_size", "d_model", "d_ff", "n_heads", "num_steps")
-        at_least(self, 2, "num_points", "num_probes")
         if not 0 <= self.until < 1:
             raise UsageError(f"until: expected an accuracy from 0 to below 1, got {self.until}")
 
     @property
     def points(self) -> list[int]:
-        """Steps at which norms are taken, the first and the last one among them."""
+        """Steps at which norms are measured, including the first and the last."""
         spaced = np.geomspace(1, self.steps, self.num_points - 1).round().astype(int).tolist()
         return list(dict.fromkeys([0, *spaced, self.steps]))
 
 
-# ------------------------------------------------------------------------------------------------------ study
-
-
 @dataclass(frozen=True)
 class Network(Result):
-    """What was found of the network of one seed."""
+    """Training, Hessians and norms of the network of one seed."""
 
     training: Trained
     initial: Dense
@@ -117,13 +118,13 @@ class Network(Result):
 
     @property
     def stages(self) -> dict[str, Dense]:
-        """The two Hessians by their names."""
+        """The two Hessians by name."""
         return {"initial": self.initial, "trained": self.trained}
 
 
 @dataclass(frozen=True)
 class FullHessian(Shown):
-    """Every network; the first one with its pictures."""
+    """Result for all networks; images are stored for the first one."""
 
     data: str
     patch_size: int
@@ -137,12 +138,7 @@ class FullHessian(Shown):
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> FullHessian:
-    """Train the networks and write their Hessians out.
-
-    Args:
-        progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the study goes, used when it goes on.
-    """
+    """Train the networks and compute their full Hessians."""
     data = read_pictures(cfg)
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
     problems = {seed: make_problem(cfg, seed, data) for seed in seeds}
@@ -154,7 +150,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 
 def _pieces(cfg: Config, seed: int, problem: Problem, data: Pictures) -> list[Piece]:
-    """Training, the Hessian before and after it, and norms in between."""
+    """Return the pieces of a network: training, the Hessian before and after it, and norms."""
     of, needs, first = f"of network {seed - cfg.seed + 1}", (f"training.{seed}",), seed == cfg.seed
 
     def trained(found: Trained) -> Dense:
@@ -174,7 +170,7 @@ def _pieces(cfg: Config, seed: int, problem: Problem, data: Pictures) -> list[Pi
     ]  # fmt: skip
 
 
-def _network(found: Finished, seed: int) -> Network:
+def _network(found: FinishedPieces, seed: int) -> Network:
     return Network(
         found.take(Trained, f"training.{seed}"),
         found.take(Dense, f"initial.{seed}"),

@@ -1,7 +1,7 @@
-"""Tables, claims, figures and captions of the study `full_hessian`, made from the arrays of its result.
+"""Tables, claims, figures and captions of the study `full_hessian`.
 
-The paper has one network and no numbers: a claim holds where it is so in all networks, fails where in none,
-and is undecided in between. Intervals are over networks, of geometric means.
+The paper has one network and no numbers. A claim holds if it is true for all networks, fails if it is true
+for none, and is open otherwise. Intervals are those of geometric means over networks.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.core.numbers import plural
-from curvescope.runs.shown import FAILS, HOLDS, Claim, Line
+from curvescope.core.number_format import plural
+from curvescope.runs.study_result import FAILS, HOLDS, Claim, Line, Tables
 from curvescope.studies.common.statistics import geometric_interval
 from curvescope.studies.full_hessian.analysis import ATTENTION, Dense
 from curvescope.viz import style
 from curvescope.viz.matrix import FLOOR, LABEL, colors, entries_map
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -28,18 +27,16 @@ if TYPE_CHECKING:
     from curvescope.studies.full_hessian.study import FullHessian, Network
 
 
-def tables(result: FullHessian) -> dict[str, pd.DataFrame]:
-    """Every table by name."""
-    import pandas as pd
-
+def tables(result: FullHessian) -> Tables:
+    """Return every table by name."""
     found = {"pairs": _table_pairs, "norms": _table_norms, "networks": _network, "accuracy": _accuracy}
     rows = {name: [row for n in result.networks for row in make(n)] for name, make in found.items()}
-    tables = {f"hessian_{name}": pd.DataFrame(entries) for name, entries in rows.items()}
-    return tables | {"hessian_claims": pd.DataFrame([claim._asdict() for claim in result.claims()])}
+    tables = {f"hessian_{name}": entries for name, entries in rows.items()}
+    return tables | {"hessian_claims": [claim._asdict() for claim in result.claims()]}
 
 
 def _table_pairs(network: Network) -> list[dict[str, Any]]:
-    """One row per pair of blocks, upper triangle with the diagonal, in both Hessians."""
+    """Return one row per pair of blocks (upper triangle with the diagonal), for both Hessians."""
     return [
         {
             "seed": network.training.seed,
@@ -61,7 +58,7 @@ def _table_pairs(network: Network) -> list[dict[str, Any]]:
 
 
 def _table_norms(network: Network) -> list[dict[str, Any]]:
-    """One row per step and group of blocks."""
+    """Return one row per step and group of blocks."""
     found = network.norms
     return [
         {
@@ -82,7 +79,7 @@ def _table_norms(network: Network) -> list[dict[str, Any]]:
 
 
 def _network(network: Network) -> list[dict[str, Any]]:
-    """One row per Hessian."""
+    """Return one row per Hessian."""
     training = network.training
     steps = {"initial": 0, "trained": training.trained_step}
     accuracy = {"initial": float(training.accuracy[0]), "trained": training.trained_accuracy}
@@ -104,7 +101,7 @@ def _network(network: Network) -> list[dict[str, Any]]:
 
 
 def _accuracy(network: Network) -> list[dict[str, Any]]:
-    """One row per evaluation during training."""
+    """Return one row per evaluation during training."""
     training = network.training
     return [
         {"seed": training.seed, "step": int(step), "accuracy": float(accuracy)}
@@ -112,22 +109,20 @@ def _accuracy(network: Network) -> list[dict[str, Any]]:
     ]
 
 
-# ----------------------------------------------------------------------------------------------------- claims
-
-MIXED = "in part of the networks"
+MIXED = "in some of the networks"
 Q, K, V = "L0.W_Q", "L0.W_K", "L0.W_V"
 PAIRS = ((Q, Q), (Q, K), (Q, V), (K, K), (K, V), (V, V))
-DRAWN = ("Q", "K", "V", "norms", "feed-forward")  # groups of the paper's curves
+DRAWN = ("Q", "K", "V", "norms", "feed-forward")  # groups in the paper's figures
 FEED_FORWARD = ("L0.W_1", "L0.b_1", "L0.W_2", "L0.b_2")
-MUCH = 3.0  # times, where the paper says much and no number
-SEEN = 2.0  # times the rest: a stripe that stands out
-DECADE = 0.5  # powers of ten on both sides of a size that is read off a color bar
+MUCH = 3.0  # factor for “much”, because the paper gives no number
+SEEN = 2.0  # minimum ratio of the stripe to the rest
+DECADE = 0.5  # tolerance, in powers of ten, of a size read off a color bar
 INITIAL_SIZE, TRAINED_SIZE = -1.0, 1.0  # log10 of the color bars' upper ends
 FIGURE, TEXT = "figure", "paper"
 
 
 def claims(result: FullHessian) -> list[Claim]:
-    """All claims, with verdicts computed from the numbers."""
+    """Return all claims, with verdicts computed from the numbers."""
     return [
         _accurate(result),
         _brightest(result, "initial"),
@@ -146,7 +141,7 @@ def claims(result: FullHessian) -> list[Claim]:
 
 
 def verdict(so: Sequence[bool]) -> str:
-    """In all networks, in none, or in some."""
+    """Verdict: holds in all networks, in none, or in some."""
     return HOLDS if all(so) else MIXED if any(so) else FAILS
 
 
@@ -159,7 +154,7 @@ def _counted(
     measured: str,
     source: str = FIGURE,
 ) -> Claim:
-    """A claim that is so in a network where a ratio is above `over`."""
+    """Claim that is true for a network if a ratio is above `over`."""
     ratios = [ratio(network) for network in result.networks]
     so = [value > over for value in ratios]
     found = f"{sum(so)} of {plural(len(so), 'network')}; {measured} {geometric_interval(ratios)}"
@@ -175,7 +170,7 @@ def _accurate(result: FullHessian) -> Claim:
         f"{min(steps)} to {max(steps)} steps"
     )
     return Claim(
-        f"validation accuracy is past {result.until:.0%} after training",
+        f"validation accuracy is above {result.until:.0%} after training",
         "> 50 %",
         measured,
         verdict(so),
@@ -184,13 +179,13 @@ def _accurate(result: FullHessian) -> Claim:
 
 
 def brightest_ratio(found: Dense) -> float:
-    """Root mean square entry of value–value, over the largest of the other pairs of Q, K, V."""
+    """Root mean square entry of value–value, divided by the largest of the other pairs of Q, K, V."""
     own, *others = (found.pick(found.rms, *pair) for pair in reversed(PAIRS))
     return own / max(others)
 
 
 def output_ratio(found: Dense) -> float:
-    """Root mean square entry of value–value, over that of value–output, a pair that the formulas lack."""
+    """Root mean square entry of value–value, divided by that of value–output, which the formulas lack."""
     return found.pick(found.rms, V, V) / found.pick(found.rms, V, "L0.W_O")
 
 
@@ -202,7 +197,8 @@ def _brightest(result: FullHessian, stage: str) -> Claim:
         "brightest",
         lambda network: brightest_ratio(network.stages[stage]),
         1.0,
-        f"root mean square entry over that of value–output {output}, over the next pair of Q, K, V",
+        f"root mean square entry divided by that of value–output {output}; divided by the next pair of "
+        "Q, K, V",
     )
 
 
@@ -213,12 +209,12 @@ def _levels(values: np.ndarray, network: Network) -> dict[str, float]:
 
 
 def keys_and_values_ratio(levels: dict[str, float]) -> float:
-    """The smaller of keys and values over the largest of the rest."""
+    """Smaller of keys and values divided by the largest other group."""
     return min(levels["K"], levels["V"]) / max(levels[group] for group in DRAWN if group not in ("K", "V"))
 
 
 def _order(result: FullHessian, name: str) -> str:
-    """The groups of the paper with their mean levels, the largest first."""
+    """List the groups of the paper with their mean levels, the largest first."""
     levels = [_levels(getattr(network.norms, name), network) for network in result.networks]
     means = {group: geometric_interval([level[group] for level in levels]).value for group in DRAWN}
     order = sorted(DRAWN, key=lambda group: -means[group])
@@ -269,7 +265,7 @@ def _claim_stripe(result: FullHessian) -> Claim:
         "seen",
         lambda network: network.initial.stripe_ratio,
         SEEN,
-        f"A ⊗ I holds {share.value:.0%} of ‖H_QK‖²; entries on the stripe over those off it",
+        f"A ⊗ I contains {share.value:.0%} of ‖H_QK‖²; entries on the stripe divided by those off it",
     )
 
 
@@ -278,15 +274,15 @@ def _stripe_fades(result: FullHessian) -> Claim:
     return _counted(
         result,
         "the query–key stripe is weaker after training",
-        "seen at initialization alone",
+        "visible only at initialization",
         lambda network: network.initial.stripe_ratio / network.trained.stripe_ratio,
         1.0,
-        f"trained {after}; initial over trained",
+        f"trained {after}; initial divided by trained",
     )
 
 
 def feed_forward_ratio(found: Dense) -> float:
-    """Root mean square entry of the whole matrix, over that of the feed-forward network's own blocks."""
+    """Root mean square entry of the whole matrix, divided by that of the feed-forward blocks."""
     rows = [found.names.index(name) for name in FEED_FORWARD if name in found.names]
     size = sum(found.sizes[i] for i in rows)
     own = np.linalg.norm(found.frobenius[np.ix_(rows, rows)]) / size
@@ -300,12 +296,12 @@ def _feed_forward(result: FullHessian, stage: str) -> Claim:
         "small",
         lambda network: feed_forward_ratio(network.stages[stage]),
         1.0,
-        "root mean square entry of the whole matrix over theirs",
+        "root mean square entry of the whole matrix divided by theirs",
     )
 
 
 def _size(result: FullHessian, stage: str, power: float) -> Claim:
-    """A network has the stated size where its largest entry is at most half a decade from it."""
+    """Claim on the largest entry: true for a network within half a decade of the stated size."""
     sizes = [float(network.stages[stage].max_abs.max()) for network in result.networks]
     so = [abs(np.log10(size) - power) <= DECADE for size in sizes]
     return Claim(
@@ -324,18 +320,16 @@ def _grow(result: FullHessian) -> Claim:
         "the largest 100 times (color bars)",
         lambda network: float(network.trained.max_abs.max() / network.initial.max_abs.max()),
         1.0,
-        "largest entry, trained over initial",
+        "largest entry, trained divided by initial",
     )
 
 
-# ---------------------------------------------------------------------------------------------------- figures
-
 STAGES = ("initial", "trained")
-DECADES = 5  # of the colors of pairs, below the largest
+DECADES = 5  # range of the color scale of pairs, below the largest
 
 
 def figures(result: FullHessian) -> dict[str, Figure]:
-    """The entries, the pairs of blocks, norms through training, and the stripe with the sizes."""
+    """Draw the entries, the pairs of blocks, norms during training, and the stripe with the sizes."""
     return {
         "hessian_entries": _entries(result),
         "hessian_pairs": _figure_pairs(result),
@@ -345,11 +339,11 @@ def figures(result: FullHessian) -> dict[str, Figure]:
 
 
 def _entries(result: FullHessian) -> Figure:
-    """Two rows, whole network and attention; two columns, initial and trained; one scale of colors."""
+    """Draw the whole network and attention in rows, initial and trained in columns, with one color scale."""
     stages = result.networks[0].stages
     largest = max(float(found.max_abs.max()) for found in stages.values())
     limits = (math.log10(FLOOR), math.log10(largest))
-    figure, axes = _panels(2, 2, (15, 14.6))
+    figure, axes = style.subplots(2, 2, figsize=(15, 14.6))
     image = None
     for column, (stage, found) in zip(axes.T, stages.items(), strict=True):
         image = entries_map(column[0], found.picture, found.names, found.pixels, limits)
@@ -363,21 +357,19 @@ def _entries(result: FullHessian) -> Figure:
 
 
 def _figure_pairs(result: FullHessian) -> Figure:
-    """Root mean square entries as numbers, geometric means over the networks."""
+    """Draw root mean square entries as numbers, geometric means over the networks."""
     means = {
         stage: np.exp(np.mean([np.log(n.stages[stage].rms + FLOOR**2) for n in result.networks], axis=0))
         for stage in STAGES
     }
     names = [name.removeprefix("L0.") for name in result.networks[0].initial.names]
     top = max(float(values.max()) for values in means.values())
-    figure, axes = _panels(1, 2, (17.5, 8.4))
+    figure, axes = style.subplots(1, 2, figsize=(17.5, 8.4))
     least = top * 10.0**-DECADES
     image = None
     for ax, (stage, values) in zip(axes, means.items(), strict=True):
         image = ax.imshow(values, norm="log", vmin=least, vmax=top, cmap="viridis", interpolation="nearest")
-        for (i, j), value in np.ndenumerate(values):
-            color = "white" if value < least * 10 ** (0.6 * DECADES) else "black"
-            ax.text(j, i, _short(float(value)), ha="center", va="center", fontsize=6.5, color=color)
+        style.write_cells(ax, _short, size=6.5)
         ax.set_xticks(range(len(names)), names, rotation=90, fontsize=9)
         ax.set_yticks(range(len(names)), names, fontsize=9)
         ax.tick_params(length=0)
@@ -387,7 +379,7 @@ def _figure_pairs(result: FullHessian) -> Figure:
 
 
 def _short(value: float) -> str:
-    """Two digits: 0.015, 4.4e-3."""
+    """Format with two digits: 0.015, 4.4e-3."""
     if 0.01 <= value < 10:
         return f"{value:.2g}"
     mantissa, exponent = f"{value:.1e}".split("e")
@@ -395,7 +387,7 @@ def _short(value: float) -> str:
 
 
 def _figure_norms(result: FullHessian) -> Figure:
-    figure, axes = _panels(1, 2, (12.5, 4.8))
+    figure, axes = style.subplots(1, 2, figsize=(12.5, 4.8))
     every = [network.norms for network in result.networks]
     _curves(axes[0], result, every, "weights", "norm of the parameters")
     _curves(axes[1], result, every, "hessian", "Frobenius norm of the Hessian block")
@@ -404,7 +396,7 @@ def _figure_norms(result: FullHessian) -> Figure:
 
 
 def _curves(ax: Axes, result: FullHessian, every: list[Norms], name: str, label: str) -> None:
-    """Geometric means over networks with bands from the least to the largest; step 0 at its own place."""
+    """Draw geometric means over networks with bands from minimum to maximum; step 0 has its own position."""
     steps = every[0].steps
     place = np.maximum(steps, 0.5)
     for g, group in enumerate(every[0].groups):
@@ -428,7 +420,7 @@ def _curves(ax: Axes, result: FullHessian, every: list[Norms], name: str, label:
 
 
 def _figure_stripe(result: FullHessian) -> Figure:
-    figure, axes = _panels(1, 2, (10, 3.8))
+    figure, axes = style.subplots(1, 2, figsize=(10, 3.8))
     ratios = [[n.initial.stripe_ratio, n.trained.stripe_ratio] for n in result.networks]
     sizes = [[n.initial.max_abs.max(), n.trained.max_abs.max()] for n in result.networks]
     _slopes(axes[0], ratios, "QK block: on the stripe / off it")
@@ -443,7 +435,7 @@ def _figure_stripe(result: FullHessian) -> Figure:
 
 
 def _slopes(ax: Axes, rows: list[list[float]], label: str) -> None:
-    """A line per network from initial to trained."""
+    """Draw a line per network from initial to trained."""
     for row in rows:
         ax.plot([0, 1], row, "o-", color=style.BLUE, ms=4, lw=1, alpha=0.8)
     ax.set_xticks([0, 1], STAGES)
@@ -452,18 +444,8 @@ def _slopes(ax: Axes, rows: list[list[float]], label: str) -> None:
     ax.grid(visible=True)
 
 
-def _panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
-    """A figure and the array of its axes."""
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(rows, columns, figsize=size, layout="constrained")
-
-
-# --------------------------------------------------------------------------------------------------- captions
-
-
 def summary(result: FullHessian) -> list[Line]:
-    """The numbers to look at first: label, value, words."""
+    """Return the key numbers: label, value, explanation."""
     networks = result.networks
     accuracy = [network.training.trained_accuracy for network in networks]
     steps = [network.training.trained_step for network in networks]
@@ -477,7 +459,7 @@ def summary(result: FullHessian) -> list[Line]:
         (
             "trained",
             f"{min(accuracy):.0%} to {max(accuracy):.0%}",
-            f"of {result.num_validation} validation pictures, after {min(steps)} to {max(steps)} steps",
+            f"of {result.num_validation} validation images, after {min(steps)} to {max(steps)} steps",
         ),
     ]
     for stage in ("initial", "trained"):
@@ -486,40 +468,45 @@ def summary(result: FullHessian) -> list[Line]:
         stripe = geometric_interval([network.stages[stage].stripe_ratio for network in networks])
         found += [
             (f"largest entry, {stage}", str(largest), "mean over networks [95 % interval]"),
-            (f"value–value, {stage}", str(bright), "times the next pair of Q, K, V, root mean square entry"),
-            (f"QK stripe, {stage}", str(stripe), "entries on the stripe over those off it"),
+            (
+                f"value–value, {stage}",
+                str(bright),
+                "ratio to the next pair of Q, K, V, root mean square entries",
+            ),
+            (f"QK stripe, {stage}", str(stripe), "entries on the stripe divided by those off it"),
         ]
     found += [("claim", claim.verdict, f"{claim.claim}: {claim.measured}") for claim in result.claims()]
     return [*found, *(("note", "", note) for note in result.notes)]
 
 
 def captions(result: FullHessian) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Return a caption for each figure and table."""
     first = result.networks[0]
     exact = (
-        f"exact, in {result.dtype}, on one training batch of {plural(result.batch_size, 'picture')}; "
+        f"exact, in {result.dtype}, on one training batch of {plural(result.batch_size, 'image')}; "
         f"{result.num_parameters:,} parameters"
     )
     step, accuracy = first.training.trained_step, first.training.trained_accuracy
     when = f"initial, and after {step} steps with {accuracy:.0%} validation accuracy"
     many = plural(len(result.networks), "network")
     return {
-        "hessian_entries": f"log10(|entry| + 1e-6) of the Hessian, {exact}. Top: the whole network, a pixel "
+        "hessian_entries": f"log10(|entry| + 1e-6) of the Hessian, {exact}. Top: the whole network; a pixel "
         "is the mean over up to 4 × 4 entries of a pair of blocks. Bottom: self-attention, every entry. "
-        f"Left and right: {when}, of the first network. Colors from −6 to the largest entry of both.",
+        f"Left and right: first network, {when}. Colors from −6 to the largest entry of both.",
         "hessian_pairs": "Root mean square entry of every pair of blocks, initial and trained: geometric "
         f"mean over {many}. The table has a row per seed, stage and pair: Frobenius norm, root mean square, "
-        "brightness (the mean of log10(|entry| + 1e-6), what the eye sees) and largest entry.",
-        "hessian_norms": "Norms through training, on the batch of the first step: of the parameters of a "
+        "brightness (the mean of log10(|entry| + 1e-6), the color in the figure) and largest entry.",
+        "hessian_norms": "Norms during training, on the batch of the first step, of the parameters of a "
         "group of blocks (left) and of its diagonal Hessian block (right). Lines: geometric mean over "
-        f"{many}; bands: least and largest of them. The table has the 95 % interval of every estimate; "
-        "groups of at most 64 parameters are exact. Dotted: where the trained Hessians were taken.",
-        "hessian_stripe": "Left: entries of the query–key block at equal coordinates of keys (the stripe) "
-        f"over those at different ones, root mean squares, each of {many}. Right: the largest entry of the "
-        "whole Hessian, with the ends of the published color bars.",
-        "hessian_networks": "Every Hessian: when, its loss and validation accuracy, norm, largest entry, and "
-        "the stripe: ratio of root mean square entries on it and off it, and the share of ‖H_QK‖² in A ⊗ I.",
-        "hessian_accuracy": "Share of validation pictures that are classified rightly, through training.",
-        "hessian_claims": "What the paper says of its pictures, and in how many networks it is so; ratios "
-        "with 95 % intervals over networks. Holds: in all of them.",
+        f"{many}; bands: minimum and maximum. The table has the 95 % interval of every estimate; "
+        "groups of at most 64 parameters are exact. Dotted lines: steps of the trained Hessians.",
+        "hessian_stripe": "Left: root mean square entries of the query–key block at equal coordinates of "
+        f"keys (the stripe) divided by those at different ones, for each of {many}. Right: the largest "
+        "entry of the whole Hessian, with the ends of the published color bars.",
+        "hessian_networks": "Every Hessian: step, loss, validation accuracy, norm, largest entry, and "
+        "the stripe: ratio of root mean square entries on it and off it, and the share of ‖H_QK‖² in A "
+        "⊗ I.",
+        "hessian_accuracy": "Validation accuracy during training.",
+        "hessian_claims": "Claims of the paper about its figures, and the number of networks for which "
+        "they are true; ratios with 95 % intervals over networks. Holds: true for all networks.",
     }

@@ -1,4 +1,6 @@
-"""How well the GGN stands for the Hessian: λ_max, trace, norm and density, block by block, over training."""
+"""Error of the GGN as an approximation of the Hessian: λ_max, trace, norm and density, per block, over
+training.
+"""
 
 from curvescope.runs.study import Study
 from curvescope.studies.gap.analysis import Draws, Pair

@@ -1,4 +1,4 @@
-"""The Hessian and the GGN of one block side by side, and what is between them, the functional Hessian.
+"""Hessian, GGN and functional Hessian of one block.
 
 With H = H_o + H_f and n parameters, the numbers of a block are
 
@@ -6,18 +6,18 @@ With H = H_o + H_f and n parameters, the numbers of a block are
     tr, ‖·‖_F of all three,   functional share  ‖H_f‖_F / ‖H‖_F,
     W₁ between the spectra of H and H_o, in units of ρ = ‖H‖_F / √n, the root mean square eigenvalue of H.
 
-In that unit W₁ is at most the functional share (Hoffman and Wielandt). The functional Hessian is computed
-directly: where it is small, a difference of two products would be rounding.
+In this unit W₁ is at most the functional share (Hoffman and Wielandt). The functional Hessian is computed
+directly, because the difference of two products loses it to rounding if it is small.
 
-The same model with other targets: the loss is made small and large while no parameter moves.
+Replacing the targets makes the loss small or large at fixed parameters.
 
-H_f = Σ (∂ℓ/∂f) ∂²f is linear in what the outputs miss, while the GGN of cross-entropy and of the squared
-error does not see the targets at all. So between targets only the functional Hessian changes. Targets drawn
-from the model itself miss nothing on the average: E[∂ℓ/∂f] = 0, hence E[H_f] = 0. That is seen in S draws by
+H_f = Σ (∂ℓ/∂f) ∂²f is linear in the residual, but the GGN of cross-entropy and squared error does not
+depend on the targets. So other targets change only the functional Hessian. For targets drawn from the
+model, E[∂ℓ/∂f] = 0, hence E[H_f] = 0. With S draws this is estimated by
 
     ‖E H_f‖² ≈ Σ_{s≠t} ⟨H_f^s, H_f^t⟩ / (S (S − 1)),
 
-which has no bias, next to the mean of ‖H_f^s‖².
+which is unbiased, compared with the mean of ‖H_f^s‖².
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from torch import Tensor
 
 from curvescope.algorithms import SpectralDensity, spectral_density
 from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
-from curvescope.algorithms.columns import column_dots
+from curvescope.algorithms.columns import column_dots, columns_at_once
 from curvescope.algorithms.estimates.intervals import jackknife, ratio_of_norms
 from curvescope.algorithms.spectra.wasserstein import SpectralDistance, wasserstein
 from curvescope.core.operator import LinearOperator, Matrix
 from curvescope.core.progress import track
-from curvescope.core.ranks.spread import over
+from curvescope.core.ranks.shard_layout import over
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator, probes
 from curvescope.data.batches import IGNORED, Batch
@@ -46,12 +46,14 @@ from curvescope.losses import Loss
 from curvescope.operators import GGN, FunctionalHessian, Hessian
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
+from curvescope.runs.study import Step
+from curvescope.studies.common.planning import PlannedMatrix, planned_own_probes, together
 
 ALL = "all"
 
 
-class Effort(NamedTuple):
-    """How hard a block is looked at."""
+class ProbeEffort(NamedTuple):
+    """Probes and steps for a block."""
 
     num_probes: int
     num_steps: int
@@ -61,8 +63,8 @@ class Effort(NamedTuple):
     seed: int
 
 
-class Number(NamedTuple):
-    """A value and its error; nan where it is not known."""
+class ValueWithError(NamedTuple):
+    """Value and error; nan if unknown."""
 
     value: float
     error: float
@@ -70,7 +72,7 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True)
 class Pair(Result):
-    """H, H_o and H_f of one block at one point."""
+    """Measurements of H, H_o and H_f of one block at one checkpoint."""
 
     block: str
     size: int
@@ -79,27 +81,29 @@ class Pair(Result):
     ggn: OwnProbes
     functional: OwnProbes
     distance: SpectralDistance | None  # None without density probes
-    densities: dict[str, SpectralDensity]  # of H and H_o; empty where they are not kept
+    densities: dict[str, SpectralDensity]  # densities of H and H_o; empty if not stored
 
     @property
     def scale(self) -> float:
-        """ρ = ‖H‖_F / √n."""
+        """Root mean square eigenvalue ρ = ‖H‖_F / √n."""
         return self.hessian.norm / math.sqrt(self.size)
 
-    def top(self, part: str) -> Number:
-        """λ_max of "hessian" or "ggn"; an eigenvalue lies within the error."""
+    def top(self, part: str) -> ValueWithError:
+        """Return λ_max of "hessian" or "ggn"; an eigenvalue lies within the error."""
         ends = getattr(self, part).ends
-        return Number(float(ends.values[1]), float(ends.residuals[1]))
+        return ValueWithError(float(ends.values[1]), float(ends.residuals[1]))
 
-    def gap(self) -> Number:
-        """1 − λ_max(H_o) / λ_max(H), its error that of both eigenvalues; nan unless λ_max(H) > 0."""
+    def gap(self) -> ValueWithError:
+        """Relative gap 1 − λ_max(H_o) / λ_max(H), with the error of both eigenvalues; nan unless λ_max(H) >
+        0.
+        """
         (h, h_error), (g, g_error) = self.top("hessian"), self.top("ggn")
         if not h > 0:
-            return Number(math.nan, math.nan)
-        return Number(1 - g / h, (g_error + abs(g / h) * h_error) / h)
+            return ValueWithError(math.nan, math.nan)
+        return ValueWithError(1 - g / h, (g_error + abs(g / h) * h_error) / h)
 
     def gap_interval(self) -> tuple[float, float]:
-        """What holds the gap 95 times in 100 or nearly, from the bounds of both eigenvalues."""
+        """Interval of the gap with about 95 % coverage, from the bounds of both eigenvalues."""
         h, g = self.hessian.ends, self.ggn.ends
         assert h is not None
         assert g is not None
@@ -107,36 +111,36 @@ class Pair(Result):
             return math.nan, math.nan
         return float(1 - g.high / h.values[1]), float(1 - g.values[1] / h.high)
 
-    def share(self) -> Number:
-        """‖H_f‖_F / ‖H‖_F, its error by leaving out one probe of each after the other; nan without H."""
+    def share(self) -> ValueWithError:
+        """Functional share ‖H_f‖_F / ‖H‖_F, with a jackknife error over probes; nan if H is zero."""
         if not self.hessian.norm > 0:
-            return Number(math.nan, math.nan)
+            return ValueWithError(math.nan, math.nan)
         if self.hessian.exact:
-            return Number(self.functional.norm / self.hessian.norm, 0.0)
-        return Number(*ratio_of_norms(self.functional.squared_samples, self.hessian.squared_samples))
+            return ValueWithError(self.functional.norm / self.hessian.norm, 0.0)
+        return ValueWithError(*ratio_of_norms(self.functional.squared_samples, self.hessian.squared_samples))
 
-    def trace_gap(self) -> Number:
-        """tr H_f / tr H: the relative error of the GGN's trace; nan where tr H is zero."""
+    def trace_gap(self) -> ValueWithError:
+        """Relative error tr H_f / tr H of the GGN's trace; nan if tr H is zero."""
         if self.hessian.trace == 0:
-            return Number(math.nan, math.nan)
+            return ValueWithError(math.nan, math.nan)
         value = self.functional.trace / self.hessian.trace
         errors = self.functional.trace_stderr, value * self.hessian.trace_stderr
-        return Number(value, math.hypot(*errors) / abs(self.hessian.trace))
+        return ValueWithError(value, math.hypot(*errors) / abs(self.hessian.trace))
 
-    def wasserstein(self) -> Number:
-        """W₁ in units of ρ, without its bias; nan where it was not asked for or there is no curvature.
+    def wasserstein(self) -> ValueWithError:
+        """Bias-corrected W₁ in units of ρ; nan if not measured or if there is no curvature.
 
-        The error is that over probes, and how far the last half of the Lanczos steps has moved it.
+        The error combines the error over probes and the change over the last half of the Lanczos steps.
         """
         d = self.distance
         if d is None or not self.scale > 0:
-            return Number(math.nan, math.nan)
+            return ValueWithError(math.nan, math.nan)
         value = d.value if math.isnan(d.bias) else max(d.value - d.bias, 0.0)
-        return Number(value / self.scale, d.error / self.scale)
+        return ValueWithError(value / self.scale, d.error / self.scale)
 
 
-def measure_pair(problem: Problem, block: str, effort: Effort, *, keep: bool = False) -> Pair:
-    """Measure one block, or "all"; `keep` the densities too."""
+def measure_pair(problem: Problem, block: str, effort: ProbeEffort, *, keep: bool = False) -> Pair:
+    """Measure one block, or "all"; `keep` stores the densities, too."""
     patterns = () if block == ALL else (block,)
     size = problem.model.size_of(*problem.space(*patterns))
     exact = size <= max(effort.max_exact, effort.num_probes + effort.num_steps)
@@ -160,12 +164,39 @@ def measure_pair(problem: Problem, block: str, effort: Effort, *, keep: bool = F
     )
 
 
+def planned_pairs(
+    what: str, effort: ProbeEffort, problem: Problem, spaces: list[tuple[str, ...]], times: int
+) -> list[Step]:
+    """Plan the steps of `measure_pair` in every space, repeated `times` times."""
+    found = []
+    for kind in ("hessian", "ggn", "functional"):
+        parts = [PlannedMatrix(problem, kind, space) for space in spaces]
+        half = kind == "functional"
+        some = [] if half or not effort.num_density_probes else [_densities(what, parts, effort)]
+        some += planned_own_probes(
+            what, parts, effort.num_probes, 0 if half else effort.num_steps, effort.max_exact
+        )
+        found += [
+            step._replace(products=times * step.products, made=times if i == 0 else 0)
+            for i, step in enumerate(some)
+        ]
+    return found
+
+
+def _densities(what: str, parts: list[PlannedMatrix], effort: ProbeEffort) -> Step:
+    products = effort.num_density_probes * effort.num_density_steps * len(parts)
+    widths = [columns_at_once(part.operator) for part in parts]
+    columns = min(effort.num_density_probes, *widths)
+    basis = effort.num_density_steps + 1
+    return together(f"density of {what}", parts, products, columns=columns, basis=basis)
+
+
 def _operator(op: CurvatureOperator, *, written: bool) -> LinearOperator:
-    """The operator itself, or its matrix, so that all that is asked of it takes its products once."""
+    """Return the operator, or its full matrix, so all measurements share the same products."""
     return Matrix(op.to_dense(), symmetric=True, psd=op.psd) if written else op
 
 
-def _density(op: LinearOperator, effort: Effort, exact: bool) -> SpectralDensity:
+def _density(op: LinearOperator, effort: ProbeEffort, exact: bool) -> SpectralDensity:
     steps = op.shape[0] if exact else effort.num_density_steps
     return spectral_density(
         op, num_probes=effort.num_density_probes, num_steps=max(steps, 3), seed=effort.seed
@@ -176,24 +207,24 @@ def _density(op: LinearOperator, effort: Effort, exact: bool) -> SpectralDensity
 
 Kind = Literal["predicted", "drawn", "random"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-DRAW = 1 << 20  # streams of draws begin here, apart from those of probes
+DRAW = 1 << 20  # first random stream of draws, separate from those of probes
 
 
 @dataclass(frozen=True)
 class Draws(Result):
-    """⟨H_f^s v, H_f^t v⟩ for P probes v and S draws of all targets."""
+    """Inner products ⟨H_f^s v, H_f^t v⟩ for P probes v and S draws of all targets."""
 
     gram: np.ndarray  # (P, S, S)
 
     def expectation(self) -> tuple[float, float]:
-        """‖E H_f‖² / E‖H_f‖² and its error by leaving out one draw after the other; zero in theory."""
+        """Estimate of ‖E H_f‖² / E‖H_f‖² with its jackknife error over draws; zero in theory."""
         K = self.gram.mean(axis=0)
         keep = [np.delete(np.arange(len(K)), s) for s in range(len(K))]
         without = np.array([_cross(K[np.ix_(rest, rest)]) for rest in keep])
         return _cross(K), float(jackknife(_cross(K), without)[0])
 
     def shrinking(self) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of draws 1, 2, 4, …, and ‖mean of so many H_f‖ / ‖H_f‖ of a single one, (C,) each."""
+        """Return numbers of draws 1, 2, 4, …, and ‖mean of so many H_f‖ / ‖single H_f‖, (C,) each."""
         K = self.gram.mean(axis=0)
         counts = 2 ** np.arange(int(math.log2(len(K))) + 1)
         single = np.trace(K) / len(K)
@@ -203,23 +234,24 @@ class Draws(Result):
 
 
 def _cross(K: np.ndarray) -> float:
-    """The mean of K off its diagonal over that on it."""
+    """Mean off-diagonal entry of K divided by its mean diagonal entry."""
     S = len(K)
     return float((K.sum() - np.trace(K)) / (S * (S - 1)) / (np.trace(K) / S))
 
 
 def can_replace(problem: Problem) -> bool:
-    """Whether targets are one tensor, of classes or real numbers, that the loss knows how to draw."""
+    """Return True if targets are one tensor of classes or real numbers, and the loss can sample them."""
     known = type(problem.loss).sample_targets is not Loss.sample_targets
     return known and all(isinstance(batch.targets, Tensor) for batch in problem.batches)
 
 
 def with_targets(problem: Problem, kind: Kind, *, seed: int, draw: int = 0) -> Problem:
-    """The problem at the same parameters and inputs with other targets; ignored ones stay ignored.
+    """Replace the targets of a problem at the same parameters and inputs; ignored targets stay ignored.
 
-    predicted: the likeliest class, or the output itself: the least loss of these parameters; drawn: from the
-    model's own distribution; random: classes with equal probabilities, or normal numbers of the targets' own
-    mean and deviation, whatever the input. Of a model that is spread over ranks each passes all sequences.
+    predicted: the likeliest class, or the output itself, which minimizes the loss at these parameters;
+        drawn: sampled from the model's distribution; random: uniform classes, or normal numbers with the
+        mean and deviation of the targets, independent of the input. If the model is sharded, every rank
+        processes all sequences.
     """
     found, first = [], 0
     with torch.no_grad():
@@ -244,7 +276,7 @@ def _replaced(problem: Problem, batch: Batch, kind: Kind, source: torch.Generato
 
 
 def measure_draws(problem: Problem, *, num_draws: int, num_probes: int, seed: int) -> Draws:
-    """Products of H_f with the same probes, for targets drawn from the model again and again."""
+    """Measure products of H_f with the same probes, for repeated draws of targets from the model."""
     kind = {"dtype": problem.dtype, "device": problem.device}
     model, space = problem.model, problem.space()
     pieces = model.pieces(space)

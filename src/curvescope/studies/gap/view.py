@@ -1,4 +1,4 @@
-"""Tables, figures and captions of the study `gap`, made from the arrays of its result."""
+"""Tables, figures and captions of the study `gap`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.algorithms import SpectralDensity
-from curvescope.core.numbers import LIES_BETWEEN, between, plural, rounded, with_error
-from curvescope.runs.shown import Line
-from curvescope.studies.gap.analysis import Number, Pair
+from curvescope.core.number_format import LIES_BETWEEN, between, plural, rounded, with_error
+from curvescope.runs.study_result import Line, Tables
+from curvescope.studies.gap.analysis import Pair, ValueWithError
 from curvescope.viz import style
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
@@ -17,7 +17,6 @@ from curvescope.viz.scenes.curves import axis, log_axis, over
 from curvescope.viz.style import GRAY, LOOKS, PALETTE, Look
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -30,25 +29,23 @@ OVER_TRAINING = (
 )  # fmt: skip
 
 
-def tables(result: Gap) -> dict[str, pd.DataFrame]:
-    """`gap` by checkpoint and block, `training` by checkpoint, `targets` by what the targets are."""
-    import pandas as pd
-
+def tables(result: Gap) -> Tables:
+    """Return `gap` by checkpoint and block, `training` by checkpoint, `targets` by kind of targets."""
     rows = [
         {"checkpoint": name, **row(result.pair(name, block))}
         for name in result.checkpoints
         for block in result.blocks
     ]
-    gap = pd.DataFrame(rows)
-    found = {"gap": gap, "training": gap[gap["block"] == result.blocks[0]][list(OVER_TRAINING)]}
+    whole = [one for one in rows if one["block"] == result.blocks[0]]
+    found = {"gap": rows, "training": [{name: one[name] for name in OVER_TRAINING} for one in whole]}
     if result.targets:
         last = {"the data's own": result.pair(result.checkpoints[-1]), **result.targets}
-        found["targets"] = pd.DataFrame([{"targets": name, **row(pair)} for name, pair in last.items()])
+        found["targets"] = [{"targets": name, **row(pair)} for name, pair in last.items()]
     return found
 
 
 def row(pair: Pair) -> dict[str, Any]:
-    """Everything that is known about one block."""
+    """Return all numbers of one block."""
     found: dict[str, Any] = {"block": pair.block, "parameters": pair.size, "loss": pair.loss}
     for part in ("hessian", "ggn"):
         value, error = pair.top(part)
@@ -70,7 +67,9 @@ def row(pair: Pair) -> dict[str, Any]:
 
 
 def _estimates(pair: Pair, part: str, letter: str) -> dict[str, float]:
-    """Trace and Frobenius norm of one of the three, with standard errors and 95 % intervals."""
+    """Return trace and Frobenius norm of one of the three matrices, with standard errors and 95 %
+    intervals.
+    """
     own = getattr(pair, part)
     return {
         f"trace_{letter}": own.trace,
@@ -84,14 +83,12 @@ def _estimates(pair: Pair, part: str, letter: str) -> dict[str, float]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- figures
-
 NAMES = {"hessian": "Hessian", "ggn": "GGN"}
 ALL, BOUND = Look("black", "-", "o"), Look(style.GRAY, "--", "s")
 
 
 def figures(result: Gap) -> dict[str, Figure]:
-    """Over training, by block, densities, other targets."""
+    """Draw the gap over training and by block, densities, and other targets."""
     found = {"over_training": _figure_over_training(result), "blocks": _figure_blocks(result)}
     if result.pair(result.checkpoints[-1]).densities:
         found["densities"] = _densities(result)
@@ -100,14 +97,8 @@ def figures(result: Gap) -> dict[str, Figure]:
     return found
 
 
-def _panels(rows: int, columns: int, **options: Any) -> Any:
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(rows, columns, layout="constrained", squeeze=False, **options)
-
-
 def _figure_over_training(result: Gap) -> Figure:
-    figure, axes = _panels(1, 3, figsize=(12.5, 3.7))
+    figure, axes = style.subplots(1, 3, figsize=(12.5, 3.7), squeeze=False)
     pairs = [result.pair(name) for name in result.checkpoints]
     x = np.arange(len(pairs))
     ticks = [f"{name}\nloss {pair.loss:.2f}" for name, pair in zip(result.checkpoints, pairs, strict=True)]
@@ -132,8 +123,10 @@ def _figure_over_training(result: Gap) -> Figure:
     return figure
 
 
-def _line(ax: Axes, x: np.ndarray, found: list[Number], look: Look, label: str, width: float = 1.4) -> None:
-    """A line with error bars; of what was not measured there is neither line nor name."""
+def _line(
+    ax: Axes, x: np.ndarray, found: list[ValueWithError], look: Look, label: str, width: float = 1.4
+) -> None:
+    """Draw a line with error bars; quantities that were not measured are omitted."""
     values = np.array([number.value for number in found])
     if not np.isfinite(values).any():
         return
@@ -143,13 +136,13 @@ def _line(ax: Axes, x: np.ndarray, found: list[Number], look: Look, label: str, 
 
 def _figure_blocks(result: Gap) -> Figure:
     height = 1.4 + 0.32 * len(result.blocks)
-    figure, axes = _panels(1, 2, figsize=(4.2 + 1.6 * len(result.checkpoints), height))
+    figure, axes = style.subplots(1, 2, figsize=(4.2 + 1.6 * len(result.checkpoints), height), squeeze=False)
     cells = [[result.pair(name, block) for name in result.checkpoints] for block in result.blocks]
     gaps = np.array([[100 * pair.gap().value for pair in row] for row in cells])
     shares = np.array([[pair.share().value for pair in row] for row in cells])
     top = float(np.nanmax(np.abs(gaps), initial=1e-12))
     limits = ({"vmin": -top, "vmax": top, "cmap": style.SIGNED}, {"vmin": 0, "cmap": style.MAP})
-    titles = {"λ_max that the GGN misses, %": "+.1f", "functional share ‖H_f‖/‖H‖": ".2f"}
+    titles = {"λ_max missing in the GGN (%)": "+.1f", "functional share ‖H_f‖/‖H‖": ".2f"}
     panels = zip(axes[0], (gaps, shares), limits, titles.items(), strict=True)
     for ax, values, options, (title, digits) in panels:
         image = ax.imshow(np.ma.masked_invalid(values), aspect="auto", **options)
@@ -165,9 +158,9 @@ def _figure_blocks(result: Gap) -> Figure:
 
 
 def _densities(result: Gap) -> Figure:
-    """Shares above |λ| on both sides of zero, on logarithmic axes: one row of panels."""
+    """Draw the shares above |λ| on both sides of zero, on logarithmic axes, in one row of panels."""
     count = len(result.checkpoints)
-    figure, axes = _panels(1, count, figsize=(3.2 * count + 0.8, 3.4), sharey=True)
+    figure, axes = style.subplots(1, count, figsize=(3.2 * count + 0.8, 3.4), sharey=True, squeeze=False)
     for ax, name in zip(axes[0], result.checkpoints, strict=True):
         pair = result.pair(name)
         for part, title in NAMES.items():
@@ -189,7 +182,7 @@ def _densities(result: Gap) -> Figure:
 
 
 def _tail(d: SpectralDensity, sign: int) -> tuple[np.ndarray, np.ndarray]:
-    """|λ| ascending, and the share of eigenvalues of this sign that are at least as far from zero."""
+    """Return ascending |λ|, and the share of eigenvalues of this sign with at least this size."""
     nodes, weights = sign * d.nodes.ravel(), d.weights.ravel() / len(d.nodes)
     order = np.argsort(nodes)
     order = order[nodes[order] > 0]
@@ -197,7 +190,7 @@ def _tail(d: SpectralDensity, sign: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _figure_targets(result: Gap) -> Figure:
-    figure, axes = _panels(1, 2, figsize=(9, 3.6))
+    figure, axes = style.subplots(1, 2, figsize=(9, 3.6), squeeze=False)
     pairs = {"own": result.pair(result.checkpoints[-1]), **result.targets}
     left, right = axes[0]
     for i, (name, pair) in enumerate(pairs.items()):
@@ -208,7 +201,7 @@ def _figure_targets(result: Gap) -> Figure:
         )
     left.set(xlabel="loss", ylabel="‖H_f‖/‖H‖")
     left.set_ylim(bottom=0)
-    left.set_title("targets exchanged, parameters fixed")
+    left.set_title("other targets, parameters fixed")
     left.legend()
     if result.draws is not None:
         counts, norms = result.draws.shrinking()
@@ -227,14 +220,12 @@ def _figure_targets(result: Gap) -> Figure:
     return figure
 
 
-# ----------------------------------------------------------------------------------------------------- scenes
-
 SHARE, TOP, DISTANCE = "functional share", "λ_max", "distance of spectra"
 MISSED = "λ_max missed by the GGN"
 
 
 def scenes(result: Gap) -> dict[str, Scene]:
-    """Over the checkpoints, and block by block."""
+    """Return scenes over the checkpoints, and by block."""
     measured = any(result.pair(name).distance is not None for name in result.checkpoints)
     choices = [SHARE, TOP, *([DISTANCE] if measured else [])]
     over_training = switched({"quantity": choices}, lambda chosen: _course(result, chosen))
@@ -266,7 +257,7 @@ def _course(result: Gap, quantity: str) -> Scene:
     return curves(found, x=over(result.checkpoints, "checkpoint"), y=y)
 
 
-def _curve(name: str, found: list[Number], result: Gap, look: Look | None = None) -> Curve:
+def _curve(name: str, found: list[ValueWithError], result: Gap, look: Look | None = None) -> Curve:
     values, errors = (np.array([getattr(n, key) for n in found]) for key in ("value", "error"))
     losses = [result.pair(checkpoint).loss for checkpoint in result.checkpoints]
     words = [
@@ -283,20 +274,17 @@ def _scene_blocks(result: Gap, quantity: str) -> Scene:
         if quantity == SHARE:
             number, unit = pair.share(), ""
         else:
-            number, unit = Number(*(100 * part for part in pair.gap())), " %"
+            number, unit = ValueWithError(*(100 * part for part in pair.gap())), " %"
         return Cell(number.value, f"<b>{block}</b>, {checkpoint}<br>{quantity}: {said(*number)}{unit}")
 
     cells = [[cell(block, name) for name in result.checkpoints] for block in result.blocks]
-    label = "functional share ‖H_f‖ / ‖H‖" if quantity == SHARE else "λ_max that the GGN misses, %"
+    label = "functional share ‖H_f‖ / ‖H‖" if quantity == SHARE else "λ_max missing in the GGN (%)"
     colors = "linear" if quantity == SHARE else "signed linear"
     return grid_map(result.blocks, result.checkpoints, cells, label=label, colors=colors)
 
 
-# --------------------------------------------------------------------------------------------------- captions
-
-
 def summary(result: Gap) -> list[Line]:
-    """The numbers to look at first: label, value, words."""
+    """Return the key numbers: label, value, explanation."""
     last = result.checkpoints[-1]
     pair = result.pair(last)
     words = f"{result.loss_name} over {result.num_terms:g} terms of {result.data}, at {last}"
@@ -317,12 +305,10 @@ def summary(result: Gap) -> list[Line]:
 
 
 def opening(result: Gap) -> str:
-    """How much of the Hessian the GGN leaves out, at the last checkpoint and since the first."""
+    """Summarize how much of the Hessian the GGN omits, at the last and the first checkpoint."""
     last = result.checkpoints[-1]
     pair = result.pair(last)
-    said = (
-        f"The functional Hessian, which the GGN leaves out, is {with_error(*pair.share())} of ‖H‖ at {last}"
-    )
+    said = f"The GGN omits the functional Hessian, whose norm is {with_error(*pair.share())} of ‖H‖ at {last}"
     if np.isfinite(pair.gap().value):
         said += f"; the GGN's λ_max is {off(*pair.gap_interval())} the Hessian's"
     if len(result.checkpoints) == 1:
@@ -332,7 +318,7 @@ def opening(result: Gap) -> str:
 
 
 def off(low: float, high: float) -> str:
-    """`25.1 to 27.6 % below`, from both ends of 1 − λ_max(H_o)/λ_max(H)."""
+    """Format both ends of 1 − λ_max(H_o)/λ_max(H), for example `25.1 to 27.6 % below`."""
     if low < 0 < high:
         return f"between {rounded(-100 * low, 3)} % above and {rounded(100 * high, 3)} % below"
     near, far = sorted((abs(100 * low), abs(100 * high)))
@@ -340,13 +326,13 @@ def off(low: float, high: float) -> str:
 
 
 def _percent(pair: Pair) -> str:
-    """`25.1 to 27.6 %`, where 1 − λ_max(H_o)/λ_max(H) lies."""
+    """Format the interval of 1 − λ_max(H_o)/λ_max(H), for example `25.1 to 27.6 %`."""
     low, high = pair.gap_interval()
     return f"{between(100 * low, 100 * high, 3)} %"
 
 
 def whole(pair: Pair) -> list[Line]:
-    """The whole model: both λ_max, norms, traces, spectra."""
+    """Return lines on the whole model: both λ_max, norms, traces, spectra."""
     h, g = pair.hessian.ends, pair.ggn.ends
     assert h is not None
     assert g is not None
@@ -372,8 +358,8 @@ def whole(pair: Pair) -> list[Line]:
     ]
     if pair.distance is not None:
         words = (
-            f"W₁ of the spectra of H and H_o in units of ‖H‖/√n = {pair.scale:.3g}, without its bias; "
-            "at most the functional share"
+            f"bias-corrected W₁ of the spectra of H and H_o in units of ‖H‖/√n = {pair.scale:.3g}; at "
+            "most the functional share"
         )
         found.append(("Wasserstein distance", with_error(*pair.wasserstein()), words))
     return found
@@ -389,14 +375,14 @@ def _caption_over_training(result: Gap) -> Line:
 
 
 def _caption_blocks(result: Gap, checkpoint: str) -> list[Line]:
-    """Blocks whose λ_max the GGN misses most and least."""
+    """Return the blocks with the largest and the smallest relative gap."""
     gaps = {b: result.pair(checkpoint, b).gap() for b in result.blocks[1:]}
     known = {b: gap for b, gap in gaps.items() if np.isfinite(gap.value)}
     if not known:
         return []
     order = sorted(known, key=lambda b: -abs(known[b].value))
     each = [f"{b} {_percent(result.pair(checkpoint, b))}" for b in order]
-    words = f"λ_max that the GGN misses at {checkpoint}: {', '.join(each[:6])}"
+    words = f"share of λ_max missing in the GGN at {checkpoint}: {', '.join(each[:6])}"
     return [("worst block", order[0], words)]
 
 
@@ -411,42 +397,42 @@ def _caption_targets(result: Gap) -> Line:
 
 
 WHAT = (
-    "H = H_o + H_f, H_o the GGN and H_f the functional Hessian. λ_max from Lanczos steps: an eigenvalue "
-    "lies within the error, and the largest is below high 95 times in 100; λ_max gap is 1 − "
+    "H = H_o + H_f, H_o the GGN and H_f the functional Hessian. λ_max is from Lanczos steps: an eigenvalue "
+    "lies within the error, and the largest is below high with 95 % confidence; λ_max gap is 1 − "
     "λ_max(H_o)/λ_max(H). Traces and Frobenius norms with standard errors and 95 % intervals over probes; "
     "trace gap is tr H_f/tr H; functional share is ‖H_f‖/‖H‖. Wasserstein: W₁ between the spectra of H and "
-    "H_o, in units of the root mean square eigenvalue ‖H‖/√n, at most the functional share; its error is "
-    "that over probes (stderr, and a 95 % interval) and how far the last half of the Lanczos steps has "
-    "moved it (from least to most); unresolved bounds what they may leave open."
+    "H_o, in units of the root mean square eigenvalue ‖H‖/√n, at most the functional share; its error "
+    "combines the error over probes (stderr, and a 95 % interval) and the change over the last half of the "
+    "Lanczos steps (from minimum to maximum); unresolved bounds the remaining error of the Lanczos steps."
 )
 
 
 def captions(result: Gap) -> dict[str, str]:
-    """What each figure and table shows."""
-    where = "every checkpoint" if len(result.checkpoints) > 1 else "the model as it is"
+    """Return a caption for each figure and table."""
+    where = "every checkpoint" if len(result.checkpoints) > 1 else "the given model"
     found = {
         "gap": f"One row per checkpoint and block; 'all' is the whole model. {WHAT}",
         "training": f"The whole model at {where}. {WHAT}",
-        "over_training": f"Functional share, λ_max of H and H_o, and Wasserstein distance at {where}; bars "
-        "are errors over probes, of λ_max residuals, within which an eigenvalue lies.",
-        "blocks": f"By block, at {where}: how much of λ_max the GGN misses, in percent (below zero: it has "
-        "too much), and the functional share ‖H_f‖/‖H‖.",
+        "over_training": f"Functional share, λ_max of H and H_o, and Wasserstein distance at {where}; "
+        "bars are errors over probes; for λ_max they are residuals, within which an eigenvalue lies.",
+        "blocks": f"By block, at {where}: share of λ_max that the GGN misses, in percent (negative: the "
+        "GGN's λ_max is too large), and the functional share ‖H_f‖/‖H‖.",
     }
     if result.pair(result.checkpoints[-1]).densities:
         found["densities"] = (
-            "Share of eigenvalues above |λ|, on either side of zero, of the Hessian and of the GGN, at "
-            f"{where}: the quadratures of all probes, not broadened. W₁ is the area between the two curves, "
-            "seen on linear axes."
+            "Share of eigenvalues above |λ|, on either side of zero, of the Hessian and the GGN, at "
+            f"{where}: quadratures of all probes, without broadening. W₁ is the area between the two "
+            "curves on linear axes."
         )
     if result.targets:
         text = (
-            "The whole model at the last checkpoint, parameters fixed, targets exchanged: predicted are the "
-            "likeliest classes or the outputs themselves, drawn are from the model's own distribution, "
-            "random have nothing to do with the input."
+            "The whole model at the last checkpoint with fixed parameters and other targets. Predicted: "
+            "the likeliest classes, or the outputs themselves; drawn: samples from the model's "
+            "distribution; random: independent of the input."
         )
         found["targets"] = f"{text} {WHAT}"
         found["other_targets"] = (
-            f"{text} Left: functional share against the loss. Right: the norm of the mean of H_f over draws "
-            "of targets from the model, of that of a single one; 1/√draws where its expectation is zero."
+            f"{text} Left: functional share against the loss. Right: norm of the mean of H_f over draws "
+            "of targets from the model, relative to a single draw; 1/√draws if the expectation is zero."
         )
     return found

@@ -1,4 +1,4 @@
-"""The heads of a model as matrices: what their queries look for, what their values write, what they feed."""
+"""Heads of a model as matrices: tokens that queries match and values write, and composition."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.heads.study import Config, Heads, run

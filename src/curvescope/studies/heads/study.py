@@ -1,7 +1,8 @@
-"""The heads of a model as matrices: what their queries look for, what their values write, what they feed.
+"""Heads of a model as matrices: tokens that queries match and values write, and composition.
 
-W_QK and W_VO of every head with the norm folded in, their singular values, the tokens at both ends of their
-singular vectors, the bias of the keys, copying and composition scores with chance beside them.
+The study computes W_QK and W_VO of every head with the norm folded in, their singular values, the tokens at
+both ends of their singular vectors, the bias of the keys, copying scores, and composition scores compared
+with chance.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.core.config import as_tuples, at_least, setting
-from curvescope.core.numbers import plural
+from curvescope.core.config import setting
+from curvescope.core.number_format import plural
 from curvescope.core.progress import Progress
 from curvescope.data.batches import Batches
 from curvescope.geometry.attention.composition import Composition, Kind, composition
@@ -21,11 +22,11 @@ from curvescope.geometry.attention.directions import HeadDirections, decode_head
 from curvescope.geometry.attention.energy import Energy, activation_energy
 from curvescope.geometry.attention.heads import heads
 from curvescope.models.model import Model
-from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Line, Shown
-from curvescope.runs.work import Piece, State, work_through
+from curvescope.runs.fingerprints import fingerprint
+from curvescope.runs.resumable_loop import Piece, State, work_through
+from curvescope.runs.study_result import Line, Shown
 from curvescope.studies import traveling_words
-from curvescope.studies.setting import (
+from curvescope.studies.problem_config import (
     FEW_LAYERS,
     TokenModel,
     TokenModelOnData,
@@ -39,46 +40,40 @@ if TYPE_CHECKING:
     pass
 
 KINDS: tuple[Kind, ...] = ("Q", "K", "V")
-QUICK_LAYERS = 8  # of a model whose layers are all looked at by default
+QUICK_LAYERS = 8  # models with at most this many layers use all of them by default
 
 
 @dataclass(frozen=True)
 class Config(TokenModel):
-    """What to look at. The defaults take a few seconds on a CPU."""
+    """Layers, number of directions and data. The defaults take a few seconds on a CPU."""
 
     layers: tuple[int, ...] = setting(
-        (), "which; by default all of up to eight, else the first, middle and last"
+        (), "layer indices; default: all of up to eight layers, else first, middle and last"
     )
-    k: int = setting(5, "tokens at each end of a direction")
-    num: int | None = setting(None, "singular pairs of each head; by default 3, in legacy mode 20")
-    folded: bool = setting(True, "with the norm in front of the heads folded into their matrices")
-    offset: float = setting(0.0, "query's position less the key's, for rotary positions")
-    num_samples: int = setting(100, "of chance, for composition")
-    data: str | None = setting(None, "a text or task to measure the energy of the pairs on; by default none")
-    tokens: int = setting(1024, "of that text")
-    legacy: bool = setting(False, "the original's choices: raw matrices, raw decoding, one side")
-
-    def __post_init__(self) -> None:
-        as_tuples(self, "layers")
-        super().__post_init__()
-        at_least(self, 1, "k", "tokens", *(["num"] if self.num is not None else []))
-        at_least(self, 2, "num_samples")
+    k: int = setting(5, "tokens at each end of a direction", least=1)
+    num: int | None = setting(None, "singular pairs of each head; default: 3, in legacy mode 20", least=1)
+    folded: bool = setting(True, "fold the norm before the heads into their matrices")
+    offset: float = setting(0.0, "position of the query minus that of the key, for rotary positions")
+    num_samples: int = setting(100, "random samples for the chance level of composition", least=2)
+    data: str | None = setting(None, "text or task to measure the energy of the pairs on; default: none")
+    tokens: int = setting(1024, "tokens of that text", least=1)
+    legacy: bool = setting(False, "choices of the original code: raw matrices, raw decoding, one side")
 
 
 @dataclass(frozen=True)
 class Heads(Shown):
-    """The heads of some layers, and how they compose."""
+    """Heads of the chosen layers, and their composition."""
 
     model: str
     layers: list[HeadDirections]
     compositions: list[Composition]  # Q, K, V for every pair of layers
     legacy: bool
-    energies: list[Energy]  # of the pairs of each layer on the data; empty without data
+    energies: list[Energy]  # energies of the pairs of each layer on the data; empty without data
     data: str | None
-    num_layers: int | None = None  # of the model; None in results that do not say
+    num_layers: int | None = None  # layers of the model; None in older results
 
     def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
+        """Return the key numbers: label, value, explanation."""
         rows = [self._layers_line()]
         for name in ("qk", "vo"):
             ranks = self._ranks(name)
@@ -103,16 +98,16 @@ class Heads(Shown):
     def _layers_line(self) -> Line:
         names = ", ".join(f"L{layer.layer}" for layer in self.layers)
         if self.num_layers is None or len(self.layers) == self.num_layers:
-            return ("layers", str(len(self.layers)), f"looked at: {names}")
+            return ("layers", str(len(self.layers)), f"measured: {names}")
         others = "; others by layers=0,1,…"
-        return ("layers", f"{len(self.layers)} of {self.num_layers}", f"looked at: {names}{others}")
+        return ("layers", f"{len(self.layers)} of {self.num_layers}", f"measured: {names}{others}")
 
     def _bias_line(self) -> Line:
         if not self.has_bias:
             return (
                 "query bias",
                 "none",
-                "queries have no bias here, and no token is preferred by all of them",
+                "queries have no bias, so no token is preferred by all of them",
             )
         bias = {(layer.layer, h): v for layer in self.layers for h, v in enumerate(layer.bias_share)}
         (at, head), value = max(bias.items(), key=lambda item: item[1])
@@ -123,52 +118,54 @@ class Heads(Shown):
 
     @property
     def has_bias(self) -> bool:
-        """Whether the queries of any head have a bias, k₀ ≠ 0."""
+        """Return True if the queries of any head have a bias, k₀ ≠ 0."""
         return any(layer.key_bias_size.any() for layer in self.layers)
 
     def opening(self) -> str:
-        """What these numbers say."""
+        """Summarize the result."""
         scores = {(layer.layer, h): float(v) for layer in self.layers for h, v in enumerate(layer.copying)}
         most, least = (pick(scores, key=scores.__getitem__) for pick in (max, min))
         qk, vo = (float(np.median(self._ranks(kind))) for kind in ("qk", "vo"))
         return (
-            f"Of {plural(len(scores), 'head')}, L{most[0]}.h{most[1]} copies what it reads most faithfully "
-            f"(score {scores[most]:+.2f}; 1 is a copy) and L{least[0]}.h{least[1]} turns it most against "
-            f"itself ({scores[least]:+.2f}). The median head compares in about {qk:.0f} directions and "
-            f"writes in about {vo:.0f} (effective ranks)."
+            f"Of {plural(len(scores), 'head')}, L{most[0]}.h{most[1]} has the highest copying score "
+            f"({scores[most]:+.2f}; 1 is an exact copy) and L{least[0]}.h{least[1]} the lowest "
+            f"({scores[least]:+.2f}; −1 negates). The median effective rank is about {qk:.0f} for W_QK "
+            f"and about {vo:.0f} for W_VO."
         )
 
     def _ranks(self, kind: str) -> np.ndarray:
-        """Effective ranks of all heads, `qk` or `vo`."""
+        """Return effective ranks of all heads, `qk` or `vo`."""
         return np.concatenate([getattr(layer, f"{kind}_spectra").effective_rank for layer in self.layers])
 
     def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
+        """Return a caption for each figure and table."""
         first = self.layers[0]
-        bias = ", and the share of the key scores' variance that comes from the query's bias"
-        how = "with the norm folded in" if first.folded else "of the matrices as they are stored"
+        bias = ", and the share of the variance of key scores that comes from the query's bias"
+        how = "with the norm folded in" if first.folded else "of the stored matrices"
         both = "one side, chosen by its largest score" if self.legacy else "both sides, the stronger first"
         of = "Σ s" if self.legacy else "Σ s²"
         pairs = f"Singular pairs {how}: tokens nearest to the left and right vectors, {both}."
-        energy = f" The share on data is that of s² weighted by how far states of {self.data} reach along "
-        qk, vo = (energy + "u, and keys spread along v.", energy + "u.") if self.energies else ("", "")
+        along = f"weighted by the size of the states of {self.data} along "
+        energy = f" The share on data is the share of s² {along}"
+        qk, vo = (energy + "u, and the spread of keys along v.", energy + "u.") if self.energies else ("", "")
         return {
-            "spectra": f"Singular values of W_QK and W_VO of every head, {how}, and the share of {of} in the "
-            "first of them; dots are the first above 99 %.",
+            "spectra": f"Singular values of W_QK and W_VO of every head, {how}, and the share of {of} in "
+            "the first singular values; dots mark 99 %.",
             "scores": "Effective rank exp(entropy of s²/Σ s²) of both matrices, the copying score Re Σλ / "
             f"Σ|λ| of the value-output matrix (1 copies, −1 negates){bias if self.has_bias else ''}.",
-            "composition": "How strongly earlier heads write what later ones read in queries, keys and "
-            "values: |M₁ M₂| / (|M₁| |M₂|) in standard deviations above chance (same singular values, random "
-            "directions). Gray: not a pair.",
+            "composition": "How strongly later heads read the output of earlier ones in queries, keys and "
+            "values: |M₁ M₂| / (|M₁| |M₂|) in standard deviations above chance (same singular values, "
+            "random directions). Gray: not a pair.",
             "heads": "One row per head: largest singular values, effective ranks, number of singular values "
             "for 99 % of Σ s², copying score" + (", |k₀| and the bias's share." if self.has_bias else "."),
-            "qk": f"{pairs} Left is what queries have, right what keys have.{qk}",
-            "vo": f"{pairs} Left is what is read, right what is written, by its effect on logits.{vo}",
+            "qk": f"{pairs} Left: direction of the query; right: direction of the key.{qk}",
+            "vo": f"{pairs} Left: direction that the head reads; right: direction that it writes, by its "
+            f"effect on logits.{vo}",
             "key_bias": "Tokens whose keys every query of a head prefers (+) and avoids (−): k₀ = b̂_Q Ŵ_Kᵀ.",
         }
 
     def files(self) -> dict[str, str]:
-        """The tables in other formats; in legacy mode the original's logs."""
+        """Return the tables in other formats; in legacy mode, the logs of the original code."""
         found = write_all(self.tables(), self.captions())
         if self.legacy:
             for name in ("qk", "vo"):
@@ -182,12 +179,7 @@ class Heads(Shown):
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Heads:
-    """Decode the heads of every chosen layer and compare all pairs of these layers.
-
-    Args:
-        progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the study goes, used when it goes on.
-    """
+    """Decode the heads of every chosen layer and compare all pairs of these layers."""
     model = load_token_model(cfg)
     layers = choose_layers(cfg.layers, model, few=FEW_LAYERS if cfg.legacy else QUICK_LAYERS)
     num = cfg.num or (traveling_words.NUM_PAIRS if cfg.legacy else 3)
@@ -252,6 +244,6 @@ def _compose(cfg: Config, model: Model, i: int, j: int, kind: Kind) -> Compositi
 
 
 def joined(texts_of: list[str], bytes_of: list[str]) -> str:
-    """Tokens on one line, in quotes; control characters, and bytes that are not UTF-8, spelled out."""
+    """Join tokens on one line, in quotes; control characters and bytes that are not UTF-8 are escaped."""
     pairs = zip(texts_of, bytes_of, strict=True)
     return " ".join(f"'{visible(label(text, raw))}'" for text, raw in pairs)

@@ -1,4 +1,4 @@
-"""Tables and figures of the study `heads`, made from the arrays of its result."""
+"""Tables and figures of the study `heads`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from curvescope.runs.study_result import Tables
 from curvescope.studies.heads.study import joined
 from curvescope.viz import geometry as viz
+from curvescope.viz import style
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, grid_map, switched
 
@@ -21,17 +23,15 @@ if TYPE_CHECKING:
 BEST = 30  # pairs of heads in the table of compositions
 
 
-def tables(result: Heads) -> dict[str, pd.DataFrame]:
-    """Numbers of the heads, their directions, biases and compositions."""
-    import pandas as pd
-
-    found = {
-        "heads": pd.DataFrame([row for layer in result.layers for row in _numbers(layer, result.has_bias)]),
-        "qk": pd.DataFrame([row for i in range(len(result.layers)) for row in _pairs(result, i, "qk")]),
-        "vo": pd.DataFrame([row for i in range(len(result.layers)) for row in _pairs(result, i, "vo")]),
+def tables(result: Heads) -> Tables:
+    """Return numbers of the heads, their directions, biases and compositions."""
+    found: Tables = {
+        "heads": [row for layer in result.layers for row in _numbers(layer, result.has_bias)],
+        "qk": [row for i in range(len(result.layers)) for row in _pairs(result, i, "qk")],
+        "vo": [row for i in range(len(result.layers)) for row in _pairs(result, i, "vo")],
     }
     if result.has_bias:
-        found["key_bias"] = pd.DataFrame([row for layer in result.layers for row in _bias(layer)])
+        found["key_bias"] = [row for layer in result.layers for row in _bias(layer)]
     if result.compositions:
         found["composition"] = _table_composition(result)
     return found
@@ -55,7 +55,7 @@ def _numbers(layer: HeadDirections, has_bias: bool) -> list[dict[str, object]]:
 
 
 def _pairs(result: Heads, i: int, circuit: str) -> list[dict[str, object]]:
-    """Both sides of every pair of a layer; with data, how much of what happens there goes through it."""
+    """Return both sides of every pair of a layer; with data, also its share of the energy."""
     found: Directions = getattr(result.layers[i], circuit)
     on_data = result.energies[i].share(circuit) if result.energies else None
     sides = found.left.ids.shape[1]
@@ -89,7 +89,7 @@ def _bias(layer: HeadDirections) -> list[dict[str, object]]:
 
 
 def _table_composition(result: Heads) -> pd.DataFrame:
-    """The pairs farthest above chance."""
+    """Return the pairs farthest above chance."""
     import pandas as pd
 
     rows = [
@@ -108,23 +108,16 @@ def _table_composition(result: Heads) -> pd.DataFrame:
     return frame.head(BEST).reset_index(drop=True)
 
 
-# ---------------------------------------------------------------------------------------------------- figures
-
-
 def figures(result: Heads) -> dict[str, Figure]:
-    """Spectra, scores of the heads, and compositions where there are two layers."""
+    """Draw spectra, scores of the heads, and compositions if there are two layers."""
     found = {"spectra": _spectra(result), "scores": _figure_scores(result)}
     return found | ({"composition": _figure_composition(result)} if result.compositions else {})
 
 
 def _spectra(result: Heads) -> Figure:
-    """One row per layer: singular values and coverage of QK, then of VO."""
-    import matplotlib.pyplot as plt
-
+    """Draw one row per layer: singular values and coverage of QK, then of VO."""
     count = len(result.layers)
-    figure, axes = plt.subplots(
-        count, 4, figsize=(14, 2.7 * count + 0.2), layout="constrained", squeeze=False
-    )
+    figure, axes = style.subplots(count, 4, figsize=(14, 2.7 * count + 0.2), squeeze=False)
     of = "Σ s" if result.legacy else "Σ s²"
     for row, layer in zip(axes, result.layers, strict=True):
         for j, (name, s) in enumerate((("W_QK", layer.qk_spectra), ("W_VO", layer.vo_spectra))):
@@ -142,8 +135,6 @@ def _spectra(result: Heads) -> Figure:
 
 
 def _figure_scores(result: Heads) -> Figure:
-    import matplotlib.pyplot as plt
-
     layers = [layer.layer for layer in result.layers]
     panels = {
         "effective rank of W_QK": (np.stack([x.qk_spectra.effective_rank for x in result.layers]), None),
@@ -153,9 +144,7 @@ def _figure_scores(result: Heads) -> Figure:
     if result.has_bias:
         panels["share of the query's bias"] = (np.stack([x.bias_share for x in result.layers]), (0.0, 1.0))
     width = 3.0 + 0.34 * result.layers[0].num_heads
-    figure, axes = plt.subplots(
-        2, 2, figsize=(2 * width, 2 * (1.1 + 0.3 * len(layers))), layout="constrained"
-    )
+    figure, axes = style.subplots(2, 2, figsize=(2 * width, 2 * (1.1 + 0.3 * len(layers))))
     for ax, (title, (values, limits)) in zip(axes.flat, panels.items(), strict=False):
         viz.head_map(ax, values, layers, title=title, limits=limits)
     for ax in axes.flat[len(panels) :]:
@@ -164,9 +153,7 @@ def _figure_scores(result: Heads) -> Figure:
 
 
 def _figure_composition(result: Heads) -> Figure:
-    """All earlier heads against all later ones, for queries, keys and values."""
-    import matplotlib.pyplot as plt
-
+    """Draw all earlier heads against all later ones, for queries, keys and values."""
     kinds = list(dict.fromkeys(c.kind for c in result.compositions))
     layers = [layer.layer for layer in result.layers]
     H = result.layers[0].num_heads
@@ -174,7 +161,7 @@ def _figure_composition(result: Heads) -> Figure:
     receivers = [f"L{j}.h{h}" for j in layers[1:] for h in range(H)]
     limit = max(4.0, max(float(np.nanmax(np.abs(c.z))) for c in result.compositions))
     side = min(2.2 + 0.2 * len(senders), 6.5)
-    figure, axes = plt.subplots(1, len(kinds), figsize=(side * len(kinds) + 0.8, side), layout="constrained")
+    figure, axes = style.subplots(1, len(kinds), figsize=(side * len(kinds) + 0.8, side))
     image: Any = None
     for ax, kind in zip(np.atleast_1d(axes), kinds, strict=True):
         z = np.full((len(senders), len(receivers)), np.nan)
@@ -189,8 +176,6 @@ def _figure_composition(result: Heads) -> Figure:
     return figure
 
 
-# ----------------------------------------------------------------------------------------------------- scenes
-
 RANKS = {
     "QK rank": ("qk_spectra", "effective rank of W_QK"),
     "VO rank": ("vo_spectra", "effective rank of W_VO"),
@@ -200,7 +185,7 @@ LABELS = {COPYING: "copying score Re Σλ / Σ|λ|", BIAS: "share of the query's
 
 
 def scenes(result: Heads) -> dict[str, Scene]:
-    """Layers × heads."""
+    """Return maps of layers × heads."""
     choices = [*RANKS, COPYING, *([BIAS] if result.has_bias else [])]
     return {"scores": switched({"score": choices}, lambda score: _scene_scores(result, score))}
 

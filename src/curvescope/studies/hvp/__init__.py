@@ -1,4 +1,4 @@
-"""What a product costs: time in gradients, memory, the first call, and how far it is from float64."""
+"""Cost of a Hessian-vector product: time in gradients, memory, first call, and error against float64."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.hvp.study import Config, Cost, Measured, run

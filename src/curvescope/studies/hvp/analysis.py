@@ -1,6 +1,6 @@
-"""The models that products are timed on, the contenders, and exact products to compare them with.
+"""Models for timing products, the contenders, and exact products as references.
 
-A contender is made for a module and one batch (x, y) of tokens and targets, and gives a `Product`.
+A contender is a function of a module and one batch (x, y) of tokens and targets; it returns a `Product`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from curvescope.core.errors import MissingExtra
+from curvescope.core.hessian_terms import MATRICES, MatrixName
 from curvescope.core.operator import LinearOperator
-from curvescope.core.parts import MATRICES, MatrixName
 from curvescope.core.requirements import how_to_install
 from curvescope.data.batches import Batch, Batches
 from curvescope.models.load import load
-from curvescope.models.running.double import exact as kept_double
+from curvescope.models.running.keep_float64 import exact as kept_double
 from curvescope.operators.curvature import OPERATORS
 from curvescope.problem import Problem
 
@@ -41,11 +41,11 @@ LLAMA_8B: dict[str, Any] = {
     "intermediate_size": 14336,
     "tie_word_embeddings": False,
 }
-"""What the shape of Llama 3 8B has beside these four numbers."""
+"""Settings of Llama 3 8B besides these four numbers."""
 
 
-class Block(nn.Module):
-    """A layer of GPT-2 as people write it: fused attention, tanh GELU, norms before."""
+class GPT2Block(nn.Module):
+    """Layer of a typical GPT-2 implementation: fused attention, tanh GELU, pre-norm."""
 
     def __init__(self, d: int, heads: int):
         super().__init__()
@@ -62,12 +62,12 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """Tied embeddings, learned positions; tokens (B, T) to logits (B, T, vocabulary)."""
+    """GPT-2 with tied embeddings and learned positions: tokens (B, T) to logits (B, T, vocabulary)."""
 
     def __init__(self, layers: int, d: int, heads: int, vocabulary: int, positions: int):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocabulary, d), nn.Embedding(positions, d)
-        self.h = nn.ModuleList(Block(d, heads) for _ in range(layers))
+        self.h = nn.ModuleList(GPT2Block(d, heads) for _ in range(layers))
         self.ln_f, self.lm_head = nn.LayerNorm(d), nn.Linear(d, vocabulary, bias=False)
         self.lm_head.weight = self.wte.weight
         self.apply(_initialize)
@@ -80,7 +80,7 @@ class GPT2(nn.Module):
 
 
 class Encoder(nn.Module):
-    """`nn.TransformerEncoder` as a language model, norms before, GELU; tokens (B, T) to logits."""
+    """Language model from `nn.TransformerEncoder`, pre-norm, GELU: tokens (B, T) to logits."""
 
     def __init__(self, layers: int, d: int, heads: int, vocabulary: int, positions: int):
         super().__init__()
@@ -116,12 +116,12 @@ def build(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
-    """A module in eval mode that takes tokens and returns logits, or an object with them.
+    """Build a module in eval mode that takes tokens and returns logits, or an object with logits.
 
-    Its weights are random and are made on the device itself: in float32, those of 8B in bfloat16.
+    Its weights are random and created on the device: in float32, for 8B in bfloat16.
 
     Args:
-        layers: fewer than the size has, the rest of the shape being the same.
+        layers: number of layers, if fewer than the size has; the rest of the shape is the same.
     """
     depth, d, heads, vocabulary = SHAPES[size]
     depth = depth if layers is None else min(layers, depth)
@@ -155,7 +155,7 @@ def _of_transformers(kind: str, shape: dict[str, Any], more: dict[str, Any]) -> 
 
 @contextmanager
 def _made(dtype: torch.dtype, device: torch.device, seed: int) -> Iterator[None]:
-    """Modules made inside lie on the device, in that precision, with weights of that seed."""
+    """Create modules inside this context on the device, with this precision and seed."""
     before = torch.get_default_dtype()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -168,17 +168,17 @@ def _made(dtype: torch.dtype, device: torch.device, seed: int) -> Iterator[None]
 
 
 def logits(module: nn.Module, tokens: Tensor) -> Tensor:
-    """The outputs as a tensor."""
+    """Return the logits as a tensor."""
     found = module(tokens) if isinstance(module, tuple(OWN.values())) else module(tokens, use_cache=False)
     return getattr(found, "logits", found)
 
 
 @contextmanager
 def plain_attention(module: Any) -> Iterator[None]:
-    """Attention that PyTorch itself can differentiate twice, inside."""
+    """Use attention that PyTorch can differentiate twice inside this context."""
     config = getattr(module, "config", None)
     before = getattr(config, "_attn_implementation", None)
-    fast = torch.backends.mha.get_fastpath_enabled()  # of torch's own layers: without derivatives
+    fast = torch.backends.mha.get_fastpath_enabled()  # the fast path of torch's layers has no derivatives
     torch.backends.mha.set_fastpath_enabled(False)
     if config is not None:
         config._attn_implementation = "eager"
@@ -205,23 +205,27 @@ Tree = Sequence[Tensor]
 
 
 @dataclass(frozen=True)
-class Product:
-    """A product as its maker wants it: `enter` a tree once, `times` is what is timed, `leave` to a tree."""
+class ContenderProduct:
+    """Product of a contender: `enter` converts a tree to its format, `times` is timed, `leave` converts
+    back.
+    """
 
     enter: Callable[[Tree], Any]
     times: Callable[[Any], Any]
     leave: Callable[[Any], Tree]
-    operator: LinearOperator | None = None  # of this package: products in a row, and with several columns
+    operator: LinearOperator | None = (
+        None  # operator of this package, for repeated products and several columns
+    )
 
 
-Maker = Callable[[nn.Module, Tensor, Tensor], Product]
+Maker = Callable[[nn.Module, Tensor, Tensor], ContenderProduct]
 
 
 def ours(kind: str, engine: str, *, checkpoint: bool = False) -> Maker:
-    """An operator of this package."""
+    """Contender with an operator of this package."""
     operator = OPERATORS[kind]
 
-    def make(module: nn.Module, x: Tensor, y: Tensor) -> Product:
+    def make(module: nn.Module, x: Tensor, y: Tensor) -> ContenderProduct:
         found = operator(_problem(module, x, y), engine=engine, checkpoint=checkpoint)  # pyright: ignore[reportArgumentType]
         names = [name for name, _ in module.named_parameters()]
 
@@ -232,35 +236,35 @@ def ours(kind: str, engine: str, *, checkpoint: bool = False) -> Maker:
         def enter(tree: Tree) -> Tensor:
             return found.space.gather(dict(zip(names, tree, strict=True)))
 
-        return Product(enter, found.__matmul__, leave, found)
+        return ContenderProduct(enter, found.__matmul__, leave, found)
 
     return make
 
 
-def gradient(module: nn.Module, x: Tensor, y: Tensor) -> Product:
-    """The unit of all others: one gradient, with PyTorch's fused attention."""
-    return Product(lambda tree: tree, lambda tree: _gradient(module, x, y), lambda tree: tree)
+def gradient(module: nn.Module, x: Tensor, y: Tensor) -> ContenderProduct:
+    """Unit of time: one gradient, with PyTorch's fused attention."""
+    return ContenderProduct(lambda tree: tree, lambda tree: _gradient(module, x, y), lambda tree: tree)
 
 
-def own_gradient(module: nn.Module, x: Tensor, y: Tensor) -> Product:
-    """The unit where an eager gradient does not fit: `Problem.gradient`, in float32 whatever the weights."""
+def own_gradient(module: nn.Module, x: Tensor, y: Tensor) -> ContenderProduct:
+    """Unit of time if an eager gradient does not fit: `Problem.gradient`, always in float32."""
     problem = _problem(module, x, y)
-    return Product(lambda tree: tree, lambda tree: problem.gradient(), lambda tree: tree)
+    return ContenderProduct(lambda tree: tree, lambda tree: problem.gradient(), lambda tree: tree)
 
 
-def double_backward(module: nn.Module, x: Tensor, y: Tensor) -> Product:
-    """Plain double backward, everything anew for every product."""
+def double_backward(module: nn.Module, x: Tensor, y: Tensor) -> ContenderProduct:
+    """Plain double backward that rebuilds the graph for every product."""
 
     def times(v: Tree) -> Tree:
         with plain_attention(module):
             first = _gradient(module, x, y, create_graph=True)
             return torch.autograd.grad(first, list(module.parameters()), list(v))
 
-    return Product(lambda tree: tree, times, lambda tree: tree)
+    return ContenderProduct(lambda tree: tree, times, lambda tree: tree)
 
 
-def compiled_jvp(module: nn.Module, x: Tensor, y: Tensor) -> Product:
-    """torch.compile of jvp(grad(loss)): forward over reverse."""
+def compiled_jvp(module: nn.Module, x: Tensor, y: Tensor) -> ContenderProduct:
+    """Forward over reverse, torch.compile of jvp(grad(loss))."""
     names = [name for name, _ in module.named_parameters()]
     primals = {name: p.detach() for name, p in module.named_parameters()}
 
@@ -278,13 +282,15 @@ def compiled_jvp(module: nn.Module, x: Tensor, y: Tensor) -> Product:
         with plain_attention(module):
             return product(tangents)
 
-    return Product(
+    return ContenderProduct(
         lambda tree: dict(zip(names, tree, strict=True)), times, lambda found: [found[n] for n in names]
     )
 
 
 class _Flat(nn.Module):
-    """Logits (terms, classes), as torch's own losses want them; attention can be differentiated twice."""
+    """Wrapper with logits (terms, classes) for torch's losses, and attention that can be differentiated
+    twice.
+    """
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -296,9 +302,9 @@ class _Flat(nn.Module):
 
 
 def eigenthings(kind: str) -> Maker:
-    """hessian-eigenthings."""
+    """Contender hessian-eigenthings."""
 
-    def make(module: nn.Module, x: Tensor, y: Tensor) -> Product:
+    def make(module: nn.Module, x: Tensor, y: Tensor) -> ContenderProduct:
         peer, loss, data = import_module("hessian_eigenthings"), nn.CrossEntropyLoss(), [(x, y.flatten())]
         if kind == "hessian":
             found = peer.HessianOperator(_Flat(module), data, peer.supervised_loss(loss))
@@ -311,9 +317,9 @@ def eigenthings(kind: str) -> Maker:
 
 
 def curvlinops(kind: str) -> Maker:
-    """curvlinops."""
+    """Contender curvlinops."""
 
-    def make(module: nn.Module, x: Tensor, y: Tensor) -> Product:
+    def make(module: nn.Module, x: Tensor, y: Tensor) -> ContenderProduct:
         peer, model = import_module("curvlinops"), _Flat(module)
         operator = getattr(peer, {"hessian": "HessianLinearOperator", "ggn": "GGNLinearOperator"}[kind])
         data, params = [(x, y.flatten())], list(model.parameters())
@@ -324,30 +330,32 @@ def curvlinops(kind: str) -> Maker:
 
 
 def compiled(maker: Maker) -> Maker:
-    """A contender whose product goes through torch.compile."""
+    """Contender whose product goes through torch.compile."""
 
-    def make(module: nn.Module, x: Tensor, y: Tensor) -> Product:
+    def make(module: nn.Module, x: Tensor, y: Tensor) -> ContenderProduct:
         product = maker(module, x, y)
-        product.times(product.enter([torch.zeros_like(p) for p in module.parameters()]))  # what is done once
+        product.times(
+            product.enter([torch.zeros_like(p) for p in module.parameters()])
+        )  # one-time work before compilation
         torch.compiler.reset()  # shapes of earlier contenders would make these dynamic
         return replace(product, times=torch.compile(product.times, dynamic=False))
 
     return make
 
 
-def pyhessian(module: nn.Module, x: Tensor, y: Tensor) -> Product:
-    """PyHessian."""
+def pyhessian(module: nn.Module, x: Tensor, y: Tensor) -> ContenderProduct:
+    """Contender PyHessian."""
     peer = import_module("pyhessian")
-    model = _Flat(copy.deepcopy(module))  # it leaves gradients with graphs behind
+    model = _Flat(copy.deepcopy(module))  # PyHessian leaves gradients with graphs in the module
     found = peer.hessian(
         model, nn.CrossEntropyLoss(), dataloader=[(x, y.flatten())], cuda=x.device.type == "cuda"
     )
 
     def times(v: Tree) -> Tree:
-        with warnings.catch_warnings(action="ignore"):  # about those gradients
+        with warnings.catch_warnings(action="ignore"):  # PyTorch warns about those gradients
             return found.dataloader_hv_product(list(v))[1]
 
-    return Product(lambda tree: tree, times, lambda tree: tree)
+    return ContenderProduct(lambda tree: tree, times, lambda tree: tree)
 
 
 CONTENDERS: dict[str, Maker] = {
@@ -379,7 +387,7 @@ PACKAGES = {
     "curvlinops ggn compiled": "curvlinops",
     "PyHessian": "pyhessian",
 }
-"""What a contender needs beside this package."""
+"""Package that a contender needs besides this one."""
 
 
 def _problem(module: nn.Module, x: Tensor, y: Tensor) -> Problem:
@@ -391,23 +399,23 @@ def _gradient(module: nn.Module, x: Tensor, y: Tensor, *, create_graph: bool = F
     return torch.autograd.grad(loss, list(module.parameters()), create_graph=create_graph)
 
 
-def _flat_product(module: nn.Module, times: Callable[[Tensor], Tensor]) -> Product:
+def _flat_product(module: nn.Module, times: Callable[[Tensor], Tensor]) -> ContenderProduct:
     shapes = [p.shape for p in module.parameters()]
 
     def leave(Hv: Tensor) -> Tree:
         parts = Hv.split([shape.numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    return Product(lambda tree: torch.cat([t.flatten() for t in tree]), times, leave)
+    return ContenderProduct(lambda tree: torch.cat([t.flatten() for t in tree]), times, leave)
 
 
 # ------------------------------------------------------------------------------------------------------ exact
 
-FEW = (2, 128)  # sequences and positions
+FEW = (2, 128)  # sequences and positions of the small batch
 
 
 def matrix_of(contender: str) -> MatrixName:
-    """Whose product a contender makes."""
+    """Matrix whose product a contender computes."""
     for matrix in MATRICES:
         if matrix in contender:
             return matrix
@@ -415,13 +423,15 @@ def matrix_of(contender: str) -> MatrixName:
 
 
 def few(x: Tensor) -> Tensor:
-    """The small batch of a batch."""
+    """Cut a batch to the small batch."""
     sequences, positions = FEW
     return x[:sequences, :positions]
 
 
 def distance(name: str, module: nn.Module, x: Tensor, y: Tensor, v: Tree, want: Tree) -> float:
-    """‖found − exact‖ / ‖exact‖ of a contender's product with v, one parameter after the other."""
+    """Relative error ‖Hv − exact‖ / ‖exact‖ of a contender's product with v, computed one parameter at a
+    time.
+    """
     product = CONTENDERS[name](module, x, y)
     found = product.leave(product.times(product.enter(v)))
     gap = norm = 0.0
@@ -433,7 +443,7 @@ def distance(name: str, module: nn.Module, x: Tensor, y: Tensor, v: Tree, want: 
 
 
 def exact_product(matrix: MatrixName, module: nn.Module, x: Tensor, y: Tensor, v: Tree) -> Tree:
-    """H v, GGN v or their difference in float64, on the CPU."""
+    """Compute H v, GGN v or their difference in float64, on the CPU."""
     module = copy.deepcopy(module).double()
     params, v = list(module.parameters()), [t.double() for t in v]
     with plain_attention(module):
@@ -448,14 +458,14 @@ def exact_product(matrix: MatrixName, module: nn.Module, x: Tensor, y: Tensor, v
 
 
 def _hessian(z: Tensor, y: Tensor, params: Tree, v: Tree) -> Tree:
-    """∇⟨∇L, v⟩."""
+    """Product ∇⟨∇L, v⟩."""
     loss = F.cross_entropy(z.flatten(0, 1), y.flatten())
     first = torch.autograd.grad(loss, params, create_graph=True)
     return torch.autograd.grad(first, params, v)
 
 
 def _ggn(z: Tensor, y: Tensor, params: Tree, v: Tree, *, again: bool) -> Tree:
-    """Jᵀ B J v, with J v as the derivative of Jᵀ u in u; `again` leaves the graph of z."""
+    """Product Jᵀ B J v, with J v as the derivative of Jᵀ u in u; `again` keeps the graph of z."""
     u = torch.zeros_like(z, requires_grad=True)
     pulled = torch.autograd.grad(z, params, u, create_graph=True)
     (Jv,) = torch.autograd.grad(pulled, u, v)

@@ -1,11 +1,11 @@
-"""What a product costs: time in gradients, memory, the first call, and how far it is from float64.
+"""Cost of a Hessian-vector product: time in gradients, memory, first call, and error against float64.
 
-Same model, same tokens, same run for all: our engines and, where they are installed, other libraries.
+All contenders use the same model and tokens in the same run: our engines and other libraries, if installed.
 
-Figures that belong to the package: what products cost where they were measured last, and what got worse.
+The package contains reference figures of the cost of products, to detect regressions.
 
-`figures.json` has one entry for a device, model, size, tokens, precision and contender, null where a number
-is not known. A run on a device of that name is compared with it; `record` writes a run's own figures there.
+`figures.json` has one entry for each device, model, size, tokens, precision and contender; unknown numbers
+are null. A run on a device of that name is compared with it; `record` writes the figures of a run.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from curvescope.algorithms import spectral_density
 from curvescope.core.config import Config as BaseConfig
 from curvescope.core.config import setting
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.core.numbers import data_size
+from curvescope.core.number_format import data_size
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
 from curvescope.core.tensors import free_bytes
 from curvescope.data.batches import Batch, Batches
-from curvescope.engines.graph_cache import forget_everything
+from curvescope.engines.graph_cache import clear_all_caches
 from curvescope.engines.replay.cpu import MANY, WARM
 from curvescope.models.load import as_device, load
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
-from curvescope.runs.shown import Line, Shown
-from curvescope.runs.work import Piece, Place, State, work_through
+from curvescope.runs.resumable_loop import Piece, PieceStore, State, work_through
+from curvescope.runs.study_result import Line, Shown, Tables
 from curvescope.studies.hvp.analysis import (
     CHECKPOINTED,
     CONTENDERS,
     PACKAGES,
     SHAPES,
-    Product,
+    ContenderProduct,
     Tree,
     build,
     distance,
@@ -62,56 +62,57 @@ from curvescope.studies.hvp.analysis import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 nan = math.nan
 GIB = 2**30
 Ratio = tuple[float, float, float]
-"""Median, least, most."""
+"""Median, minimum, maximum."""
 
 
 @dataclass(frozen=True)
 class Columns(Result):
-    """Products with several columns at once, in a row."""
+    """Repeated products with several columns at once."""
 
     number: int
     seconds: list[float]  # one per round, of all columns
-    unit: list[float]  # of a gradient, next to each
-    peak: float  # bytes at most
+    unit: list[float]  # seconds of a gradient in the same rounds
+    peak: float  # peak bytes
 
     def ratio(self) -> Ratio:
-        """Time of one column in gradients."""
+        """Time of one column, in gradients."""
         return _ratio([s / self.number for s in self.seconds], self.unit)
 
 
 @dataclass(frozen=True)
 class Measured(Result):
-    """One contender."""
+    """Measurements of one contender."""
 
     name: str
     seconds: list[float]  # one per round
-    unit: list[float]  # of a gradient, next to each; of large models the median of gradients before
-    first: float  # seconds of the first call: what is built or compiled, and one product
-    peak: float  # bytes at most after the first product, all included; nan where it is not known (CPU)
-    error: float  # ‖found − exact‖ / ‖exact‖ on a small batch, exact in float64; nan for the gradient
-    note: str = ""  # why there are no numbers, or not all
-    frozen: list[float] = field(default_factory=list)  # as `seconds`, inside `with operator.frozen()`
+    unit: list[
+        float
+    ]  # seconds of a gradient in the same rounds; for large models, the median measured before
+    first: float  # seconds of the first call: building or compiling, and one product
+    peak: float  # peak bytes after the first product, in total; nan if unknown (CPU)
+    error: float  # ‖Hv − exact‖ / ‖exact‖ on a small batch, exact in float64; nan for the gradient
+    note: str = ""  # reason for missing numbers
+    frozen: list[float] = field(default_factory=list)  # like `seconds`, inside `with operator.frozen()`
     frozen_unit: list[float] = field(default_factory=list)
-    first_peak: float = nan  # as `peak`, during the first product
-    error_on: str = "the model"  # on which model the error was measured
+    first_peak: float = nan  # like `peak`, during the first product
+    error_on: str = "the model"  # model on which the error was measured
     columns: list[Columns] = field(default_factory=list)
 
     def ratio(self) -> Ratio:
-        """Time in gradients, round by round."""
+        """Time in gradients, per round."""
         return _ratio(self.seconds, self.unit)
 
     def frozen_ratio(self) -> Ratio:
-        """Time in gradients of products in a row; nan for what is not ours."""
+        """Time in gradients of repeated products; nan for other libraries."""
         return _ratio(self.frozen, self.frozen_unit)
 
     def line(self) -> Line:
-        """Time in gradients, and the rest in words."""
+        """Return the time in gradients, and a description of the rest."""
         if not self.seconds:
             return (self.name, "–", self.note)
         median, low, high = self.ratio()
@@ -127,7 +128,7 @@ class Measured(Result):
         return (self.name, f"{median:.2f}×" if median == median else seconds, ", ".join(words))
 
     def row(self) -> dict[str, Any]:
-        """A row of the table."""
+        """Return a row of the table."""
         median, low, high = self.ratio()
         return {
             "contender": self.name,
@@ -147,7 +148,7 @@ class Measured(Result):
 
 @dataclass(frozen=True)
 class Committed(Result):
-    """What the package's file of figures says of one contender on this device; nan where it says nothing."""
+    """Committed figures of one contender on this device; nan if there are none."""
 
     contender: str
     gradients: float
@@ -159,7 +160,7 @@ class Committed(Result):
 
 @dataclass(frozen=True)
 class Cost(Shown):
-    """All contenders, on one model and batch."""
+    """Measurements of all contenders, on one model and batch."""
 
     model: str
     device: str
@@ -168,19 +169,19 @@ class Cost(Shown):
     tf32: bool
     measured: list[Measured] = field(default_factory=list)
     slq_seconds: float = nan
-    vector: float = nan  # bytes of one parameter vector, by which peaks can be reckoned
+    vector: float = nan  # bytes of one parameter vector, a unit for peaks
     committed: list[Committed] = field(default_factory=list)
 
     def of(self, name: str) -> Measured:
-        """The contender of that name."""
+        """Return the contender of that name."""
         return next(m for m in self.measured if m.name == name)
 
     def ratio(self, name: str) -> Ratio:
-        """Time in gradients, round by round: median, least, most."""
+        """Time in gradients, per round: median, minimum, maximum."""
         return self.of(name).ratio()
 
     def summary(self) -> list[Line]:
-        """Each contender: time in gradients, and the rest in words; what was committed beside it."""
+        """Return a line per contender: time in gradients, a description, and the committed figures."""
         where = f"{self.num_parameters:,} parameters, {self.tokens} on {self.device}"
         where += f", a vector {self.vector / GIB:.3g} GiB" if self.vector == self.vector else ""
         lines = [("model", self.model, where)]
@@ -195,22 +196,20 @@ class Cost(Shown):
         return lines
 
     def captions(self) -> dict[str, str]:
-        """What the figure and the tables show."""
+        """Return captions of the figure and the tables."""
         where = f"{self.model}, {self.tokens}, {self.device}{', TF32' if self.tf32 else ''}"
         return {
-            "cost": f"Time of one product in units of one gradient ({where}); "
-            "the bar is the median over rounds, the line their range. Steady: inside an algorithm, where "
-            "what is kept is checked once for all products. Columns: time of each, of so many at once.",
-            "costs": "Error: distance to the product in float64, on a small batch of the model that error_on "
-            "names. Peaks, on a GPU, are all that is allocated, during the first product and after it; "
+            "cost": f"Time of one product in units of one gradient ({where}); the bar is the median over "
+            "rounds, the line the range. Steady: inside an algorithm, which checks the stored state once "
+            "for all products. Columns: time of each column in a product with several columns.",
+            "costs": "Error: distance to the product in float64, on a small batch of the model in error_on. "
+            "Peaks (GPU only) are the total allocated memory, during the first product and after it; "
             "vector_GiB is one parameter vector.",
-            "columns": "Several columns at once, in a row: time of each, in gradients.",
+            "columns": "Repeated products with several columns at once: time of each column, in gradients.",
         }
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """One row per contender, and one per number of columns."""
-        import pandas as pd
-
+    def tables(self) -> Tables:
+        """Return one row per contender, and one per number of columns."""
         known = {c.contender: c for c in self.committed}
         rows = [m.row() | {"vector_GiB": self.vector / GIB} for m in self.measured]
         if known:
@@ -218,12 +217,12 @@ class Cost(Shown):
             rows = [row | more for row, more in zip(rows, beside, strict=True)]
         if all(m.peak != m.peak for m in self.measured):  # on a CPU
             rows = [{k: x for k, x in row.items() if not k.endswith("peak_GiB")} for row in rows]
-        found = {"costs": pd.DataFrame(rows)}
+        found = {"costs": rows}
         several = [_several(m.name, c) for m in self.measured for c in m.columns]
-        return found | ({"columns": pd.DataFrame(several)} if several else {})
+        return found | ({"columns": several} if several else {})
 
     def figures(self) -> dict[str, Figure]:
-        """Bars of time, and of memory where it is known."""
+        """Draw bars of time, and of memory if known."""
         from curvescope.viz.estimates import bars
 
         rows: list[tuple[str, Ratio, float]] = []
@@ -239,13 +238,13 @@ class Cost(Shown):
 
 
 def _ratio(seconds: Sequence[float], unit: Sequence[float]) -> Ratio:
-    """Round by round; nan where there is no unit."""
+    """Ratios per round; nan if there is no unit."""
     found = [a / b for a, b in zip(seconds, unit, strict=True)] if unit else []
     return (statistics.median(found), min(found), max(found)) if found else (nan, nan, nan)
 
 
 def _said(known: Committed) -> str:
-    """A committed figure in words."""
+    """Describe the committed figures."""
     words = [f"{known.gradients:.2f}×"]
     words += [f"frozen {known.frozen:.2f}"] if known.frozen == known.frozen else []
     words += [f"{known.peak_GiB:.1f} GiB"] if known.peak_GiB == known.peak_GiB else []
@@ -253,7 +252,7 @@ def _said(known: Committed) -> str:
 
 
 def _beside(known: Committed | None) -> dict[str, float]:
-    """Columns of what was committed."""
+    """Table columns of the committed figures."""
     return {
         "committed_gradients": known.gradients if known else nan,
         "committed_peak_GiB": known.peak_GiB if known else nan,
@@ -275,19 +274,19 @@ def _several(name: str, columns: Columns) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------------------------------- measure
 
-LARGE = 200e6  # parameters from which nothing is done on the whole model that takes float64 or two gradients
+LARGE = 200e6  # parameters; larger models use no float64 and no two gradients at once
 OFF = "off by more than rounding"
-LAYERS = 2  # of the model that errors of large ones are measured on
-PATIENCE = 15.0  # seconds of products before those that count, at most
+LAYERS = 2  # layers of the model for errors of large models
+PATIENCE = 15.0  # maximum seconds of warm-up
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A model and a batch, and what contenders share: the unit of large models, products in float64.
+class ProductBench:
+    """Model and batch, with shared references: the unit of time for large models, and products in float64.
 
     Args:
-        shallow: makes the model of the same shape with few layers.
-        own: whether the unit is `Problem.gradient`, because an eager gradient in float32 does not fit.
+        shallow: function that builds the model of the same shape with few layers.
+        own: use `Problem.gradient` as the unit, because an eager gradient in float32 does not fit.
     """
 
     module: nn.Module
@@ -298,32 +297,32 @@ class Bench:
     rounds: int
     columns: tuple[int, ...]
     seed: int
-    units: list[float] = field(default_factory=list)  # of a large model, measured before
-    exact: dict[str, Tree] = field(default_factory=dict)  # of a model that is not large
+    units: list[float] = field(default_factory=list)  # unit of a large model, measured before
+    exact: dict[str, Tree] = field(default_factory=dict)  # exact products of a model that is not large
 
     @property
     def large(self) -> bool:
-        """Whether the unit is measured apart, and errors on a model with few layers."""
+        """Return True if the unit is measured separately, and errors on a model with few layers."""
         return num_parameters(self.module) > LARGE
 
     @property
     def _rounding(self) -> float:
-        """What rounding may leave of a product; more is a mistake of the one who makes it."""
+        """Tolerance for rounding; a larger error is a fault of the contender."""
         high = torch.get_float32_matmul_precision() == "highest" or self.x.device.type == "cpu"
         return 1e-4 if high and not self.own else 0.05
 
-    def unit(self) -> Product:
-        """The gradient."""
+    def unit(self) -> ContenderProduct:
+        """Return the gradient as a product."""
         return (own_gradient if self.own else gradient)(self.module, self.x, self.y)
 
     def measured(self, name: str) -> Measured:
-        """One contender, or why there are no numbers of it; nothing of it is left in memory."""
+        """Measure one contender, or return the reason for missing numbers; frees its memory."""
         if name in PACKAGES and find_spec(PACKAGES[name]) is None:
             return _failed(name, f"{PACKAGES[name]} is not installed")
         clean()
         try:
             found = self._timed(name)
-        except Exception as error:  # whatever one does, the others are measured
+        except Exception as error:  # a failure of one contender does not stop the others
             return _failed(name, _words(error))
         if name == "gradient":
             self.units.extend([statistics.median(found.seconds)] * self.rounds if self.large else [])
@@ -336,7 +335,7 @@ class Bench:
             return replace(found, note=f"its error was not measured: {_words(error)}")
 
     def _timed(self, name: str) -> Measured:
-        """Times and memory; the first product is the only one that builds or compiles."""
+        """Measure times and memory; only the first product builds or compiles."""
         device = self.x.device
         product = self.unit() if name == "gradient" else CONTENDERS[name](self.module, self.x, self.y)
         given = None if name == "gradient" else product.enter(draw(self.module, self.seed))
@@ -354,12 +353,12 @@ class Bench:
             return found
         with product.operator.frozen():
             frozen, frozen_unit = self._rounds(lambda: product.times(given))
-        given = None  # its memory
+        given = None  # free its memory
         several = [self._columns(product.operator, k) for k in self.columns if k > 1]
         return replace(found, frozen=frozen, frozen_unit=frozen_unit, columns=several)
 
     def _rounds(self, call: Callable[[], Any], *, alone: bool = False) -> tuple[list[float], list[float]]:
-        """Seconds of a call, round by round, and of a gradient next to each, or of those before."""
+        """Seconds of a call per round, and of a gradient in the same round or measured before."""
         device = self.x.device
         if self.large:
             seconds = [timed(call, device) for _ in range(self.rounds)]
@@ -369,7 +368,7 @@ class Bench:
         return [a for a, _ in pairs], [b for _, b in pairs]
 
     def _columns(self, operator: LinearOperator, k: int) -> Columns:
-        """Products with k columns, in a row."""
+        """Measure repeated products with k columns."""
         device, source = self.x.device, generator(self.seed, 3, device=self.x.device)
         V = torch.randn(operator.shape[1], k, generator=source, device=device, dtype=operator.dtype)
         reset_peak(device)
@@ -380,7 +379,7 @@ class Bench:
         return Columns(k, seconds, unit, most)
 
     def _error(self, name: str) -> float:
-        """Distance to float64 on the small batch; of large models with few layers, one product at a time."""
+        """Error against float64 on the small batch; large models use few layers, one product at a time."""
         module = self.shallow() if self.large else self.module
         x, y, v = few(self.x), few(self.y), draw(module, self.seed)
         matrix = matrix_of(name)
@@ -394,12 +393,12 @@ class Bench:
 
 
 def num_parameters(module: nn.Module) -> int:
-    """All weights, shared ones once."""
+    """Number of weights; shared weights count once."""
     return sum(p.numel() for p in module.parameters())
 
 
 def draw(module: nn.Module, seed: int) -> Tree:
-    """A direction: Gaussian, in float32, drawn on the CPU, or where the weights are if they are many."""
+    """Draw a Gaussian direction in float32 on the CPU, or on the device of the weights if there are many."""
     params = list(module.parameters())
     place = params[0].device if num_parameters(module) > LARGE else torch.device("cpu")
     source = generator(seed, 2, device=place)
@@ -422,7 +421,7 @@ def _words(error: Exception) -> str:
 
 
 def _warm(call: Callable[[], Any], device: torch.device, calls: int) -> None:
-    """Products after the first, by the end of which what is recorded is recorded; two where they are long."""
+    """Run warm-up products until recording is complete; only two if they take long."""
     start = time.monotonic()
     for number in range(calls):
         if number > 1 and time.monotonic() - start > PATIENCE:
@@ -431,7 +430,7 @@ def _warm(call: Callable[[], Any], device: torch.device, calls: int) -> None:
 
 
 def timed(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of a call, until the device has done it."""
+    """Seconds of a call, including the work on the device."""
     _wait(device)
     start = time.perf_counter()
     found = call()
@@ -442,8 +441,8 @@ def timed(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def clean() -> None:
-    """Free what engines keep, what waits in circles, and what the allocator holds."""
-    forget_everything()
+    """Free caches of the engines, reference cycles, and cached memory of the allocator."""
+    clear_all_caches()
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -455,20 +454,20 @@ def _wait(device: torch.device) -> None:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Peaks count from now."""
+    """Reset the peak memory."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak(device: torch.device) -> float:
-    """Bytes that were allocated at most; nan where it is not known."""
+    """Peak allocated bytes; nan if unknown."""
     return float(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else nan
 
 
 @contextmanager
 def precision(*, tf32: bool) -> Iterator[None]:
-    """Matrix products in TF32, or in full float32, inside."""
+    """Compute matrix products in TF32 or in full float32 inside this context."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
@@ -480,19 +479,19 @@ def precision(*, tf32: bool) -> Iterator[None]:
 # -------------------------------------------------------------------------------------------------- committed
 
 FILE = Path(__file__).with_name("figures.json")
-MARGIN, CPU_MARGIN = 0.10, 0.25  # a CPU's clock wanders, and CPUs of one name here are many
+MARGIN, CPU_MARGIN = 0.10, 0.25  # CPU frequencies vary, and different CPUs share the name
 KEYS = ("device", "model", "size", "tokens", "tf32", "contender")
 NUMBERS = ("gradients", "frozen", "peak_GiB", "seconds")
 Entry = dict[str, Any]
 
 
 def read(path: Path = FILE) -> list[Entry]:
-    """All entries; none where there is no file."""
+    """Read all entries; none if there is no file."""
     return json.loads(path.read_text(encoding="utf-8"))["entries"] if path.exists() else []
 
 
 def known(cost: Cost, path: Path = FILE) -> list[Committed]:
-    """What is committed of the contenders of a run, on the same device and work."""
+    """Return the committed figures for the contenders of a run, on the same device and work."""
     entries = {_key(entry): entry for entry in read(path)}
     found = [entries.get(_key(entry)) for entry in _entries(cost, "")]
     return [
@@ -503,7 +502,7 @@ def known(cost: Cost, path: Path = FILE) -> list[Committed]:
 
 
 def record(cost: Cost, torch_version: str, path: Path = FILE) -> int:
-    """Write a run's figures: new entries at the end, others in their places. How many there are of it."""
+    """Write the figures of a run, replace old entries, append new ones, and return their number."""
     mine = [entry for entry in _entries(cost, torch_version) if entry["seconds"] is not None]
     entries = {_key(entry): entry for entry in (*read(path), *mine)}
     lines = ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in entries.values())
@@ -512,7 +511,7 @@ def record(cost: Cost, torch_version: str, path: Path = FILE) -> int:
 
 
 def compared(cost: Cost) -> list[str]:
-    """What is slower or takes more memory than was committed, by more than the margin: a sentence each."""
+    """Return a sentence for each figure that exceeds the committed one by more than the margin."""
     on_cpu = cost.device == "cpu"
     margin = CPU_MARGIN if on_cpu else MARGIN
     found = []
@@ -522,7 +521,7 @@ def compared(cost: Cost) -> list[str]:
         pairs += [("gradients, frozen", m.frozen_ratio()[0], then.frozen)]
         pairs += [] if on_cpu else [("GiB", m.peak / GIB, then.peak_GiB)]
         for unit, now, before in pairs:
-            if now > before * (1 + margin):  # never where one of them is nan
+            if now > before * (1 + margin):  # false if one of them is nan
                 worse = f"{100 * (now / before - 1):.0f} % more than the committed {before:.2f}"
                 version = f" (torch {then.torch})" if then.torch else ""
                 found.append(f"{m.name} takes {now:.2f} {unit}, {worse}{version}")
@@ -555,33 +554,31 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-# ------------------------------------------------------------------------------------------------------ study
-
 LOG = logging.getLogger("curvescope")
 DEFAULT = ("gradient", "hessian", "ggn", "functional", "hessian autograd", "eigenthings", "curvlinops")
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """Which model, how many tokens, whom to measure. The defaults take about a minute on a CPU."""
+    """Model, batch and contenders. The defaults take about a minute on a CPU."""
 
     model: Literal["gpt2", "llama", "neox", "encoder"] = setting(
-        "gpt2", "whose architecture, with random weights; encoder: torch's nn.TransformerEncoder"
+        "gpt2", "architecture, with random weights; encoder: torch's nn.TransformerEncoder"
     )
     size: Literal["small", "124M", "350M", "1.5B", "8B"] = setting(
-        "small", "a million parameters, those of GPT-2 and two larger ones, or those of Llama 3 8B"
+        "small", "number of parameters: a million, GPT-2 and two larger ones, or Llama 3 8B"
     )
     batch_size: int = setting(8, "sequences")
-    seq_len: int = setting(128, "tokens of each")
+    seq_len: int = setting(128, "tokens of each sequence")
     device: str = setting("cpu", "cpu, cuda, …")
-    tf32: bool = setting(False, "matrix products in TF32")
+    tf32: bool = setting(False, "use TF32 for matrix products")
     contenders: tuple[str, ...] = setting(
-        DEFAULT, f"whom to measure, of {', '.join(CONTENDERS)}; of 8B ours with checkpoint"
+        DEFAULT, f"some of {', '.join(CONTENDERS)}; for 8B only ours with checkpoint"
     )
-    rounds: int = setting(7, "how often each is measured, next to a gradient")
-    slq: bool = setting(False, "the whole job too: a density with 10 probes × 100 steps")
-    seed: int = setting(0, "of weights, tokens and directions")
-    columns: tuple[int, ...] = setting((1,), "columns at once that our products are measured with too")
+    rounds: int = setting(7, "number of rounds, each with a gradient and every contender")
+    slq: bool = setting(False, "also time a full job: a density with 10 probes × 100 steps")
+    seed: int = setting(0, "seed of weights, tokens and directions")
+    columns: tuple[int, ...] = setting((1,), "numbers of columns per product, measured for our contenders")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -594,18 +591,16 @@ class Config(BaseConfig):
         if not self.columns or min(self.columns) < 1:
             raise UsageError(f"columns: expected numbers of at least 1, got {list(self.columns)}")
         if self.size == "8B" and self.model != "llama":
-            raise UsageError(
-                f"the size 8B is that of a Llama, got the model {self.model!r}", hint="model=llama"
-            )
+            raise UsageError(f"the size 8B needs the model llama, got {self.model!r}", hint="model=llama")
         wrong = [name for name in self.chosen if self.size == "8B" and name not in CHECKPOINTED]
         if wrong:
             raise UsageError(
-                f"of the size 8B only {' and '.join(map(repr, CHECKPOINTED))} are measured, got {wrong[0]!r}"
+                f"the size 8B supports only {' and '.join(map(repr, CHECKPOINTED))}, got {wrong[0]!r}"
             )
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """Whom to measure beside the gradient; by default those that fit."""
+        """Contenders to measure besides the gradient; by default those that fit."""
         given = CHECKPOINTED if self.size == "8B" and self.contenders == DEFAULT else self.contenders
         return tuple(name for name in given if name != "gradient")
 
@@ -613,8 +608,8 @@ class Config(BaseConfig):
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Cost:
     """Measure the contenders, one at a time, each against a gradient of the same rounds.
 
-    Of models with more than 200 M parameters the gradient is measured before the others, and errors on a
-    model of the same shape with two layers. A place is told of each contender as soon as it is measured.
+    For models with more than 200 M parameters, the gradient is measured before the others, and errors are
+    measured on a model of the same shape with two layers. Each result is reported when it is measured.
     """
     device = as_device(cfg.device)
     _check_room(cfg, device)
@@ -622,11 +617,13 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     module, shape = make(), (cfg.batch_size, cfg.seq_len)
     x, y = (_tokens(SHAPES[cfg.size][3], shape, cfg.seed, i).to(device) for i in (0, 1))
     shallow = partial(make, layers=LAYERS)
-    bench = Bench(module, x, y, shallow, cfg.size == "8B", cfg.rounds, cfg.columns, cfg.seed)
+    bench = ProductBench(module, x, y, shallow, cfg.size == "8B", cfg.rounds, cfg.columns, cfg.seed)
     names = ("gradient", *cfg.chosen)
     with precision(tf32=cfg.tf32):
         pieces = [Piece(name, partial(_measured, bench, name, state)) for name in names]
-        found = work_through(pieces, progress=progress)  # times of one process only: no state
+        found = work_through(
+            pieces, progress=progress
+        )  # no state, because only times of the same process are comparable
         clean()
         slq = _slq(module, x, y, cfg.seed) if cfg.slq else math.nan
     cost = Cost(
@@ -643,14 +640,14 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 
 def _check_room(cfg: Config, device: torch.device) -> None:
-    """Raise where weights, a direction, a product and a gradient of such a model have no room."""
+    """Raise if weights, a direction, a product and a gradient do not fit into memory."""
     n = sum(p.numel() for p in build(cfg.model, cfg.size, max(cfg.seq_len, 1024), device="meta").parameters())
     needed, free = n * (14 if cfg.size == "8B" else 16), free_bytes(device)
     if needed > free:
         raise UsageError(
-            f"the size {cfg.size} needs at least {data_size(needed)} of memory on {device.type}, "
-            f"{data_size(free)} are free",
-            hint="a smaller size, or another device",
+            f"the size {cfg.size} needs at least {data_size(needed)} of memory on {device.type}, but "
+            f"only {data_size(free)} are free",
+            hint="use a smaller size or another device",
         )
 
 
@@ -658,19 +655,19 @@ def _tokens(vocabulary: int, shape: tuple[int, int], seed: int, stream: int) -> 
     return torch.randint(vocabulary, shape, generator=generator(seed, stream))
 
 
-def _measured(bench: Bench, name: str, state: State | None) -> Measured:
+def _measured(bench: ProductBench, name: str, state: State | None) -> Measured:
     found = bench.measured(name)
-    if isinstance(state, Place):
+    if isinstance(state, PieceStore):
         state.tell("  ".join(part for part in found.line() if part))
     return found
 
 
 def _beside_committed(cost: Cost, state: State | None) -> Cost:
-    """The result with what is committed for this device; a person is told of what got worse."""
+    """Add the committed figures for this device to the result, and report regressions."""
     cost = replace(cost, committed=known(cost))
     worse = compared(cost)
-    for line in worse if cost.device != "cpu" else []:  # on a CPU it is a note alone
-        if isinstance(state, Place):
+    for line in worse if cost.device != "cpu" else []:  # on a CPU only a note
+        if isinstance(state, PieceStore):
             state.warn(line)
         else:
             LOG.warning("%s", line)
@@ -678,9 +675,9 @@ def _beside_committed(cost: Cost, state: State | None) -> Cost:
 
 
 def _slq(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> float:
-    """Seconds of a density of the Hessian with 10 probes × 100 steps, everything included."""
+    """Seconds of a density of the Hessian with 10 probes × 100 steps, in total."""
     H = Hessian(Problem(load(module), Batches([Batch(x, y)])), engine="fast")
-    bases = 1.1 * 101 * H.shape[0] * 4 / 2**30  # of one probe, which are orthogonalized against
+    bases = 1.1 * 101 * H.shape[0] * 4 / 2**30  # GiB of the Lanczos basis of one probe
     return timed(
         lambda: spectral_density(H, num_probes=10, num_steps=100, seed=seed, max_gib=max(8, bases)), x.device
     )

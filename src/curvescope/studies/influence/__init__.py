@@ -1,4 +1,4 @@
-"""Which training sequences moved a prediction: influence by exact inverse products, against retraining."""
+"""Influence of training sequences on predictions: exact inverse products, compared with retraining."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.influence.analysis import Scores, score

@@ -1,24 +1,25 @@
-"""Training sequences and queries, and how they read.
+"""Training sequences and queries of the study `influence`, its scores, and retraining.
 
 Influence of every training sequence on the loss of a query, by one linear system for each query.
 
-The training loss is L = Σ_i (N_i/N) ℓ_i over sequences i of N_i terms each, N in all. Without sequence i, the
-others weighing what they did, its minimum moves by (N_i/N) (∇²L)⁻¹ ∇ℓ_i to first order.
-With the GGN H_o of L for ∇²L, and a damping δ, the loss of a query q therefore changes by about
+The training loss is L = Σ_i (N_i/N) ℓ_i over sequences i of N_i terms each, N in all. Without sequence i,
+and with unchanged weights of the others, its minimum moves by (N_i/N) (∇²L)⁻¹ ∇ℓ_i to first order. With the
+GGN H_o of L for ∇²L, and a damping δ, the loss of a query q therefore changes by about
 
     s_i = (N_i/N) ∇ℓ_qᵀ (H_o + δ I)⁻¹ ∇ℓ_i.
 
-So s_i > 0 says that sequence i has helped: without it the query's loss is higher. The influence function of
+So s_i > 0 means that sequence i helped: without it the query's loss is higher. The influence function of
 the literature (Koh & Liang 2017), the slope in the weight of sequence i, is −∇ℓ_qᵀ (H_o + δ I)⁻¹ ∇ℓ_i.
 
-x = (H_o + δ I)⁻¹ ∇ℓ_q is solved for once. Its residual r bounds the error of every score, because no
-eigenvalue of H_o + δ I is below δ: |s_i − s̃_i| ≤ (N_i/N) ‖r‖ ‖∇ℓ_i‖ / δ. Rounding comes on top.
+One linear solve gives x = (H_o + δ I)⁻¹ ∇ℓ_q. Its residual r bounds the error of every score, because all
+eigenvalues of H_o + δ I are at least δ: |s_i − s̃_i| ≤ (N_i/N) ‖r‖ ‖∇ℓ_i‖ / δ, plus rounding.
 
-Leave one out, by training again: small models at a minimum, with and without a sequence.
+Leave-one-out by retraining: small models at a minimum, with and without a sequence.
 
-The objective is F(θ) = Σ_i (N_i/N) ℓ_i(θ) + (λ/2) ‖θ‖², and without sequence i its term is missing while N
-stays. Its Hessian is ∇²L + λ I, so that the ridge λ is the damping: none is chosen. All is full-batch and
-deterministic: momentum descent from the model's initialization, then L-BFGS until the gradient is gone.
+The objective is F(θ) = Σ_i (N_i/N) ℓ_i(θ) + (λ/2) ‖θ‖², and without sequence i its term is missing but N is
+unchanged. Its Hessian is ∇²L + λ I, so the ridge λ is the damping, and none has to be chosen. Training is
+full-batch and deterministic: momentum descent from the model's initialization, then L-BFGS until the
+gradient vanishes.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ from curvescope.operators import GGN, KFAC, Hessian, per_sample
 from curvescope.problem import Problem
 from curvescope.studies.common.statistics import correlation_gain, crossed_bootstrap, mean_correlation
 from curvescope.studies.landscape.analysis import subset
-from curvescope.studies.setting import kind_of
+from curvescope.studies.problem_config import kind_of
 from curvescope.tokenizers import as_tokenizer
 
 ARROW = "=>"
-SUMS = "0123456789+="  # what the ids of the task addition stand for
+SUMS = "0123456789+="  # symbols of the ids of the task addition
 
 
 def held_out(problem: Problem, count: int) -> tuple[Problem, list[Problem]]:
-    """The problem without its last sequences, and each of these as a query."""
+    """Split a problem into the problem without its last sequences, and a query for each of these."""
     total = problem.batches.num_sequences
     if total <= count:
         raise UsageError(
@@ -67,12 +68,13 @@ def held_out(problem: Problem, count: int) -> tuple[Problem, list[Problem]]:
 
 
 def asked(problem: Problem, texts: tuple[str, ...]) -> list[Problem]:
-    """A query for each text: the mean loss of its tokens, or of those behind an arrow alone."""
+    """Return a query for each text: the mean loss of its tokens, or only of those after an arrow."""
     model = problem.model
     if model.tokenizer is None or kind_of(model) != "causal-lm":
         raise UsageError(
-            f"expected a model of the next token that reads text for a query, {model.name!r} is none",
-            hint="without a query, sequences of the data are held out",
+            f"expected a causal language model for a text query; {model.name!r} does not predict the "
+            "next token of a text",
+            hint="without query, sequences of the data are held out as queries",
         )
     return [Problem(model, _batch(model, text), problem.loss) for text in texts]
 
@@ -87,7 +89,7 @@ def _batch(model: Model, text: str) -> Batches:
     counted = len(first) if arrow else 1
     if len(ids) < 2 or not 1 <= counted < len(ids):
         raise UsageError(
-            f"expected a query of at least two tokens, or words before and behind {ARROW}, got {text!r}"
+            f"expected a query of at least two tokens, or words before and after {ARROW}, got {text!r}"
         )
     if model.n_ctx is not None and len(ids) - 1 > model.n_ctx:
         raise UsageError(f"expected a query of at most {model.n_ctx + 1} tokens, got {len(ids)}")
@@ -97,7 +99,7 @@ def _batch(model: Model, text: str) -> Batches:
 
 
 def read(problem: Problem, name: str) -> list[str]:
-    """Every sequence as a person reads it: its text, its ids, or its class."""
+    """Return a readable form of every sequence: its text, its ids, or its class."""
     return [
         _read(batch[i : i + 1], problem, name)
         for batch in problem.batches
@@ -132,12 +134,12 @@ EngineName = Literal["auto", "fast", "autograd"]
 
 @dataclass(frozen=True)
 class Scores(Result):
-    """s_i of S sequences for one query, at D dampings."""
+    """Scores s_i of S sequences for one query, at D dampings."""
 
     damping: np.ndarray  # (D,) δ
     values: np.ndarray  # (D, S) s_i
     error: np.ndarray  # (D, S) bound by the residual
-    sequences: np.ndarray  # (S,) which sequence of the data
+    sequences: np.ndarray  # (S,) indices of the sequences in the data
     shares: np.ndarray  # (S,) N_i/N
     residual: np.ndarray  # (D,) ‖∇ℓ_q − (H_o + δ I) x‖ / ‖∇ℓ_q‖
     converged: np.ndarray  # (D,)
@@ -156,22 +158,21 @@ def score(
     engine: EngineName = "auto",
     checkpoint: bool = False,
 ) -> Scores:
-    """s_i of every sequence of `problem` for the loss of `query`, a problem of the same model.
+    """Compute s_i of every sequence of `problem` for the loss of `query`, a problem of the same model.
 
-    Memory: a vector over the blocks for each damping, and the gradients of as many sequences as go through
-    the model together.
+    Memory: one vector over the blocks for each damping, and the gradients of the sequences of one chunk.
 
     Args:
-        blocks: the parameters that are taken to move, by globs; all without one.
+        blocks: globs of the parameters that may change; all by default.
         dampings: δ, each above 0.
         tol: relative residual that counts as converged; 1e-8 in float64, 1e-4 in float32.
-        max_products: most products for one system.
-        chunk: sequences whose gradients are taken at once; by default what memory takes.
+        max_products: maximum number of products for one system.
+        chunk: sequences whose gradients are computed at once; by default as many as fit into memory.
     """
     if not len(dampings) or any(not d > 0 for d in dampings):
         raise UsageError(f"expected dampings above 0, got {list(dampings)}")
     if query.model is not problem.model:
-        raise UsageError("expected a query of the same model, got one of another")
+        raise UsageError("expected a query of the same model, got one of another model")
     G = GGN(problem, *blocks, engine=engine, checkpoint=checkpoint)
     b = query.gradient(*blocks)
     found = [solve(G, b, damping=float(d), tol=tol, max_products=max_products) for d in dampings]
@@ -198,14 +199,14 @@ def score(
 
 # ------------------------------------------------------------------------------------------------- retraining
 
-RATE, MOMENTUM, STEPS = 0.1, 0.9, 200  # of descent, before L-BFGS
-EVALUATIONS, FLAT = 4000, 1e-8  # of L-BFGS: most gradients, and the largest entry of the last one
-FACTORS = (0.1, 10.0, 100.0)  # other dampings, in ridges
+RATE, MOMENTUM, STEPS = 0.1, 0.9, 200  # momentum descent before L-BFGS
+EVALUATIONS, FLAT = 4000, 1e-8  # L-BFGS: maximum number of gradients, and tolerance for the largest entry
+FACTORS = (0.1, 10.0, 100.0)  # other dampings, in units of the ridge
 GGN_NAME, HESSIAN, KFAC_NAME, GRADIENTS = "GGN", "Hessian", "K-FAC", "gradients"
 CASES = {"MLP": "a multilayer perceptron on digits", "Transformer": "a Transformer on a Markov chain"}
 
 
-class Case(NamedTuple):
+class RetrainingCase(NamedTuple):
     """A small model with its data."""
 
     problem: Problem  # one batch
@@ -220,8 +221,8 @@ class Case(NamedTuple):
         )
 
 
-def make_case(name: str, num_queries: int, seed: int) -> Case:
-    """One of CASES."""
+def make_case(name: str, num_queries: int, seed: int) -> RetrainingCase:
+    """Build one of CASES."""
     if name == "MLP":
         data, ridge = task_data("digits", num_sequences=100 + num_queries, seed=seed), 0.01
         config = MLPConfig(d_in=64, d_hidden=8, d_out=10, depth=2, activation="gelu", bias=True, seed=seed)
@@ -236,18 +237,18 @@ def make_case(name: str, num_queries: int, seed: int) -> Case:
             d_ff=16,
             n_ctx=8,
             vocab_size=6,
-            norm="none",  # a ridge shrinks what a norm makes up for, and the minimum is at infinity
+            norm="none",  # with a norm and a ridge, the minimum is at infinity
             init="scaled",
             seed=seed,
         )
         pairs = (data[0].inputs, data[0].targets)
     whole = Problem(load(config, dtype="float64"), pairs)
-    return Case(*held_out(whole, num_queries), ridge)
+    return RetrainingCase(*held_out(whole, num_queries), ridge)
 
 
 @dataclass(frozen=True)
 class Minimum(Result):
-    """Where training has come to."""
+    """End point of a training run."""
 
     theta: np.ndarray  # (n,)
     objective: float
@@ -257,7 +258,9 @@ class Minimum(Result):
 
 @dataclass(frozen=True)
 class LeftOut(Result):
-    """What is found without one sequence: on from the minimum (near), and from the same start (again)."""
+    """Changes without one sequence: training continued from the minimum (near), or repeated from the same
+    start (again).
+    """
 
     sequence: int
     near: np.ndarray  # (Q,) change of every query's loss
@@ -274,11 +277,11 @@ class Predicted(Result):
     ridge: float
     values: dict[str, np.ndarray]  # by method: (Q, S)
     residual: dict[str, float]  # largest over queries
-    left_out: list[str]  # blocks that K-FAC has no factors for
+    left_out: list[str]  # blocks without K-FAC factors
 
 
-def minimize(case: Case, start: np.ndarray, *, steps: int, without: int | None = None) -> Minimum:
-    """Descent for so many steps, then L-BFGS, on the objective without one of the sequences."""
+def minimize(case: RetrainingCase, start: np.ndarray, *, steps: int, without: int | None = None) -> Minimum:
+    """Run momentum descent, then L-BFGS, on the objective, optionally without one sequence."""
     from scipy.optimize import minimize
 
     problem, space = case.problem, case.problem.space()
@@ -304,8 +307,8 @@ def minimize(case: Case, start: np.ndarray, *, steps: int, without: int | None =
     return Minimum(found.x, float(found.fun), float(np.linalg.norm(found.jac)), int(found.nfev) + steps)
 
 
-def leave_out(case: Case, minimum: Minimum, sequence: int) -> LeftOut:
-    """Train without a sequence, twice: on from the minimum, and again from the beginning."""
+def leave_out(case: RetrainingCase, minimum: Minimum, sequence: int) -> LeftOut:
+    """Train without a sequence twice: continued from the minimum, and repeated from the start."""
     near = minimize(case, minimum.theta, steps=0, without=sequence)
     again = minimize(case, case.start, steps=STEPS, without=sequence)
     before, both = losses(case, minimum.theta), (near, again)
@@ -319,16 +322,16 @@ def leave_out(case: Case, minimum: Minimum, sequence: int) -> LeftOut:
     )
 
 
-def losses(case: Case, theta: np.ndarray) -> np.ndarray:
-    """Of every query: (Q,)."""
+def losses(case: RetrainingCase, theta: np.ndarray) -> np.ndarray:
+    """Loss of every query: (Q,)."""
     return np.array([query.at(torch.as_tensor(theta)).loss_value() for query in case.queries])
 
 
-def predict(case: Case, minimum: Minimum, factors: Sequence[float] = FACTORS) -> Predicted:
-    """Scores with the GGN at several dampings, with the Hessian, with K-FAC, and without any matrix.
+def predict(case: RetrainingCase, minimum: Minimum, factors: Sequence[float] = FACTORS) -> Predicted:
+    """Predict changes with the GGN at several dampings, the Hessian, K-FAC, and without a matrix.
 
-    GGN and Hessian are written out once, for all systems. Blocks that K-FAC has no factors for, the positions
-    P, are taken not to move in its scores.
+    GGN and Hessian are computed once as full matrices, for all systems. The scores of K-FAC keep blocks
+    without factors (the positions P) fixed.
     """
     theta = torch.as_tensor(minimum.theta)
     here, ridge = case.problem.at(theta), case.ridge
@@ -364,20 +367,22 @@ def _written_out(op: GGN | Hessian) -> Matrix:
 
 
 def over_queries(predicted: np.ndarray, measured: np.ndarray, *, draws: int, seed: int) -> Correlation:
-    """The mean over queries of Spearman's ρ over removed sequences; both are (Q, R), and both are drawn."""
+    """Mean over queries of Spearman's ρ over removed sequences; inputs are (Q, R), and the bootstrap
+    resamples both axes.
+    """
     return mean_correlation(predicted, measured, draws=draws, seed=seed, groups=measured.shape[1])
 
 
 def gain(one: np.ndarray, other: np.ndarray, measured: np.ndarray, *, draws: int, seed: int) -> Correlation:
-    """How much larger that mean is for one prediction than for another, on the same draws."""
+    """Difference of this mean between two predictions, on the same resamples."""
     return correlation_gain(one, other, measured, draws=draws, seed=seed, groups=measured.shape[1])
 
 
 def slope(predicted: np.ndarray, measured: np.ndarray, *, draws: int, seed: int) -> Correlation:
-    """The median over all cells of measured by predicted change; 1 where the size is right, too.
+    """Median over all cells of measured / predicted change; 1 if the size is right.
 
-    A median, because a retraining that ends elsewhere would decide a least-squares slope alone. Cells without
-    any change, 0 by 0, are left out: `count` is that of the others.
+    The median is robust: one retraining that ends at another minimum could dominate a least-squares slope.
+    Cells with 0 / 0 are left out; `count` is the number of the others.
     """
 
     def ratio(p: np.ndarray, m: np.ndarray) -> np.ndarray:
@@ -392,7 +397,7 @@ def slope(predicted: np.ndarray, measured: np.ndarray, *, draws: int, seed: int)
 
 
 def _known_median(values: np.ndarray) -> np.ndarray:
-    """Along the last axis, of those that are not nan; nan where all are."""
+    """Median along the last axis without nan; nan if all are nan."""
     ordered, count = np.sort(values, axis=-1), (~np.isnan(values)).sum(-1, keepdims=True)  # nan come last
     middle = [np.take_along_axis(ordered, place, -1)[..., 0] for place in ((count - 1) // 2, count // 2)]
     return (middle[0] + middle[1]) / 2

@@ -1,8 +1,8 @@
-"""Which training sequences moved a prediction, and whether that can be trusted.
+"""Influence of training sequences on predictions, and a check of its accuracy.
 
-On a model and its data: the score of every training sequence for every query (`scores`), at a damping by a
-stated rule and at others beside it. On two small models at a minimum (`retraining`): the same scores beside
-what happens when a sequence is left out and the model trained again.
+For a model and its data, the study computes the score of every training sequence for every query
+(`scores`), at a damping by a stated rule and at other dampings. For two small models at a minimum
+(`retraining`), it compares the scores with retraining without a sequence.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ import numpy as np
 
 from curvescope.algorithms import TraceEstimate
 from curvescope.algorithms.estimates.trace import accurate_trace
-from curvescope.core.config import as_tuples, at_least, setting
+from curvescope.core.config import setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.operators import GGN
 from curvescope.problem import Problem
-from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Shown
-from curvescope.runs.study import Cost, Plan
-from curvescope.runs.work import Finished, Piece, State, work_through
+from curvescope.runs.fingerprints import fingerprint
+from curvescope.runs.resumable_loop import FinishedPieces, Piece, State, work_through
+from curvescope.runs.study import Plan, Step
+from curvescope.runs.study_result import Shown
+from curvescope.studies.common.planning import PlannedMatrix, probed, together
 from curvescope.studies.influence.analysis import (
     CASES,
     STEPS,
-    Case,
     LeftOut,
     Minimum,
     Predicted,
+    RetrainingCase,
     Scores,
     asked,
     held_out,
@@ -44,64 +45,70 @@ from curvescope.studies.influence.analysis import (
     read,
     score,
 )
-from curvescope.studies.setting import ModelOnData, make_problem, notes_of, sequences_there
+from curvescope.studies.problem_config import ModelOnData, make_problem, notes_of, sequences_there
 
 if TYPE_CHECKING:
     pass
 
 
 def score_notes(scores: list[Scores]) -> list[str]:
-    """What a reader should know of the scores at the chosen damping."""
+    """Return notes on the scores at the chosen damping."""
     found = []
     for i, one in enumerate(scores, start=1):
         if not one.converged[0]:
-            found.append(f"query {i}: the linear system has not converged; ± says what that leaves open")
+            found.append(f"query {i}: the linear system has not converged; ± bounds the remaining error")
         if float(np.abs(one.values[0]).max()) > one.query_loss:
             found.append(
-                f"query {i}: the largest score is more than the query's loss, where no linear prediction "
-                "holds; its order may be read, its size not"
+                f"query {i}: the largest score exceeds the query's loss, so the linear prediction is not "
+                "valid; only the order of the scores is meaningful"
             )
     return found
 
 
 DIAGONAL = "diagonal"
 ACCURACY = 0.05  # half the interval of the mean diagonal, over the mean diagonal
-MOST_PROBES = 256  # of the mean diagonal, unless `num_probes` asks for more
+MOST_PROBES = 256  # maximum number of probes for the mean diagonal, unless `num_probes` is larger
 AUTO, NONE = "auto", "none"
-OWN = ("model", "revision", "data", "query")  # settings by which something of one's own is asked
+OWN = (
+    "model",
+    "revision",
+    "data",
+    "query",
+)  # settings that a user changes for a model, data or query of their own
 
 
 @dataclass(frozen=True)
 class Config(ModelOnData):
-    """What to ask. The defaults take about three minutes on one core."""
+    """Data, queries, dampings and retraining. The defaults take about three minutes on one core."""
 
-    tokens: int = setting(512, "of a text, in all; labeled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(
+        512, "tokens of a text, in total; of labeled texts and images, ⌈tokens / seq_len⌉ items"
+    )
     seq_len: int = setting(16, "tokens of one sequence")
     dtype: str = setting("float64", "float32 or float64")
     query: tuple[str, ...] = setting(
-        (), "texts whose loss is asked about; of 'words=>others' that of the others alone"
+        (), "query texts; for 'words=>others' only the loss of the part after =>", option=True
     )
-    num_queries: int = setting(2, "sequences that are held out as queries, where no text is given")
-    blocks: tuple[str, ...] = setting((), "globs: what is taken to move; by default the last layer, '*' all")
+    num_queries: int = setting(2, "sequences held out as queries, if there is no query text", least=1)
+    blocks: tuple[str, ...] = setting(
+        (), "globs of parameters that may change; default: the last layer, '*' for all"
+    )
     damping: float = setting(1.0, "δ, in units of the GGN's mean diagonal")
-    other_dampings: tuple[float, ...] = setting((0.1, 10.0), "shown beside it, in the same units")
+    other_dampings: tuple[float, ...] = setting((0.1, 10.0), "other dampings to compare, in the same units")
     tol: float = setting(1e-6, "relative residual that counts as converged")
-    max_products: int = setting(1000, "most products for one query and damping")
-    num_probes: int = setting(16, "fewest for the mean diagonal; more are drawn until it is known to 5 %")
-    cases: tuple[str, ...] = setting(
-        (AUTO,), "small models that are trained again, or none; auto: all where nothing of your own is asked"
+    max_products: int = setting(1000, "maximum products for one query and damping", least=1)
+    num_probes: int = setting(
+        16, "minimum number of probes for the mean diagonal; more are drawn until it is known to 5 %", least=2
     )
-    num_removed: int = setting(20, "sequences that are left out, each with a training of its own")
-    num_checked: int = setting(6, "queries of the small models")
-    draws: int = setting(1000, "of the bootstrap")
+    cases: tuple[str, ...] = setting(
+        (AUTO,), "small models to retrain, or none; auto: all, unless you set your own model, data or query"
+    )
+    num_removed: int = setting(20, "sequences left out, each with its own training run", least=4)
+    num_checked: int = setting(6, "queries of the small models", least=2)
+    draws: int = setting(1000, "resamples of the bootstrap", least=50)
 
     def __post_init__(self) -> None:
-        as_tuples(self, "query", "blocks", "other_dampings", "cases")
         super().__post_init__()
-        at_least(self, 1, "num_queries", "max_products")
-        at_least(self, 2, "num_probes", "num_checked")
-        at_least(self, 4, "num_removed")
-        at_least(self, 50, "draws")
         if any(not d > 0 for d in (self.damping, *self.other_dampings, self.tol)):
             raise UsageError("expected damping, other_dampings and tol above 0")
         own = any(getattr(self, name) != getattr(Config, name) for name in OWN)
@@ -118,7 +125,7 @@ class Comparison(Result):
 
     case: str
     removed: np.ndarray  # (R,)
-    texts: list[str]  # of the removed
+    texts: list[str]  # texts of the removed sequences
     query_loss: np.ndarray  # (Q,) at the minimum
     num_sequences: int
     num_parameters: int
@@ -126,7 +133,7 @@ class Comparison(Result):
     predicted: dict[str, np.ndarray]  # by method: (Q, R)
     residual: dict[str, float]
     ridge: float
-    near: np.ndarray  # (Q, R) trained on from the minimum
+    near: np.ndarray  # (Q, R) training continued from the minimum
     again: np.ndarray  # (Q, R) trained again from the same start
     moved: np.ndarray  # (R, 2) ‖Δθ‖ of both
     objective: np.ndarray  # (R, 2)
@@ -135,22 +142,22 @@ class Comparison(Result):
 
     @property
     def elsewhere(self) -> np.ndarray:
-        """Whether training again has come to another minimum than training on: (R,)."""
+        """True if retraining ended at another minimum than continued training: (R,)."""
         lower, upper = self.objective.min(axis=1), self.objective.max(axis=1)
         return upper - lower > 1e-6 * np.abs(upper)
 
 
 @dataclass(frozen=True)
 class Influence(Shown):
-    """Scores of training sequences for queries, and how such scores fare against training again."""
+    """Scores of training sequences for queries, and their comparison with retraining."""
 
     model: str
     data: str
     loss: float
     blocks: list[str]
     num_parameters: int
-    mean_diagonal: float  # of the GGN
-    units: list[float]  # of the dampings; the first is the chosen one
+    mean_diagonal: float  # mean diagonal of the GGN
+    units: list[float]  # dampings in units of the mean diagonal; the first is the chosen one
     texts: list[str]  # of the training sequences
     queries: list[str]
     scores: list[Scores]  # by query
@@ -161,12 +168,7 @@ class Influence(Shown):
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Influence:
-    """Score the sequences of the data, and train small models again.
-
-    Args:
-        progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the study goes, used when it goes on.
-    """
+    """Score the sequences of the data, and retrain small models."""
     whole = make_problem(cfg)
     problem, queries = (whole, asked(whole, cfg.query)) if cfg.query else held_out(whole, cfg.num_queries)
     blocks = cfg.blocks or last_layer(whole)
@@ -198,19 +200,19 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 
 def _data_notes(cfg: Config, whole: Problem) -> list[str]:
-    """How much of a text was read, and how to have small models trained again where none were."""
+    """Return notes on the part of the text that was read, and on retraining if there was none."""
     taken, there = whole.batches.num_sequences, sequences_there(cfg, whole.model) or 0
     found = []
     if taken < there:
-        found.append(f"{taken} of {there} sequences of the text are read (--tokens for more)")
+        found.append(f"{taken} of {there} sequences of the text are used (--tokens for more)")
     if not cfg.cases:
-        ask = f"--set cases={','.join(CASES)} does, to see how such scores fare"
-        found.append(f"no small models were trained again without a sequence: {ask}")
+        ask = f"--set cases={','.join(CASES)} retrains them, to check such scores"
+        found.append(f"no small models were retrained without a sequence: {ask}")
     return found
 
 
 def last_layer(problem: Problem) -> tuple[str, ...]:
-    """The blocks of the last layer; all of a model that has no layers."""
+    """Blocks of the last layer; all blocks if the model has no layers."""
     layers = int(problem.model.facts.get("n_layers", 0))
     return (f"L{layers - 1}.*",) if layers else ("*",)
 
@@ -218,7 +220,7 @@ def last_layer(problem: Problem) -> tuple[str, ...]:
 def _score_pieces(
     cfg: Config, problem: Problem, queries: list[Problem], blocks: tuple[str, ...]
 ) -> list[Piece]:
-    """The mean diagonal, then one piece for each query."""
+    """Return the pieces: the mean diagonal, then one for each query."""
     options: Any = {"engine": cfg.engine, "checkpoint": cfg.checkpoint}
     units = (cfg.damping, *cfg.other_dampings)
 
@@ -244,15 +246,15 @@ def _score_pieces(
     return pieces
 
 
-def _removed(cfg: Config, case: Case) -> np.ndarray:
-    """Sequences to leave out, chosen by the seed."""
+def _removed(cfg: Config, case: RetrainingCase) -> np.ndarray:
+    """Return the sequences to leave out, chosen by the seed."""
     total = case.problem.batches.num_sequences
     source = np.random.default_rng(cfg.seed & 0xFFFFFFFF)
     return np.sort(source.permutation(total)[: cfg.num_removed])
 
 
-def _case_pieces(cfg: Config, name: str, case: Case) -> list[Piece]:
-    """Training, predictions, and one piece for each sequence that is left out."""
+def _case_pieces(cfg: Config, name: str, case: RetrainingCase) -> list[Piece]:
+    """Return the pieces: training, predictions, and one for each sequence left out."""
 
     def predicted(minimum: Result) -> Predicted:
         assert isinstance(minimum, Minimum)
@@ -280,7 +282,7 @@ def _case_pieces(cfg: Config, name: str, case: Case) -> list[Piece]:
     return pieces
 
 
-def _comparison(cfg: Config, name: str, case: Case, found: Finished) -> Comparison:
+def _comparison(cfg: Config, name: str, case: RetrainingCase, found: FinishedPieces) -> Comparison:
     removed = _removed(cfg, case)
     each = [found.take(LeftOut, f"{name}.without.{i}") for i in removed]
     predicted = found.take(Predicted, f"{name}.predicted")
@@ -306,35 +308,44 @@ def _comparison(cfg: Config, name: str, case: Case, found: Finished) -> Comparis
     )
 
 
-# ------------------------------------------------------------------------------------------------------- plan
+TRAINED = {
+    "MLP": (4.0, 1.6),
+    "Transformer": (12.0, 3.9),
+}  # seconds: first training, and each sequence left out
 
-TRAINED = {"MLP": (4.0, 1.6), "Transformer": (12.0, 3.9)}  # seconds: at first, and for a sequence left out
-GRADIENT = 0.7  # in products
 
-
-def cost(cfg: Config, problem: Problem) -> Cost:
-    """Most products of the mean diagonal and of a system for each query and damping; gradients; trainings."""
+def steps(cfg: Config, problem: Problem) -> list[Step]:
+    """Plan the mean diagonal, a system for each query and damping, and gradients."""
     queries, dampings = len(cfg.query) or cfg.num_queries, 1 + len(cfg.other_dampings)
-    size = problem.space(*(cfg.blocks or last_layer(problem))).size
-    diagonal = min(size, max(cfg.num_probes, MOST_PROBES))
-    products = diagonal + queries * (dampings * cfg.max_products + 2 * GRADIENT)
-    seconds = sum(first + cfg.num_removed * each for first, each in map(TRAINED.__getitem__, cfg.cases))
-    pieces = 1 + queries + len(cfg.cases) * (2 + cfg.num_removed)
-    return Cost(pieces, products, graphs=1 + queries, seconds=seconds)
+    part = PlannedMatrix(problem, "ggn", cfg.blocks or last_layer(problem))
+    diagonal = min(problem.model.size_of(*problem.space(*part.space)), max(cfg.num_probes, MOST_PROBES))
+    systems = together("systems", [part], queries * dampings * cfg.max_products)
+    return [
+        probed("mean diagonal", part, diagonal),
+        systems._replace(made=queries),
+        Step("gradients", "gradient", 2 * queries, spaces=(part.space,)),
+    ]
+
+
+def seconds(cfg: Config) -> float:
+    """Seconds for training the small models."""
+    return sum(first + cfg.num_removed * each for first, each in map(TRAINED.__getitem__, cfg.cases))
 
 
 def blocks(cfg: Config) -> tuple[str, ...]:
-    """The parameters of a product."""
+    """Parameters of a product; by default the last layer."""
     return cfg.blocks or ("*",)
 
 
 PLAN = Plan(
-    blocks,
-    cost,
+    steps,
     (
         {"max_products": 300},
         {"max_products": 100, "num_removed": 10},
-        {"tokens": 256, "max_products": 50, "num_removed": 6, "num_queries": 1},
-        {"tokens": 128, "max_products": 20, "num_removed": 4, "num_queries": 1},
+        {"max_products": 50, "num_removed": 6, "num_queries": 1},
+        {"max_products": 20, "num_removed": 4, "num_queries": 1},
     ),
+    blocks,
+    seconds,
+    sequences=8,
 )

@@ -1,4 +1,4 @@
-"""Tables, claims, figures and captions of the study `influence`, made from the arrays of its result."""
+"""Tables, claims, figures and captions of the study `influence`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation, spearman
-from curvescope.core.numbers import plural
-from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin
+from curvescope.core.number_format import plural
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Tables
 from curvescope.studies.common.statistics import above, below
 from curvescope.studies.influence.analysis import (
     GGN_NAME,
@@ -19,41 +19,39 @@ from curvescope.studies.influence.analysis import (
     over_queries,
     slope,
 )
+from curvescope.viz import style
 from curvescope.viz.style import MANY
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from curvescope.studies.influence.analysis import Scores
     from curvescope.studies.influence.study import Comparison, Influence
 
-WIDTH = 60  # characters of a text in a table
+WIDTH = 60  # maximum characters of a text in a table
 
 
-def tables(result: Influence) -> dict[str, pd.DataFrame]:
-    """Every table by name."""
-    import pandas as pd
-
-    found = {"sequences": pd.DataFrame(sequences(result)), "dampings": pd.DataFrame(dampings(result))}
+def tables(result: Influence) -> Tables:
+    """Return every table by name."""
+    found = {"sequences": sequences(result), "dampings": dampings(result)}
     if result.comparisons:
-        found["ranks"] = pd.DataFrame(ranks(result))
-        found["removed"] = pd.DataFrame(removed(result))
-        found["claims"] = pd.DataFrame(
-            [{"claim": c.claim, "measured": c.measured, "verdict": c.verdict} for c in result.claims()]
-        )
+        found["ranks"] = ranks(result)
+        found["removed"] = removed(result)
+        found["claims"] = [
+            {"claim": c.claim, "measured": c.measured, "verdict": c.verdict} for c in result.claims()
+        ]
     return found
 
 
 def short(text: str, width: int = WIDTH) -> str:
-    """A text on one line, its middle left out where it is long."""
+    """Return a text on one line, without its middle if it is long."""
     line = " ".join(text.split())
     return line if len(line) <= width else f"{line[: width // 2 - 1]}…{line[-width // 2 :]}"
 
 
 def sequences(result: Influence) -> list[dict[str, Any]]:
-    """One row per query and training sequence: the most helpful first, the most harmful last."""
+    """Return one row per query and training sequence: the most helpful first, the most harmful last."""
     rows = []
     for number, scores in enumerate(result.scores):
         order = np.argsort(-scores.values[0], kind="stable")
@@ -73,18 +71,20 @@ def sequences(result: Influence) -> list[dict[str, Any]]:
 
 
 def says(score: float, error: float) -> str:
-    """Whether a sequence has helped, as far as the residual lets one say."""
+    """Describe if a sequence helped or harmed, given the error bound."""
     return "not decided" if abs(score) <= error else "helped" if score > 0 else "harmed"
 
 
 def dampings(result: Influence) -> list[dict[str, Any]]:
-    """One row per query and damping: its system, and how alike its order is to that of the chosen one."""
+    """Return one row per query and damping: its linear system, and the rank correlation with the chosen
+    damping.
+    """
     return [
         {
             "query": number + 1,
             "mean diagonals": unit,
             "δ": scores.damping[d],
-            "ρ with the first": float(spearman(scores.values[0], scores.values[d])),
+            "rho_with_first": float(spearman(scores.values[0], scores.values[d])),
             "largest |score|": float(np.abs(scores.values[d]).max()),
             "largest ±": float(scores.error[d].max()),
             "residual": scores.residual[d],
@@ -97,7 +97,7 @@ def dampings(result: Influence) -> list[dict[str, Any]]:
 
 
 def ranks(result: Influence) -> list[dict[str, Any]]:
-    """One row per small model, method and way of training without a sequence."""
+    """Return one row per small model, method and kind of retraining."""
     rows = []
     for name, one in result.comparisons.items():
         for method, predicted in one.predicted.items():
@@ -127,7 +127,7 @@ def _rank_row(
 
 
 def removed(result: Influence) -> list[dict[str, Any]]:
-    """One row per small model, query and sequence that was left out."""
+    """Return one row per small model, query and left-out sequence."""
     rows = []
     for name, one in result.comparisons.items():
         for q in range(one.near.shape[0]):
@@ -150,16 +150,14 @@ def removed(result: Influence) -> list[dict[str, Any]]:
     return rows
 
 
-# ----------------------------------------------------------------------------------------------------- claims
-
 OURS: Origin = ("ours", "ours")
-NEAR, AGAIN = "trained on from the minimum", "trained again from the same start"
-MARGIN = 0.05  # of ρ, within which two methods rank alike
-WITHIN = 1.25  # a factor within which a size is right
+NEAR, AGAIN = "training continued from the minimum", "retrained from the same start"
+MARGIN = 0.05  # margin of ρ within which two methods rank equally
+WITHIN = 1.25  # factor within which a size counts as right
 
 
 def claims(result: Influence) -> list[Claim]:
-    """All claims, small model after small model."""
+    """Return all claims, one small model after the other."""
     how: dict[str, Any] = {"draws": result.draws, "seed": result.seed}
     return [claim for name, one in result.comparisons.items() for claim in _claim_case(name, one, how)]
 
@@ -177,7 +175,7 @@ def _claim_case(name: str, one: Comparison, how: dict[str, Any]) -> list[Claim]:
         pair = (exact, one.predicted[other]) if other else (one.predicted[HESSIAN], exact)
         found.append(_better(f"{words}: {name}", gain(*pair, one.near, **how)))
     lost = gain(exact, one.predicted[KFAC_NAME], one.near, **how)
-    found.append(_alike(f"K-FAC's inverse ranks leave-one-out as the exact one does: {name}", lost))
+    found.append(_alike(f"K-FAC's inverse ranks leave-one-out like the exact inverse: {name}", lost))
     for method in (GGN_NAME, HESSIAN):
         words = f"the size of the change is right with the {method}: {name}"
         found.append(_size(words, slope(one.predicted[method], one.near, **how), one.near.size))
@@ -195,13 +193,13 @@ def _better(words: str, one: Correlation) -> Claim:
 
 
 def _alike(words: str, lost: Correlation) -> Claim:
-    """It holds if less than the margin is lost, and fails if more is; by the interval."""
+    """Claim that holds if the interval of the loss in ρ is below the margin, and fails if it is above."""
     verdict = below(lost, MARGIN)
     return Claim(words, f"ρ smaller by less than {MARGIN:g}", f"ρ smaller by {lost.words}", verdict, *OURS)
 
 
 def _size(words: str, ratio: Correlation, cells: int) -> Claim:
-    """Of so many cells, of which those without any change are left out."""
+    """Claim on the size of the change; cells without any change are left out."""
     inside = ratio.low > 1 / WITHIN and ratio.high < WITHIN
     outside = ratio.high < 1 / WITHIN or ratio.low > WITHIN
     verdict = HOLDS if inside else FAILS if outside else OPEN
@@ -211,23 +209,19 @@ def _size(words: str, ratio: Correlation, cells: int) -> Claim:
     return Claim(words, f"within a factor of {WITHIN:g}", measured, verdict if known else OPEN, *OURS)
 
 
-# ---------------------------------------------------------------------------------------------------- figures
-
 PANELS = ((GGN_NAME, "near"), (HESSIAN, "near"), (GGN_NAME, "again"))
-TITLES = {"near": "trained on from the minimum", "again": "trained again from the start"}
+TITLES = {"near": "continued from the minimum", "again": "retrained from the start"}
 
 
 def figures(result: Influence) -> dict[str, Figure]:
-    """Scores by query, and predictions against retraining where there is any."""
+    """Draw scores by query, and predictions against retraining if there is any."""
     found = {"scores": _scores(result)}
     return found | ({"retraining": _retraining(result)} if result.comparisons else {})
 
 
 def _scores(result: Influence) -> Figure:
-    import matplotlib.pyplot as plt
-
     count = len(result.scores)
-    figure, axes = plt.subplots(1, count, figsize=(5.2 * count, 4), layout="constrained", squeeze=False)
+    figure, axes = style.subplots(1, count, figsize=(5.2 * count, 4), squeeze=False)
     for ax, scores, query in zip(axes[0], result.scores, result.queries, strict=True):
         order = np.argsort(-scores.values[0], kind="stable")
         x = np.arange(1, len(order) + 1)
@@ -245,12 +239,8 @@ def _scores(result: Influence) -> Figure:
 
 
 def _retraining(result: Influence) -> Figure:
-    import matplotlib.pyplot as plt
-
     rows = len(result.comparisons)
-    figure, axes = plt.subplots(
-        rows, len(PANELS), figsize=(11.5, 3.9 * rows), layout="constrained", squeeze=False
-    )
+    figure, axes = style.subplots(rows, len(PANELS), figsize=(11.5, 3.9 * rows), squeeze=False)
     for row, (name, one) in zip(axes, result.comparisons.items(), strict=True):
         for ax, (method, trained) in zip(row, PANELS, strict=True):
             predicted, measured = one.predicted[method], getattr(one, trained)
@@ -262,7 +252,7 @@ def _retraining(result: Influence) -> Figure:
 
 
 def _against(ax: Axes, predicted: np.ndarray, measured: np.ndarray, elsewhere: np.ndarray) -> None:
-    """Measured against predicted, a color for each query, on axes that are linear near zero."""
+    """Draw measured against predicted changes, a color for each query, on axes that are linear near zero."""
     size = np.abs(np.concatenate([predicted.ravel(), measured.ravel()]))
     linear = 10.0 ** np.round(np.log10(np.median(size) or 1e-6))
     end = 1.5 * float(size.max())
@@ -281,13 +271,11 @@ def _against(ax: Axes, predicted: np.ndarray, measured: np.ndarray, elsewhere: n
     ax.set(xlabel="predicted change", ylabel="measured change")
 
 
-# --------------------------------------------------------------------------------------------------- captions
-
-SHOWN = 3  # sequences at either end
+SHOWN = 3  # sequences shown at either end
 
 
 def summary(result: Influence) -> list[Line]:
-    """The numbers to look at first: label, value, words."""
+    """Return the key numbers: label, value, explanation."""
     where = f"{', '.join(result.blocks)}, {plural(result.num_parameters, 'parameter')}"
     data = f"of {plural(len(result.texts), 'training sequence')} of {result.data}"
     low, high = result.mean_diagonal_interval
@@ -318,38 +306,39 @@ def _caption_case(name: str, one: Comparison) -> list[Line]:
     words = (
         f"{one.case}, {plural(one.num_parameters, 'parameter')}, {plural(one.num_sequences, 'sequence')}, "
         f"‖∇F‖ at most {max(one.minimum.gradient_norm, float(one.gradient_norm.max())):.0e}; "
-        f"{far} of {plural(len(one.removed), 'training')} from the start ended at another minimum"
+        f"{far} of {plural(len(one.removed), 'training run')} from the start ended at another minimum"
     )
     return [(name, "", words)]
 
 
 def captions(result: Influence) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Return a caption for each figure and table."""
     meaning = (
-        "Score: (N_i/N) ∇ℓ_qᵀ (H_o + δ I)⁻¹ ∇ℓ_i, by which the query's loss is predicted to "
-        "change if sequence i is left out and the others weigh what they did; positive: it has helped. "
-        "± bounds what the residual of the linear system may change"
+        "Score: (N_i/N) ∇ℓ_qᵀ (H_o + δ I)⁻¹ ∇ℓ_i, the predicted change of the query's loss if sequence "
+        "i is left out and the weights of the others are unchanged; positive: the sequence helped. ± "
+        "bounds the error from the residual of the linear system"
     )
     found = {
         "sequences": f"Every training sequence, the most helpful first. {meaning}.",
-        "dampings": "The linear systems at all dampings, and Spearman's ρ of their scores with the first's. "
-        "δ is a multiple of the mean diagonal of the GGN: directions of less curvature move little.",
+        "dampings": "The linear systems at all dampings, and Spearman's ρ of their scores with those at "
+        "the first damping. δ is a multiple of the mean diagonal of the GGN: directions with less "
+        "curvature change little.",
         "scores": f"Scores of all training sequences at every damping, sorted by the first. {meaning}.",
     }
     if not result.comparisons:
         return found
-    near = "near: trained on from the minimum; again: trained from the same start"
+    near = "near: training continued from the minimum; again: retrained from the same start"
     found["retraining"] = (
-        "Change of a query's loss without a sequence, as predicted, with the ridge as damping, "
-        f"and as found by training without it; {near}. On the line both are equal. Crosses: training again "
-        "has ended at another minimum than training on. Axes are linear near zero."
+        "Change of a query's loss without a sequence: predicted with the ridge as damping, and measured "
+        f"by training without it; {near}. On the line both are equal. Crosses: retraining ended at "
+        "another minimum than continued training. Axes are linear near zero."
     )
     found["ranks"] = (
         "Spearman's ρ over sequences, mean over queries, of predicted with measured changes; 95 % intervals "
-        f"by the bootstrap over queries and sequences. {near}. λ: the ridge of the objective, which is the "
-        "damping where none is given. measured/predicted: the median. Blocks without factors are left out of "
+        f"by the bootstrap over queries and sequences. {near}. λ: the ridge of the objective, which is "
+        "the default damping. measured/predicted: the median. Blocks without factors are left out of "
         "K-FAC."
     )
-    found["removed"] = f"Every query and sequence left out; {near}. moved: how far θ went."
-    found["claims"] = "What is said about influence, with verdicts from the intervals."
+    found["removed"] = f"Every query and sequence left out; {near}. moved: distance ‖Δθ‖."
+    found["claims"] = "Claims about influence, with verdicts from the intervals."
     return found

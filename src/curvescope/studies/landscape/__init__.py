@@ -1,4 +1,4 @@
-"""The loss landscape as the sample grows: increments beside their control, exact laws, bounds, budgets."""
+"""Study of the loss landscape as the sample grows: increments, a control, exact laws, bounds and budgets."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.landscape.study import PLAN, Config, Landscape, run

@@ -1,4 +1,6 @@
-"""|L_{k+1} − L_k| as the sample grows, for the losses of a model and for numbers that know of no model."""
+"""|L_{k+1} − L_k| as the sample grows, for the losses of a model and for a control: random numbers without a
+model.
+"""
 
 from __future__ import annotations
 
@@ -28,50 +30,52 @@ from curvescope.problem import Problem
 
 EMA = 0.99  # the published smoothing
 FIRST = 10  # samples before a slope is fitted
-POINTS = 40  # of a fit, evenly spread in log k
+POINTS = 40  # of a fit, evenly spaced in log k
 RESAMPLES = 400
 ENDS = (2.5, 97.5)
 
 
 @dataclass(frozen=True)
-class Curve(Result):
-    """Increments of one kind of numbers, over random orders."""
+class IncrementCurve(Result):
+    """Increments |L_{k+1} − L_k| of one set of numbers, averaged over random orders."""
 
     mean: np.ndarray  # (N − 1,) mean |L_{k+1} − L_k|
     mean_stderr: np.ndarray
     rms: np.ndarray  # (N − 1,) root mean square
     rms_stderr: np.ndarray
     smoothed: np.ndarray  # (N − 1,) exponential moving average of `mean`
-    slope: np.ndarray  # d log mean / d log k from FIRST on, and its interval
-    early: np.ndarray  # of `smoothed` below FIRST · 10, and its interval
-    late: np.ndarray  # of `smoothed` in the last half of the range, and its interval
+    slope: np.ndarray  # d log mean / d log k from FIRST on, and its 95 % interval
+    early: np.ndarray  # slope of `smoothed` below FIRST · 10, and its interval
+    late: np.ndarray  # slope of `smoothed` in the last half of the range, and its interval
     ratio: np.ndarray  # mean of k(k + 1)(L_{k+1} − L_k)² over Var for k ≤ N/2, and its interval
 
 
 @dataclass(frozen=True)
-class Growth(Result):
-    """Model, control and law, for k = 1, …, N − 1."""
+class IncrementGrowth(Result):
+    """Increments of the model, of the control and by the law, for k = 1, …, N − 1."""
 
     k: np.ndarray
-    model: Curve
-    control: Curve
+    model: IncrementCurve
+    control: IncrementCurve
     law: np.ndarray  # √(Var/(k(k + 1)))
     law_slope: float
     control_name: str
-    variance: float  # of the losses, divisor N − 1
+    variance: float  # variance of the losses, divisor N − 1
     deviation: float  # mean |l − mean|: the limit of k |L_{k+1} − L_k|
     num_orders: int
     seed: int
 
 
-def growth(losses: np.ndarray, *, num_orders: int, seed: int) -> Growth:
-    """Random orders of the losses, and as many draws of control numbers with their mean and variance."""
+def growth(losses: np.ndarray, *, num_orders: int, seed: int) -> IncrementGrowth:
+    """Increments over random orders of the losses, and over as many draws of control numbers with the same
+    mean and variance.
+    """
     N, source = len(losses), np.random.default_rng(seed)
     variance, k = float(losses.var(ddof=1)), np.arange(1, N)
     orders = np.stack([source.permutation(losses) for _ in range(num_orders)])
     drawn, name = _control(losses, (num_orders, N), source)
     law = np.sqrt(mean_square_increment(variance, k.astype(float)))
-    return Growth(
+    return IncrementGrowth(
         k=k,
         model=curve(orders, variance, source),
         control=curve(drawn, variance, source),
@@ -91,8 +95,10 @@ def increments(values: np.ndarray) -> np.ndarray:
     return np.diff(means, axis=-1)
 
 
-def curve(values: np.ndarray, variance: float, source: np.random.Generator) -> Curve:
-    """Means over the rows of `values`, each one order of N numbers; intervals by resampling the rows."""
+def curve(values: np.ndarray, variance: float, source: np.random.Generator) -> IncrementCurve:
+    """Mean increments over the rows of `values`. Each row is one order of N numbers; intervals resample the
+    rows.
+    """
     steps = np.abs(increments(values))
     R, last = steps.shape
     k = np.arange(1, last + 1)
@@ -103,7 +109,7 @@ def curve(values: np.ndarray, variance: float, source: np.random.Generator) -> C
     smoothed = smooth(mean)
     scaled = scaled_squares(steps) / variance
     half = 1.96 * scaled.std(ddof=1) / np.sqrt(R)
-    return Curve(
+    return IncrementCurve(
         mean=mean[0],
         mean_stderr=steps.std(0, ddof=1) / np.sqrt(R),
         rms=rms,
@@ -117,9 +123,9 @@ def curve(values: np.ndarray, variance: float, source: np.random.Generator) -> C
 
 
 def scaled_squares(steps: np.ndarray) -> np.ndarray:
-    """The mean of k(k + 1)(L_{k+1} − L_k)² over k ≤ N/2, one number per row of increments (…, N − 1).
+    """Mean of k(k + 1)(L_{k+1} − L_k)² over k ≤ N/2, one number per row of increments (…, N − 1).
 
-    Its expectation is the variance. Over all k it is the variance itself, in any order, and would check
+    Its expectation is the variance. Over all k it equals the variance for every order and would check
     nothing: Σ_i (l_i − L_N)² = Σ_k (k/(k + 1)) (l_{k+1} − L_k)².
     """
     half = max(1, (steps.shape[-1] + 1) // 2)
@@ -128,12 +134,12 @@ def scaled_squares(steps: np.ndarray) -> np.ndarray:
 
 
 def smooth(curves: np.ndarray, keep: float = EMA) -> np.ndarray:
-    """e_1 = x_1, e_k = keep e_{k−1} + (1 − keep) x_k along the last axis."""
-    found = np.empty_like(curves)
-    found[..., 0] = curves[..., 0]
+    """Exponential moving average along the last axis: e_1 = x_1, e_k = keep e_{k−1} + (1 − keep) x_k."""
+    smoothed = np.empty_like(curves)
+    smoothed[..., 0] = curves[..., 0]
     for k in range(1, curves.shape[-1]):
-        found[..., k] = keep * found[..., k - 1] + (1 - keep) * curves[..., k]
-    return found
+        smoothed[..., k] = keep * smoothed[..., k - 1] + (1 - keep) * curves[..., k]
+    return smoothed
 
 
 def slope(k: np.ndarray, curves: np.ndarray, low: int, high: int) -> np.ndarray:
@@ -145,15 +151,17 @@ def slope(k: np.ndarray, curves: np.ndarray, low: int, high: int) -> np.ndarray:
     return y @ x / max(float(x @ x), 1e-300)
 
 
-def _interval(found: np.ndarray) -> np.ndarray:
-    """Estimate and ends of the resamples' middle 95 %."""
-    return np.array([found[0], *np.percentile(found[1:], ENDS)])
+def _interval(values: np.ndarray) -> np.ndarray:
+    """Return the estimate, values[0], and the 95 % percentile interval of the resamples, values[1:]."""
+    return np.array([values[0], *np.percentile(values[1:], ENDS)])
 
 
 def _control(
     losses: np.ndarray, shape: tuple[int, int], source: np.random.Generator
 ) -> tuple[np.ndarray, str]:
-    """Independent numbers with the losses' mean and variance: lognormal, or normal if some are negative."""
+    """Draw independent numbers with the mean and variance of the losses: lognormal, or normal if some losses
+    are not positive.
+    """
     mean, variance = float(losses.mean()), float(losses.var(ddof=1))
     if losses.min() <= 0:
         return source.normal(mean, np.sqrt(variance), shape), "normal"
@@ -165,14 +173,16 @@ def _control(
 
 
 @dataclass(frozen=True)
-class Budget(Result):
+class SampleBudget(Result):
     """One row per tolerance τ: the least k with root mean square |L_{k+1} − L_k| ≤ τ."""
 
     tolerance: np.ndarray  # (T,)
     k: np.ndarray  # (T,) from the pilot half
     low: np.ndarray  # (T,) ends of its interval, by resampling the pilot
     high: np.ndarray
-    held_out: np.ndarray  # (T,) rms at k over all orders of the other half; nan where that is too small
+    held_out: (
+        np.ndarray
+    )  # (T,) rms at k over all orders of the other half; nan if that half has too few samples
     held_low: np.ndarray  # (T,) its interval, by resampling that half
     held_high: np.ndarray
     num_pilot: int
@@ -180,16 +190,18 @@ class Budget(Result):
 
     @property
     def verdicts(self) -> list[str]:
-        """Whether the tolerance is met on the held-out half, as far as its interval can tell."""
+        """Return “met”, “missed” or “not checked” for each tolerance, judged by the interval on the held-out
+        half.
+        """
         pairs = zip(self.tolerance, self.held_low, self.held_out, strict=True)
         return [
-            "not checked: too few samples" if np.isnan(found) else "met" if low <= tau else "missed"
-            for tau, low, found in pairs
+            "not checked: too few samples" if np.isnan(rms) else "met" if low <= tau else "missed"
+            for tau, low, rms in pairs
         ]
 
 
-def budget(losses: np.ndarray, tolerances: tuple[float, ...], *, seed: int) -> Budget:
-    """k for every tolerance."""
+def budget(losses: np.ndarray, tolerances: tuple[float, ...], *, seed: int) -> SampleBudget:
+    """Number of samples k for every tolerance, from one half of the losses, checked on the other half."""
     source = np.random.default_rng([seed, 1])
     mixed = source.permutation(losses)
     pilot, rest = mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
@@ -202,15 +214,15 @@ def budget(losses: np.ndarray, tolerances: tuple[float, ...], *, seed: int) -> B
         if k >= len(rest):
             rows.append((tau, k, *ends, np.nan, np.nan, np.nan))
             continue
-        found = np.sqrt(mean_square_increment(np.array([rest.var(ddof=1), *others]), k))
-        rows.append((tau, k, *ends, found[0], *np.percentile(found[1:], ENDS)))
+        rms = np.sqrt(mean_square_increment(np.array([rest.var(ddof=1), *others]), k))
+        rows.append((tau, k, *ends, rms[0], *np.percentile(rms[1:], ENDS)))
     columns = [np.array(column, dtype=float) for column in zip(*rows, strict=True)]
-    return Budget(*columns, num_pilot=len(pilot), num_held_out=len(rest))
+    return SampleBudget(*columns, num_pilot=len(pilot), num_held_out=len(rest))
 
 
 # ---------------------------------------------------------------------------------------------------- moments
 
-SUBSET_BYTES = 2**28  # of the mean gradients of subsets that are held at once
+SUBSET_BYTES = 2**28  # memory for the mean gradients of subsets that are held at once
 
 
 @dataclass(frozen=True)
@@ -254,7 +266,7 @@ class Hessians(Result):
     def moments(self, losses: np.ndarray, kept: np.ndarray) -> dict[str, float]:
         """Unbiased Cov(l, t), Var t and E‖H_x − H̄‖_F², divisor S − 1, from the probes `kept`.
 
-        Var t is the mean covariance of two different probes' forms: with one probe its own noise would count.
+        Var t is the mean covariance between two different probes, because one probe would add its own noise.
         """
         S = len(losses)
         spread = (self.squares.mean(0) - self.mean_squares) * S / (S - 1)
@@ -275,7 +287,7 @@ class Hessians(Result):
 
 
 def measure_gradients(samples: PerSample, sizes: list[int], num_subsets: int, seed: int) -> Gradients:
-    """One pass over the samples' gradients; of every subset its sum is kept."""
+    """Measure gradient norms and the mean gradients of random subsets in one pass over the samples."""
     S, space = samples.num_samples, samples.space
     bits = torch.finfo(space.dtype).bits // 8
     most = max(2, SUBSET_BYTES // max(len(sizes) * space.size * bits, 1))
@@ -301,27 +313,29 @@ def measure_gradients(samples: PerSample, sizes: list[int], num_subsets: int, se
 
 
 def measure_hessians(samples: PerSample, num_probes: int, seed: int) -> Hessians:
-    """One pass over the samples' products with probes that all share."""
+    """Measure traces and Frobenius norms in one pass over the samples; all samples share the probes."""
     V, exact = probe_columns(samples.space, num_probes, seed=seed)
     traces, squares, total = [], [], torch.zeros_like(V)
-    for _, found in samples.product_parts(V):
-        traces.append((found * V).double().sum(1).cpu())
-        squares.append(found.double().square().sum(1).cpu())
-        total += found.sum(0)
+    for _, products in samples.product_parts(V):
+        traces.append((products * V).double().sum(1).cpu())
+        squares.append(products.double().square().sum(1).cpu())
+        total += products.sum(0)
     mean = (total / samples.num_samples).double().square().sum(0).cpu().numpy()
     return Hessians(torch.cat(traces).numpy(), torch.cat(squares).numpy(), mean, exact)
 
 
-class Law(NamedTuple):
+class ThreeTermLaw(NamedTuple):
     """The three terms at one radius, with standard errors."""
 
     terms: ThreeTerms
     errors: ThreeTerms
-    total_error: float  # of their sum: the probes of the three are the same
+    total_error: (
+        float  # standard error of the sum; the three terms share probes, so their errors are not independent
+    )
 
 
-def law(s: float, losses: np.ndarray, g: Gradients, H: Hessians) -> Law:
-    """The terms at radius s; errors by leaving out one probe at a time."""
+def law(s: float, losses: np.ndarray, g: Gradients, H: Hessians) -> ThreeTermLaw:
+    """Compute the three terms at radius s, with jackknife errors over the probes."""
     variance, every = float(losses.var(ddof=1)), np.arange(H.traces.shape[1])
 
     def terms(kept: np.ndarray) -> ThreeTerms:
@@ -329,15 +343,15 @@ def law(s: float, losses: np.ndarray, g: Gradients, H: Hessians) -> Law:
         return three_terms(s, loss_variance=variance, gradient_covariance=g.unbiased, **own)
 
     if H.exact:
-        return Law(terms(every), ThreeTerms(0.0, 0.0, 0.0), 0.0)
+        return ThreeTermLaw(terms(every), ThreeTerms(0.0, 0.0, 0.0), 0.0)
     left = np.array([[*found, found.total] for found in (terms(np.delete(every, j)) for j in every)])
     share = (len(every) - 1) / len(every)
     errors = np.sqrt(share * ((left - left.mean(0)) ** 2).sum(0)).tolist()
-    return Law(terms(every), ThreeTerms(*errors[:3]), errors[3])
+    return ThreeTermLaw(terms(every), ThreeTerms(*errors[:3]), errors[3])
 
 
 def root_mean_square(problem: Problem, *blocks: str) -> float:
-    """Of the parameters that are moved: the unit of the radii."""
+    """Root mean square of the parameters in `blocks`: the unit of the radii."""
     space = problem.space(*blocks)
     theta = space.gather({name: p.detach() for name, p in problem.named_parameters()})
     return float(theta.double().square().mean().sqrt())
@@ -345,17 +359,17 @@ def root_mean_square(problem: Problem, *blocks: str) -> float:
 
 # ----------------------------------------------------------------------------------------------------- points
 
-ORDERS = 64  # of the samples, at every point
+ORDERS = 64  # random orders of the samples at every point
 
 
 @dataclass(frozen=True)
-class Direct(Result):
-    """Losses at pairs of points w* ± δ, δ ~ N(0, s² I). What is linear in δ cancels in a pair."""
+class PairedLosses(Result):
+    """Losses at pairs of points w* ± δ, δ ~ N(0, s² I). Terms that are linear in δ cancel within a pair."""
 
     s: float
     variance: np.ndarray  # (J,) Var_x l_x, divisor S − 1, the mean of a pair
     simulated: np.ndarray  # (J,) mean of k(k + 1)(L_{k+1} − L_k)² over k ≤ S/2, orders and a pair
-    rise: np.ndarray  # (J,) mean loss above that at w*, the mean of a pair
+    rise: np.ndarray  # (J,) mean loss minus the mean loss at w*, averaged over a pair
     distance: np.ndarray  # (J,) ‖δ‖
     largest: np.ndarray  # (J,) max of |l_{k+1} − L_k| over k, orders and a pair
 
@@ -366,39 +380,39 @@ class Direct(Result):
 
     @property
     def stderr(self) -> float:
-        """Of it, over pairs; zero at s = 0, where there is nothing to draw."""
+        """Standard error of `mean` over pairs; zero at s = 0, because nothing is random."""
         return error_of(self.variance)
 
     @property
     def simulated_stderr(self) -> float:
-        """Of the mean of `simulated`."""
+        """Standard error of the mean of `simulated`."""
         return error_of(self.simulated)
 
 
 @dataclass(frozen=True)
-class Norms(Result):
-    """Spectral norms of some samples' Hessians by power iteration: values from below."""
+class SpectralNorms(Result):
+    """Spectral norms of some samples' Hessians by power iteration, which gives lower bounds."""
 
-    samples: np.ndarray  # (M,) which
+    samples: np.ndarray  # (M,) indices of the samples
     here: np.ndarray  # (M,) at w*: ‖H v‖ of the last unit vector
-    gap: np.ndarray  # (M,) how much the last iteration added, relative
-    radii: np.ndarray  # (Q,) of the points where they were measured too
-    there: np.ndarray  # (Q, M)
+    gap: np.ndarray  # (M,) relative increase in the last iteration
+    radii: np.ndarray  # (Q,) distances from w* of the other points
+    there: np.ndarray  # (Q, M) norms at those points
     ball: float  # √(2L/M)
 
     @property
     def at_minimum(self) -> float:
-        """M = max ‖H_i(w*)‖ of what was found."""
+        """M = max ‖H_i(w*)‖ over the measured samples."""
         return float(self.here.max())
 
     @property
     def nearby(self) -> float:
-        """The same over all points."""
+        """The same maximum over all points."""
         return float(max(self.here.max(), self.there.max(initial=0.0)))
 
 
-def simulate(problem: Problem, blocks: tuple[str, ...], s: float, num_pairs: int, seed: int) -> Direct:
-    """Losses of all samples at `num_pairs` pairs of points; where s = 0 they are all w*."""
+def simulate(problem: Problem, blocks: tuple[str, ...], s: float, num_pairs: int, seed: int) -> PairedLosses:
+    """Compute the losses of all samples at `num_pairs` pairs of points; if s = 0, all points are w*."""
     space = problem.space(*blocks)
     samples, where = per_sample(problem, *blocks), {"dtype": space.dtype, "device": space.device}
     with samples.frozen():
@@ -409,11 +423,11 @@ def simulate(problem: Problem, blocks: tuple[str, ...], s: float, num_pairs: int
             pair = losses_at(samples, delta) if s > 0 else [base, base]
             rows.append((*_increments(pair, [seed, j, 3]), np.mean(pair) - base.mean(), float(delta.norm())))
     variance, simulated, largest, rise, distance = (np.array(column) for column in zip(*rows, strict=True))
-    return Direct(s, variance, simulated, rise, distance, largest)
+    return PairedLosses(s, variance, simulated, rise, distance, largest)
 
 
 def _increments(pair: list[np.ndarray], seed: list[int]) -> tuple[float, float, float]:
-    """Of the losses at two points: variance, scaled mean square and largest increment over random orders."""
+    """Variance, scaled mean square and largest increment over random orders of the losses at two points."""
     source = np.random.default_rng(seed)
     orders = np.stack([source.permutation(values) for values in pair for _ in range(ORDERS)])
     steps = np.abs(increments(orders))
@@ -422,8 +436,8 @@ def _increments(pair: list[np.ndarray], seed: list[int]) -> tuple[float, float, 
     return float(variance), float(scaled_squares(steps).mean()), float(largest)
 
 
-class Power(NamedTuple):
-    """How spectral norms are measured."""
+class PowerIteration(NamedTuple):
+    """Settings of the power iteration for spectral norms."""
 
     num_samples: int
     num_steps: int
@@ -436,29 +450,30 @@ def measure_norms(
     losses: np.ndarray,
     sizes: np.ndarray,
     radii: list[float],
-    power: Power,
-) -> Norms:
-    """Power iteration on the samples with the largest Frobenius norms `sizes`, at w* and at random points.
+    power: PowerIteration,
+) -> SpectralNorms:
+    """Run power iteration on the samples with the largest Frobenius norms `sizes`, at w* and at random
+    points.
 
-    The points lie on spheres of the given radii and of √(2L/M), which the rigorous bound asks for.
+    The points lie on spheres of the given radii and of √(2L/M), the radius of the ball in the rigorous bound.
     """
     chosen = np.sort(np.argsort(sizes)[::-1][: power.num_samples])
     part = subset(problem, per_sample(problem).sequences[chosen])
     space = problem.space(*blocks)
     samples = per_sample(part, *blocks)
-    found, gap = _power(samples, power)
-    ball = float(np.sqrt(2 * losses.max() / max(found.max(), 1e-300)))
+    norms_at_minimum, gap = _power(samples, power)
+    ball = float(np.sqrt(2 * losses.max() / max(norms_at_minimum.max(), 1e-300)))
     spheres, there = [*radii, ball], []
     where = {"dtype": space.dtype, "device": space.device}
     for q, radius in enumerate(spheres):
         z = probes(space.size, 1, seed=power.seed, first=q, kind="gaussian", **where)[:, 0]
-        moved = part.at(offset(samples, radius * z / z.norm()))
-        there.append(_power(per_sample(moved, *blocks), power)[0])
-    return Norms(chosen, found, gap, np.array(spheres), np.stack(there), ball)
+        shifted = part.at(offset(samples, radius * z / z.norm()))
+        there.append(_power(per_sample(shifted, *blocks), power)[0])
+    return SpectralNorms(chosen, norms_at_minimum, gap, np.array(spheres), np.stack(there), ball)
 
 
-def _power(samples: PerSample, power: Power) -> tuple[np.ndarray, np.ndarray]:
-    """‖H_x v‖ after some iterations, and what the last one added, relative."""
+def _power(samples: PerSample, power: PowerIteration) -> tuple[np.ndarray, np.ndarray]:
+    """‖H_x v‖ after `num_steps` iterations, and the relative increase in the last one."""
     S, n = samples.num_samples, samples.space.size
     source = generator(power.seed, 4)
     V = torch.randn(S, n, 1, generator=source).to(samples.space.device, samples.space.dtype)
@@ -471,19 +486,21 @@ def _power(samples: PerSample, power: Power) -> tuple[np.ndarray, np.ndarray]:
 
 
 def losses_at(samples: PerSample, delta: Tensor) -> list[np.ndarray]:
-    """Every sample's loss at w* + δ and at w* − δ."""
+    """Loss of every sample at w* + δ and at w* − δ."""
     with samples.frozen():
         return [samples.losses(offset(samples, sign * delta)) for sign in (1, -1)]
 
 
 def offset(samples: PerSample, delta: Tensor) -> dict[str, Tensor]:
-    """The parameters at w* + δ, δ a vector over the samples' blocks."""
-    here, moved = dict(samples.problem.named_parameters()), samples.space.scatter(delta)
-    return {name: here[name].detach() + change for name, change in moved.items()}
+    """Parameters at w* + δ, where δ is a vector over the samples' blocks."""
+    minimum, changes = dict(samples.problem.named_parameters()), samples.space.scatter(delta)
+    return {name: minimum[name].detach() + change for name, change in changes.items()}
 
 
 def subset(problem: Problem, sequences: np.ndarray) -> Problem:
-    """The problem of some sequences, counted over all batches; those of one batch stay together."""
+    """Restrict a problem to some sequences, numbered over all batches. Sequences of one batch stay in one
+    batch.
+    """
     data = list(_chosen(problem, sequences))
     return Problem(problem.model, data, problem.loss, params=problem.choice.params)
 
@@ -499,7 +516,7 @@ def _chosen(problem: Problem, sequences: Any) -> Iterator[Batch]:
 
 
 def error_of(values: np.ndarray) -> float:
-    """Standard error of a mean; zero of a single value, which was not drawn."""
+    """Standard error of the mean; zero for a single value, which is not random."""
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
@@ -507,10 +524,12 @@ def error_of(values: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class Subspace(Result):
-    """Every sample's loss, gradient and Hessian in the D-dimensional subspace, and losses at points of it."""
+class EigenSubspace(Result):
+    """Loss, gradient and Hessian of every sample in the D-dimensional subspace, and losses at points of the
+    subspace.
+    """
 
-    eigenvalues: np.ndarray  # (D,) of the mean Hessian, from the largest
+    eigenvalues: np.ndarray  # (D,) of the mean Hessian, largest first
     residuals: np.ndarray  # (D,) of the eigenpairs
     sigma: float
     losses: np.ndarray  # (S,) at w*
@@ -519,17 +538,19 @@ class Subspace(Result):
     direct: np.ndarray  # (J, 2, S) losses at w* ± U z
 
     def closed_form(self) -> np.ndarray:
-        """Δ₂ for k = 1, …, S − 1, samples in their own order."""
+        """Δ₂ for k = 1, …, S − 1, with the samples in their given order."""
         a, c, B = (_steps(x) for x in (self.losses, self.gradients, self.hessians))
         return np.asarray(quadratic_mean_square(a, c, B, self.sigma))
 
     def simulated(self) -> tuple[np.ndarray, np.ndarray]:
-        """The mean of (L_{k+1} − L_k)² over the points, and its standard error."""
+        """Mean of (L_{k+1} − L_k)² over the points, and its standard error."""
         squares = (increments(self.direct) ** 2).mean(1)  # (J, S − 1)
         return squares.mean(0), squares.std(0, ddof=1) / np.sqrt(len(squares))
 
     def bound(self) -> np.ndarray:
-        """The published bound with the largest of these samples; gradients differ by up to 2 max ‖c_x‖."""
+        """The published bound with the largest loss, gradient and Hessian of these samples; two gradients
+        differ by at most 2 max ‖c_x‖.
+        """
         S, D = self.gradients.shape
         gradient = 2 * float(np.linalg.norm(self.gradients, axis=1).max())
         hessian = float(np.linalg.norm(self.hessians, 2, axis=(1, 2)).max())
@@ -538,8 +559,8 @@ class Subspace(Result):
         return np.asarray(quadratic_bound(top, gradient, hessian, self.sigma, D, k))
 
 
-class Effort(NamedTuple):
-    """How the subspace is found, and how many points of it are looked at."""
+class SubspaceSettings(NamedTuple):
+    """Settings for the subspace and for the number of points in it."""
 
     dimension: int
     max_products: int
@@ -548,11 +569,12 @@ class Effort(NamedTuple):
     seed: int
 
 
-def measure_subspace(problem: Problem, blocks: tuple[str, ...], effort: Effort) -> Subspace:
-    """Top eigenvectors of the mean Hessian, the samples' coefficients in them, and losses around w*.
+def measure_subspace(problem: Problem, blocks: tuple[str, ...], effort: SubspaceSettings) -> EigenSubspace:
+    """Measure the top eigenvectors of the mean Hessian, the samples' coefficients in their span, and losses
+    around w*.
 
-    The closed form holds in any subspace, so eigenvectors that have not converged change what it is of, and
-    nothing else. σ is such that ½ σ² ‖Uᵀ H_x U‖ = rise for the sharpest sample.
+    The closed form holds in any subspace. Eigenvectors that have not converged give another subspace, but the
+    check stays valid. σ is chosen such that ½ σ² ‖Uᵀ H_x U‖ = rise for the sharpest sample.
     """
     H = Hessian(problem, *blocks)
     D = min(effort.dimension, H.shape[0])
@@ -560,7 +582,9 @@ def measure_subspace(problem: Problem, blocks: tuple[str, ...], effort: Effort) 
     U = pairs.vectors
     assert U is not None
     samples = per_sample(problem, *blocks)
-    parts = [torch.einsum("nd,snk->sdk", U, found).double().cpu() for _, found in samples.product_parts(U)]
+    parts = [
+        torch.einsum("nd,snk->sdk", U, products).double().cpu() for _, products in samples.product_parts(U)
+    ]
     B = torch.cat(parts).numpy()
     sigma = float(np.sqrt(2 * effort.rise / max(np.linalg.norm(B, 2, axis=(1, 2)).max(), 1e-12)))
     source, direct = generator(effort.seed, 5), []
@@ -568,7 +592,7 @@ def measure_subspace(problem: Problem, blocks: tuple[str, ...], effort: Effort) 
         for _ in range(effort.num_pairs):
             z = sigma * torch.randn(D, generator=source, dtype=torch.float64)
             direct.append(losses_at(samples, U @ z.to(U)))
-    return Subspace(
+    return EigenSubspace(
         eigenvalues=pairs.values,
         residuals=pairs.residuals,
         sigma=sigma,

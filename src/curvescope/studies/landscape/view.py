@@ -7,42 +7,40 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.closed_form.landscape import gradient_mean_square, increment_bound
-from curvescope.core.numbers import plural, with_error
-from curvescope.runs.shown import FAILS, HOLDS, Claim, Line, Origin
+from curvescope.core.number_format import plural, with_error
+from curvescope.runs.study_result import FAILS, HOLDS, Claim, Line, Origin, Tables
 from curvescope.studies.landscape import analysis
-from curvescope.studies.landscape.analysis import Direct, error_of
+from curvescope.studies.landscape.analysis import PairedLosses, error_of
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from curvescope.studies.landscape.study import Landscape
 
 SIGMAS = 3.0  # standard errors within which two numbers agree
-SHOWN = 12  # rows of the subspace's table
+SHOWN = 12  # most rows of the subspace table
 
 
-def tables(found: Landscape) -> dict[str, pd.DataFrame]:
-    """Every table by name."""
-    import pandas as pd
-
+def tables(result: Landscape) -> Tables:
+    """Return every table by name."""
     return {
-        "landscape": pd.DataFrame(growth(found)),
-        "slopes": pd.DataFrame(slopes(found)),
-        "three_terms": pd.DataFrame(three_terms(found)),
-        "theorem7": pd.DataFrame(theorem7(found)),
-        "assumption1": pd.DataFrame(assumption1(found)),
-        "subspace": pd.DataFrame(subspace(found)),
-        "budget": pd.DataFrame(budget(found)),
-        "claims": pd.DataFrame(found.claims()),
+        "landscape": growth(result),
+        "slopes": slopes(result),
+        "three_terms": three_terms(result),
+        "theorem7": theorem7(result),
+        "assumption1": assumption1(result),
+        "subspace": subspace(result),
+        "budget": budget(result),
+        "claims": result.claims(),
     }
 
 
-def growth(found: Landscape) -> dict[str, np.ndarray]:
-    """Columns of one row per k: root mean squares first, then the published statistic and its smoothing."""
-    g = found.growth
+def growth(result: Landscape) -> dict[str, np.ndarray]:
+    """One row per k: root mean squares first, then the published statistic and its smoothed form."""
+    g = result.growth
     return {
         "k": g.k,
         "model": g.model.rms,
@@ -59,9 +57,9 @@ def growth(found: Landscape) -> dict[str, np.ndarray]:
     }
 
 
-def slopes(found: Landscape) -> list[dict[str, object]]:
-    """Model and control side by side, with 95 % intervals."""
-    g = found.growth
+def slopes(result: Landscape) -> list[dict[str, object]]:
+    """Slopes of the model and of the control, with 95 % intervals."""
+    g = result.growth
     names = {
         "slope": "slope of the mean against k",
         "early": "slope of the smoothed mean, first samples",
@@ -78,10 +76,10 @@ def slopes(found: Landscape) -> list[dict[str, object]]:
     return rows
 
 
-def three_terms(found: Landscape) -> list[dict[str, object]]:
-    """One row per radius: the law's terms, their sum, and what direct simulation gave."""
-    laws, rows = found.laws, []
-    for i, direct in enumerate(found.direct):
+def three_terms(result: Landscape) -> list[dict[str, object]]:
+    """One row per radius: the law's terms, their sum, and the values from direct simulation."""
+    laws, rows = result.laws, []
+    for i, direct in enumerate(result.direct):
         total, error = float(laws.terms[i].sum()), float(laws.total_errors[i])
         row: dict[str, object] = {"s": direct.s, "distance": float(np.sqrt((direct.distance**2).mean()))}
         for j, name in enumerate(("loss", "gradient", "hessian")):
@@ -105,19 +103,19 @@ def three_terms(found: Landscape) -> list[dict[str, object]]:
     return rows
 
 
-def score(total: float, error: float, direct: Direct) -> float:
-    """(direct − law) in standard errors of the difference; rounding alone counts as none."""
+def score(total: float, error: float, direct: PairedLosses) -> float:
+    """(direct − law) in standard errors of the difference. A difference at rounding level counts as zero."""
     gap, both = direct.mean - total, float(np.hypot(error, direct.stderr))
     if abs(gap) <= 1e-9 * abs(total):
         return 0.0
     return gap / both if both > 0 else float(np.inf) * np.sign(gap)
 
 
-def theorem7(found: Landscape) -> list[dict[str, object]]:
-    """Bounds of |l_{k+1} − L_k| = (k + 1)|L_{k+1} − L_k| next to the largest that was seen."""
-    norms, L = found.curvature.norms, float(found.curvature.losses.max())
+def theorem7(result: Landscape) -> list[dict[str, object]]:
+    """Bounds of |l_{k+1} − L_k| = (k + 1)|L_{k+1} − L_k| next to the largest measured value."""
+    norms, L = result.curvature.norms, float(result.curvature.losses.max())
     rows = []
-    for direct in found.direct:
+    for direct in result.direct:
         r, seen = direct.distance, direct.largest
         printed = increment_bound(L, norms.at_minimum, r, 0)
         rigorous = increment_bound(L, norms.nearby, r, 0)
@@ -138,9 +136,9 @@ def theorem7(found: Landscape) -> list[dict[str, object]]:
     return rows
 
 
-def assumption1(found: Landscape) -> list[dict[str, object]]:
-    """E‖∇L_k(w*)‖² by the law and over subsets."""
-    g = found.gradients
+def assumption1(result: Landscape) -> list[dict[str, object]]:
+    """E‖∇L_k(w*)‖² from the law and measured on random subsets."""
+    g = result.gradients
     S = len(g.norms)
     rows = []
     for k, squares in zip(g.sizes, g.squares, strict=True):
@@ -158,9 +156,9 @@ def assumption1(found: Landscape) -> list[dict[str, object]]:
     return rows
 
 
-def subspace(found: Landscape) -> list[dict[str, object]]:
-    """Δ₂ at some k: closed form, simulation, bound."""
-    sub = found.subspace
+def subspace(result: Landscape) -> list[dict[str, object]]:
+    """Δ₂ at some k: closed form, simulation and bound."""
+    sub = result.subspace
     exact, (mean, stderr), bound = sub.closed_form(), sub.simulated(), sub.bound()
     last = len(exact)
     chosen = np.unique(np.round(np.geomspace(1, last, SHOWN)).astype(int))
@@ -178,9 +176,9 @@ def subspace(found: Landscape) -> list[dict[str, object]]:
     ]
 
 
-def budget(found: Landscape) -> dict[str, object]:
-    """k for every tolerance, and the check on the held-out half."""
-    b = found.budget
+def budget(result: Landscape) -> dict[str, object]:
+    """Number of samples for every tolerance, and the check on the held-out half."""
+    b = result.budget
     return {
         "tolerance": b.tolerance,
         "k": b.k.astype(int),
@@ -193,8 +191,6 @@ def budget(found: Landscape) -> dict[str, object]:
     }
 
 
-# ----------------------------------------------------------------------------------------------------- claims
-
 TAUTOLOGY = "holds for any numbers"
 UNBROKEN, UNKNOWN = "not violated here", "not measured"
 EXACT = 4.0  # standard errors
@@ -203,34 +199,34 @@ FOLLOW_UP: Origin = ("arXiv 2604.14870", "paper")
 OURS: Origin = ("ours", "ours")
 
 
-def claims(found: Landscape) -> list[Claim]:
-    """One row each; every verdict follows from the numbers in it."""
+def claims(result: Landscape) -> list[Claim]:
+    """One row per claim. Every verdict follows from the numbers in its row."""
     return [
-        _slope(found),
-        _plateau(found),
-        _exact_law(found),
-        _claim_three_terms(found),
-        _hessian_share(found),
-        *_theorem7(found),
-        *_assumption1(found),
-        *_criterion(found),
-        _budget(found),
+        _slope(result),
+        _plateau(result),
+        _exact_law(result),
+        _claim_three_terms(result),
+        _hessian_share(result),
+        *_theorem7(result),
+        *_assumption1(result),
+        *_criterion(result),
+        _budget(result),
     ]
 
 
-def interval(found: np.ndarray) -> str:
-    """`−0.99 [−1.01, −0.98]`."""
-    value, low, high = found
+def interval(estimate: np.ndarray) -> str:
+    """Format an estimate with its interval, such as `−0.99 [−1.01, −0.98]`."""
+    value, low, high = estimate
     return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def overlap(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two intervals meet."""
+    """Return True if two intervals overlap."""
     return bool(a[1] <= b[2] and b[1] <= a[2])
 
 
-def _slope(found: Landscape) -> Claim:
-    g = found.growth
+def _slope(result: Landscape) -> Claim:
+    g = result.growth
     same = overlap(g.model.slope, g.control.slope)
     near = abs(g.model.slope[0] - g.law_slope) < 0.1
     verdict = (TAUTOLOGY if same else HOLDS) if near else FAILS
@@ -238,16 +234,22 @@ def _slope(found: Landscape) -> Claim:
     return Claim("|L_{k+1} − L_k| falls as 1/k because of the landscape", "slope −1", words, verdict, *PAPER)
 
 
-def _plateau(found: Landscape) -> Claim:
-    g = found.growth
+def _plateau(result: Landscape) -> Claim:
+    g = result.growth
     flat = g.model.early[0] > g.model.slope[0] / 2
     verdict = (TAUTOLOGY if overlap(g.model.early, g.control.early) else HOLDS) if flat else FAILS
     words = f"smoothed: model {interval(g.model.early)}, control {interval(g.control.early)}"
-    return Claim("it is flat at first, then steep", "a plateau below k ≈ 5,000", words, verdict, *PAPER)
+    return Claim(
+        "the increments first stay flat, then fall steeply",
+        "a plateau below k ≈ 5,000",
+        words,
+        verdict,
+        *PAPER,
+    )
 
 
-def _exact_law(found: Landscape) -> Claim:
-    ratio = found.growth.model.ratio
+def _exact_law(result: Landscape) -> Claim:
+    ratio = result.growth.model.ratio
     inside = abs(ratio[0] - 1) <= EXACT / 1.96 * (ratio[2] - ratio[1]) / 2
     return Claim(
         "E(L_{k+1} − L_k)² = Var/(k(k+1)) at w*",
@@ -258,8 +260,8 @@ def _exact_law(found: Landscape) -> Claim:
     )
 
 
-def _claim_three_terms(found: Landscape) -> Claim:
-    rows = three_terms(found)
+def _claim_three_terms(result: Landscape) -> Claim:
+    rows = three_terms(result)
     good = [row for row in rows if row["within error"]]
     reach = max((float(str(row["s"])) for row in good), default=0.0)
     words = f"within {SIGMAS:g} standard errors at {len(good)} of {len(rows)} radii, to s = {reach:.3g}"
@@ -267,23 +269,23 @@ def _claim_three_terms(found: Landscape) -> Claim:
     return Claim("around w* the law has three terms", "law = simulation", words, verdict, *OURS)
 
 
-def _hessian_share(found: Landscape) -> Claim:
-    shares = found.laws.terms[:, 2] / found.laws.terms.sum(1)
+def _hessian_share(result: Landscape) -> Claim:
+    shares = result.laws.terms[:, 2] / result.laws.terms.sum(1)
     words = ", ".join(f"{share:.2g}" for share in shares)
-    zero = found.laws.s == 0
+    zero = result.laws.s == 0
     verdict = UNKNOWN if not zero.any() else FAILS if (shares[zero] == 0).all() else HOLDS
     return Claim(
-        "the Hessian rules the convergence that was plotted, at w*", "its share is not 0",
-        f"share of the Hessian term by radius: {words}", verdict, *PAPER,
+        "the Hessian determines the plotted convergence at w*", "share above 0",
+        f"Hessian term as a share of the law, by radius: {words}", verdict, *PAPER,
     )  # fmt: skip
 
 
-def _theorem7(found: Landscape) -> list[Claim]:
-    rows = theorem7(found)
+def _theorem7(result: Landscape) -> list[Claim]:
+    rows = theorem7(result)
     claims = []
     for key, name, origin in (
         ("printed", "Theorem 7 as printed, with M = max ‖H_i(w*)‖", PAPER),
-        ("rigorous", "Theorem 7′, with the largest ‖H_i‖ found in the ball", OURS),
+        ("rigorous", "Theorem 7′, with the largest ‖H_i‖ measured in the ball", OURS),
     ):
         broken = sum(int(str(row[f"violations {key}"])) for row in rows)
         slack = [float(str(row[f"slack {key}"])) for row in rows]
@@ -292,28 +294,31 @@ def _theorem7(found: Landscape) -> list[Claim]:
     return claims
 
 
-def _assumption1(found: Landscape) -> list[Claim]:
-    rows = assumption1(found)
+def _assumption1(result: Landscape) -> list[Claim]:
+    rows = assumption1(result)
     worst = max(abs(float(str(row["z"]))) for row in rows)
     first = rows[0]
     size = f"E‖∇L_k(w*)‖² = {first['measured']:.3g} ± {first['± measured']:.2g} at k = {first['k']}"
-    zero = found.gradients.covariance <= 1e-12 * max(found.gradients.mean_square, 1e-300)
+    zero = result.gradients.covariance <= 1e-12 * max(result.gradients.mean_square, 1e-300)
     return [
         Claim("Assumption 1: ∇L_k(w*) = 0 for all k", "0", size, HOLDS if zero else FAILS, *PAPER),
         Claim(
             "E‖∇L_k‖² = ‖ḡ‖² + tr Cov/k · (N − k)/(N − 1)", "law = subsets",
-            f"largest difference {worst:.2g} standard errors over {len(rows)} sizes",
+            f"largest difference {worst:.2g} standard errors over {len(rows)} subset sizes",
             HOLDS if worst <= EXACT else FAILS, *OURS,
         ),
     ]  # fmt: skip
 
 
-def _criterion(found: Landscape) -> list[Claim]:
-    sub = found.subspace
+def _criterion(result: Landscape) -> list[Claim]:
+    sub = result.subspace
     exact, (mean, stderr), bound = sub.closed_form(), sub.simulated(), sub.bound()
     z = (mean - exact) / np.maximum(stderr, 1e-300)
     share = float((np.abs(z) <= SIGMAS).mean())
-    words = f"{100 * share:.0f} % of {len(z)} k within {SIGMAS:g} standard errors, spread {sub.sigma:.2g}"
+    words = (
+        f"closed form within {SIGMAS:g} standard errors at {100 * share:.0f} % of {len(z)} values of k; "
+        f"σ = {sub.sigma:.2g}"
+    )
     slack = bound / exact
     return [
         Claim(
@@ -328,64 +333,65 @@ def _criterion(found: Landscape) -> list[Claim]:
     ]  # fmt: skip
 
 
-def _budget(found: Landscape) -> Claim:
-    b = found.budget
+def _budget(result: Landscape) -> Claim:
+    b = result.budget
     ends = zip(b.tolerance, b.k, b.low, b.high, strict=True)
     rows = [f"τ = {tau:g}: {k:.0f} [{low:.0f}, {high:.0f}]" for tau, k, low, high in ends]
     checked = [verdict for verdict in b.verdicts if not verdict.startswith("not")]
     verdict = UNKNOWN if not checked else HOLDS if set(checked) == {"met"} else FAILS
     return Claim(
-        "k from the exact law meets a tolerance on held-out data", "met", "; ".join(rows), verdict, *OURS
+        "the sample size k from the exact law meets its tolerance on held-out data",
+        "met",
+        "; ".join(rows),
+        verdict,
+        *OURS,
     )
 
-
-# ---------------------------------------------------------------------------------------------------- figures
 
 BLUE, RED, GREEN, VIOLET = PALETTE[:4]
 
 
-def figures(found: Landscape) -> dict[str, Figure]:
-    """Every figure by name."""
+def figures(result: Landscape) -> dict[str, Figure]:
+    """Return every figure by name."""
     return {
-        "landscape": _growth(found),
-        "three_terms": _figure_three_terms(found),
-        "theorem7": _bounds(found),
-        "subspace": _subspace(found),
+        "landscape": _growth(result),
+        "three_terms": _figure_three_terms(result),
+        "theorem7": _bounds(result),
+        "subspace": _subspace(result),
     }
 
 
 def _panels(count: int, *, width: float = 10.0) -> tuple[Figure, np.ndarray]:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, count, figsize=(width, 3.8), layout="constrained")
+    figure, axes = style.subplots(1, count, figsize=(width, 3.8))
     return figure, axes
 
 
-def _growth(found: Landscape) -> Figure:
+def _growth(result: Landscape) -> Figure:
     """Left: root mean squares and the law. Right: the published statistic, raw and smoothed."""
     figure, (left, right) = _panels(2)
-    g = found.growth
+    g = result.growth
     for curve, name, color in ((g.model, "model", BLUE), (g.control, f"control: {g.control_name}", RED)):
         left.plot(g.k, curve.rms, color=color, lw=0.9, label=name)
         low, high = curve.rms - 2 * curve.rms_stderr, curve.rms + 2 * curve.rms_stderr
         left.fill_between(g.k, np.maximum(low, 1e-12), high, color=color, alpha=0.2, lw=0)
         right.plot(g.k, curve.mean, color=color, lw=0.5, alpha=0.45)
-        style = {"lw": 3.2, "alpha": 0.5} if curve is g.model else {"lw": 1.2}  # one lies on the other
-        right.plot(g.k, curve.smoothed, color=color, label=f"{name}, smoothed", **style)
+        look = (
+            {"lw": 3.2, "alpha": 0.5} if curve is g.model else {"lw": 1.2}
+        )  # the two curves nearly coincide, so the model's is drawn wider
+        right.plot(g.k, curve.smoothed, color=color, label=f"{name}, smoothed", **look)
     left.plot(g.k, g.law, color="0.1", lw=1, ls="--", label="law √(Var/k(k+1))")
     right.plot(g.k, g.deviation / g.k, color="0.1", lw=1, ls="--", label="mean |l − mean| / k")
-    titles = "root mean square |L$_{k+1}$ − L$_k$|", "mean |L$_{k+1}$ − L$_k$|, and smoothed as published"
+    titles = "root mean square |L$_{k+1}$ − L$_k$|", "mean |L$_{k+1}$ − L$_k$|, raw and smoothed"
     for ax, title in zip((left, right), titles, strict=True):
         _log_log(ax, "samples k", title)
     return figure
 
 
-def _figure_three_terms(found: Landscape) -> Figure:
-    """The terms by radius; their sum and the simulation; the difference in standard errors."""
+def _figure_three_terms(result: Landscape) -> Figure:
     figure, (left, middle, right) = _panels(3, width=13.0)
-    order = np.argsort(found.laws.s)
-    rows = [three_terms(found)[i] for i in order]
-    s, terms, errors = (x[order] for x in (found.laws.s, found.laws.terms, found.laws.errors))
+    order = np.argsort(result.laws.s)
+    rows = [three_terms(result)[i] for i in order]
+    s, terms, errors = (x[order] for x in (result.laws.s, result.laws.terms, result.laws.errors))
     for j, (name, color) in enumerate((("loss", BLUE), ("gradient", GREEN), ("Hessian", VIOLET))):
         shown = (terms[:, j] > 0) & (s > 0)
         spread = 2 * errors[shown, j]
@@ -413,50 +419,50 @@ def _figure_three_terms(found: Landscape) -> Figure:
     return figure
 
 
-def _bounds(found: Landscape) -> Figure:
-    """Left: what was seen next to both bounds. Right: Assumption 1."""
+def _bounds(result: Landscape) -> Figure:
+    """Left: the largest measured increment next to both bounds. Right: Assumption 1."""
     figure, (left, right) = _panels(2)
-    rows = theorem7(found)
+    rows = theorem7(result)
     x = np.arange(len(rows))
-    for key, name, style in (
-        ("seen", "largest seen", {"color": RED, "marker": "o", "ms": 4}),
+    for key, name, look in (
+        ("seen", "largest measured", {"color": RED, "marker": "o", "ms": 4}),
         ("printed", "Theorem 7 as printed", {"color": BLUE, "marker": "o", "ms": 4}),
         ("rigorous", "Theorem 7′", {"color": GREEN, "marker": "o", "ms": 9, "mfc": "none", "ls": ":"}),
     ):
-        left.plot(x, [row[key] for row in rows], lw=1, label=name, **style)
+        left.plot(x, [row[key] for row in rows], lw=1, label=name, **look)
     left.set_yscale("log")
     left.set_xticks(x, [f"{row['distance']:.2g}" for row in rows])
     left.set_xlabel("distance ‖w − w*‖")
     left.set_title("(k+1)|L$_{k+1}$ − L$_k$| and its bounds")
     left.legend()
-    table = assumption1(found)
+    table = assumption1(result)
     k = [row["k"] for row in table]
     right.plot(k, [row["law"] for row in table], "--", color="0.1", lw=1, label="law")
     right.errorbar(
         k, [row["measured"] for row in table], [2 * float(str(row["± measured"])) for row in table],
         fmt="o", color=BLUE, ms=4, label="random subsets",
     )  # fmt: skip
-    right.axhline(found.gradients.mean_square, color="0.6", lw=0.8, label="all samples")
+    right.axhline(result.gradients.mean_square, color="0.6", lw=0.8, label="all samples")
     _log_log(right, "samples k", "E‖∇L$_k$(w*)‖²")
-    _ticks(right, found.gradients.sizes)
+    _ticks(right, result.gradients.sizes)
     return figure
 
 
-def _subspace(found: Landscape) -> Figure:
-    """Left: Δ₂. Right: the budget."""
+def _subspace(result: Landscape) -> Figure:
+    """Left: Δ₂ in the subspace. Right: sample size for a tolerance."""
     figure, (left, right) = _panels(2)
-    sub = found.subspace
+    sub = result.subspace
     exact, (mean, stderr), bound = sub.closed_form(), sub.simulated(), sub.bound()
     k = np.arange(1, len(exact) + 1)
     left.plot(k, bound, color=GREEN, lw=1, label="published bound")
     left.plot(k, exact, color="0.1", lw=1, label="closed form")
     left.errorbar(k, mean, 2 * stderr, fmt=".", color=RED, ms=3, lw=0.6, label="simulation")
     _log_log(left, "samples k", f"Δ₂ on {len(sub.eigenvalues)} eigenvectors")
-    b = found.budget
+    b = result.budget
     right.fill_between(b.tolerance, b.low, b.high, color=BLUE, alpha=0.2, lw=0)
     right.plot(b.tolerance, b.k, "o-", color=BLUE, ms=4, lw=1, label="k from one half, 95 %")
     ends = np.clip(np.stack([b.held_out - b.held_low, b.held_high - b.held_out]), 0, None)
-    right.errorbar(b.held_out, b.k, xerr=ends, fmt="s", color=RED, ms=4, label="held-out half at that k")
+    right.errorbar(b.held_out, b.k, xerr=ends, fmt="s", color=RED, ms=4, label="held-out half at this k")
     _log_log(right, "tolerance of |L$_{k+1}$ − L$_k$|", "samples needed")
     _ticks(right, b.tolerance)
     right.set_yticks(b.k, [f"{k:.0f}" for k in b.k])
@@ -473,66 +479,75 @@ def _log_log(ax: Axes, label: str, title: str) -> None:
 
 
 def _ticks(ax: Axes, places: np.ndarray) -> None:
-    """Ticks at these places alone."""
+    """Draw ticks only at `places`."""
     ax.set_xticks(places, [f"{place:.2g}" for place in places], fontsize=9)
     ax.set_xticks([], minor=True)
 
 
-# --------------------------------------------------------------------------------------------------- captions
-
-
-def summary(found: Landscape) -> list[Line]:
-    """Sizes, slopes side by side, and every claim with its verdict."""
-    g, H = found.growth, found.curvature.hessians
+def summary(result: Landscape) -> list[Line]:
+    """Sizes, slopes of model and control, and every claim with its verdict."""
+    g, H = result.growth, result.curvature.hessians
     traces = H.traces_of(np.arange(H.traces.shape[1]))
     by_probe = H.traces.mean(0)
     error = 0.0 if H.exact else error_of(by_probe)
     return [
-        ("samples", f"{len(g.k) + 1:,}", f"sequences of {found.data}, {found.loss_name}, {found.model}"),
-        ("slope, model", interval(g.model.slope), "of mean |L_{k+1} − L_k| against k, with a 95 % interval"),
-        ("slope, control", interval(g.control.slope), f"the same of independent {g.control_name} numbers"),
+        ("samples", f"{len(g.k) + 1:,}", f"sequences of {result.data}, {result.loss_name}, {result.model}"),
+        (
+            "slope, model",
+            interval(g.model.slope),
+            "slope of mean |L_{k+1} − L_k| against k, with a 95 % interval",
+        ),
+        (
+            "slope, control",
+            interval(g.control.slope),
+            f"the same slope for independent {g.control_name} numbers",
+        ),
         ("tr H_x", with_error(float(traces.mean()), error), f"mean of {plural(len(traces), 'sample')}"),
-        ("tr Cov g", f"{found.gradients.unbiased:.4g}", f"‖ḡ‖² = {found.gradients.mean_square:.3g}"),
-        *((c.claim, c.verdict, f"{c.measured} ({c.source})") for c in claims(found)),
-        *(("note", "", note) for note in found.notes),
+        ("tr Cov g", f"{result.gradients.unbiased:.4g}", f"‖ḡ‖² = {result.gradients.mean_square:.3g}"),
+        *((c.claim, c.verdict, f"{c.measured} ({c.source})") for c in claims(result)),
+        *(("note", "", note) for note in result.notes),
     ]
 
 
-def captions(found: Landscape) -> dict[str, str]:
-    """What each figure and table shows."""
-    g, H, sub = found.growth, found.curvature.hessians, found.subspace
-    S, J = len(found.curvature.losses), max(len(d.variance) for d in found.direct)
-    how = "exact" if H.exact else f"from {plural(H.traces.shape[1], 'probe')} that all samples share"
+def captions(result: Landscape) -> dict[str, str]:
+    """Return the caption of each figure and table."""
+    g, H, sub = result.growth, result.curvature.hessians, result.subspace
+    S, J = len(result.curvature.losses), max(len(d.variance) for d in result.direct)
+    how = "exact" if H.exact else f"estimated with {plural(H.traces.shape[1], 'probe')} shared by all samples"
     return {
-        "landscape": "The mean loss L_k of k samples settles: the root of the mean of (L_{k+1} − L_k)² over "
-        f"{g.num_orders} random orders (model), of independent {g.control_name} numbers with the same mean "
-        "and variance (control), and the exact law √(Var/(k(k+1))). The columns _mean are mean absolute "
-        f"values, _smoothed their exponential moving average ({analysis.EMA}), as published; ± is a standard "
-        "error over orders, a band two of them. Nothing here knows the Hessian.",
-        "claims": "What is said of the landscape as data grow, next to what was measured here; every verdict "
-        "follows from the numbers beside it.",
-        "slopes": "Model and control side by side; 95 % intervals by resampling the orders. The law's slope "
-        f"is fitted at the same k, from {analysis.FIRST} on.",
-        "three_terms": f"k(k+1) E(L_{{k+1}} − L_k)² around w*, δ ~ N(0, s² I), of {S} samples: the variance "
-        f"of the loss with ½s² tr H_x, the covariance of gradients, the fluctuation of Hessians ({how}; "
-        "errors by leaving out one probe at a time), against the variance of losses at "
-        f"{J} pairs of points w* ± δ (direct) and increments along random orders there (simulated). z is "
-        "direct − law in standard errors, the band three of them; beyond it the quadratic model has ended, "
-        "not the law for a fixed point. rise is the mean loss above that at w*.",
-        "theorem7": "The largest (k+1)|L_{k+1} − L_k| that was seen next to 2L + M r²: with M at w* "
-        "(printed) and with the largest M found in the ball that the rigorous version asks for. Spectral "
-        f"norms are from power iteration on the {len(found.curvature.norms.samples)} samples with the "
-        "largest Frobenius norm, at w* and at random points: values from below, so that this measures slack "
-        "and proves nothing. Right: the gradients of Assumption 1.",
-        "assumption1": "Mean squared gradient of k samples without replacement, by the law and over "
-        f"{found.gradients.squares.shape[1]} subsets; of all samples together it is ‖ḡ‖², since w* is where "
-        "training stopped.",
-        "subspace": f"Δ₂ on the span of {plural(len(sub.eigenvalues), 'eigenvector')} of the mean Hessian, "
-        f"eigenvalues {', '.join(f'{v:.3g}' for v in sub.eigenvalues)} (residuals "
-        f"{', '.join(f'{v:.2g}' for v in sub.residuals)}), points of spread {sub.sigma:.2g}: closed form, "
-        f"simulation with the losses themselves at {len(sub.direct)} pairs of them, and the published bound. "
-        "Right: the budget, whose table says more.",
-        "budget": "The least k for a tolerance of |L_{k+1} − L_k|, from "
-        f"{found.budget.num_pilot} samples with a 95 % interval, and the root of the mean square at that k "
-        f"on {found.budget.num_held_out} held-out samples.",
+        "landscape": "Change of the mean loss L_k when one sample is added. Shown is the root mean square "
+        f"of L_{{k+1}} − L_k: over {g.num_orders} random orders of the samples (model), for independent "
+        f"{g.control_name} numbers with the same mean and variance (control), and by the exact law "
+        "√(Var/(k(k+1))). Columns ending in _mean are mean absolute values; columns ending in _smoothed "
+        f"are their exponential moving average ({analysis.EMA}), as published. ± is one standard error "
+        "over orders; bands show two. None of these curves uses the Hessian.",
+        "claims": "Claims about the landscape as data grows, next to the values measured here. Every "
+        "verdict follows from the numbers in its row.",
+        "slopes": "Slopes of the model and of the control, with 95 % intervals from resampled orders. The "
+        f"slope of the law is fitted over the same k, from {analysis.FIRST} on.",
+        "three_terms": f"k(k+1) E(L_{{k+1}} − L_k)² around w* for {S} samples, with δ ~ N(0, s² I). The law "
+        "has three terms: the variance of loss + ½s² tr H_x, the covariance of the gradients, and the "
+        f"fluctuation of the Hessians ({how}; errors leave out one probe at a time). It is compared with "
+        f"the variance of the losses at {J} pairs of points w* ± δ (direct) and with increments along "
+        "random orders at these points (simulated). z is direct − law in standard errors; the band "
+        "shows three. Outside the band the quadratic model of the loss no longer holds. rise is the "
+        "mean loss minus its value at w*.",
+        "theorem7": "Largest measured (k+1)|L_{k+1} − L_k| next to the bound 2L + M r²: with M at w* "
+        "(printed), and with the largest M measured in the ball that the rigorous version requires "
+        "(rigorous). Spectral norms come from power iteration on the "
+        f"{len(result.curvature.norms.samples)} samples with the largest Frobenius norms, at w* and at "
+        "random points. They are lower bounds, so the table measures slack and proves nothing. Right: "
+        "the gradients of Assumption 1.",
+        "assumption1": "Mean squared gradient of k samples drawn without replacement: from the law, and "
+        f"over {result.gradients.squares.shape[1]} random subsets. For all samples it equals ‖ḡ‖², which "
+        "is not zero because training stopped before a minimum.",
+        "subspace": f"Δ₂ in the span of {plural(len(sub.eigenvalues), 'eigenvector')} of the mean Hessian "
+        f"with eigenvalues {', '.join(f'{v:.3g}' for v in sub.eigenvalues)} (residuals "
+        f"{', '.join(f'{v:.2g}' for v in sub.residuals)}), for points of standard deviation "
+        f"{sub.sigma:.2g}: closed form, simulation from the losses at {len(sub.direct)} pairs of points, "
+        "and the published bound. Right: the sample size for a tolerance; the table of the budget has "
+        "more.",
+        "budget": f"Smallest k for a tolerance of |L_{{k+1}} − L_k|, from {result.budget.num_pilot} "
+        "samples with a 95 % interval, and the root mean square at this k on "
+        f"{result.budget.num_held_out} held-out samples.",
     }

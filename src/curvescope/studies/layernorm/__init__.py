@@ -1,4 +1,4 @@
-"""What the norms of a model do: a sphere, an ellipsoid, its place, and keys that no query can prefer."""
+"""Study of normalization layers: the ellipsoid of their outputs, and keys that no query can select."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.layernorm.study import Config, LayerNorms, NormShape, run

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.viz import geometry as viz
+from curvescope.viz import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,29 +18,25 @@ MOST_PANELS = 8
 
 
 def figures(result: LayerNorms) -> dict[str, Figure]:
-    """The picture in the plane, the real axes, states on the ellipsoids, and the keys."""
-    found = {"picture": _picture(result), "axes": _axes(result), "states": _states(result)}
-    return found | ({"selectable": _selectable(result)} if result.selectable else {})
+    """Return the figures: a sketch in the plane, the axes, outputs on the ellipsoids, and the keys."""
+    panels = {"picture": _picture(result), "axes": _axes(result), "states": _states(result)}
+    return panels | ({"selectable": _selectable(result)} if result.selectable else {})
 
 
 def _picture(result: LayerNorms) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 4, figsize=(13, 3.7), layout="constrained")
+    figure, axes = style.subplots(1, 4, figsize=(13, 3.7))
     viz.four_panels(list(axes), seed=result.seed)
     return figure
 
 
 def _axes(result: LayerNorms) -> Figure:
     """One panel per kind of norm."""
-    import matplotlib.pyplot as plt
-
     groups: dict[str, dict[str, np.ndarray]] = {}
     for n in result.norms:
         kind = {"ln1": "at attention", "ln2": "at the feed-forward"}
         groups.setdefault(kind.get(n.role[-3:], "outside the blocks"), {})[n.role] = n.ellipsoid.semi_axes
-    figure, axes = plt.subplots(
-        1, len(groups), figsize=(4.6 * len(groups), 3.5), layout="constrained", squeeze=False, sharey=True
+    figure, axes = style.subplots(
+        1, len(groups), figsize=(4.6 * len(groups), 3.5), squeeze=False, sharey=True
     )
     for ax, (title, lengths) in zip(axes[0], groups.items(), strict=True):
         viz.semi_axes(ax, lengths, radius=np.sqrt(result.d), title=title)
@@ -49,17 +46,13 @@ def _axes(result: LayerNorms) -> Figure:
 
 
 def _states(result: LayerNorms) -> Figure:
-    import matplotlib.pyplot as plt
-
     chosen = result.norms
     if len(chosen) > MOST_PANELS:
         at = np.unique(np.linspace(0, len(chosen) - 1, MOST_PANELS).round().astype(int))
         chosen = [chosen[i] for i in at]
     columns = min(4, len(chosen))
     rows = -(-len(chosen) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(3.2 * columns, 3 * rows), layout="constrained", squeeze=False
-    )
+    figure, axes = style.subplots(rows, columns, figsize=(3.2 * columns, 3 * rows), squeeze=False)
     for ax, n in zip(axes.flat, chosen, strict=False):
         first, second = (*n.ellipsoid.semi_axes[:2], 0.0, 0.0)[:2]
         viz.ellipsoid_shadow(ax, n.on_axes, float(first), float(second), title=n.role)
@@ -69,20 +62,18 @@ def _states(result: LayerNorms) -> Figure:
 
 
 def _selectable(result: LayerNorms) -> Figure:
-    import matplotlib.pyplot as plt
-
     names = [f"L{s.layer}.h{h}" for s in result.selectable for h in range(len(s.with_gain))]
     forms = {"with γ": "with_gain", "with γ = 1": "without_gain", "without a norm": "without_norm"}
     width = min(3.0 + 0.22 * len(names), 6.5)
-    figure, axes = plt.subplots(1, 3, figsize=(3 * width, 3), layout="constrained", sharey=True)
+    figure, axes = style.subplots(1, 3, figsize=(3 * width, 3), sharey=True)
     shares = {
         title: np.concatenate([1 - getattr(s, field).mean(1) for s in result.selectable])
         for title, field in forms.items()
     }
-    crowded = "all but coincide with another", np.concatenate([s.crowded.mean(1) for s in result.selectable])
+    crowded = "almost coincide with another", np.concatenate([s.crowded.mean(1) for s in result.selectable])
     most = max(float(share.max()) for share in shares.values())
     for ax, (title, share) in zip(axes, shares.items(), strict=True):
-        options = {"title": title, "label": "keys no query prefers (%)", "most": most}
+        options = {"title": title, "label": "keys no query selects (%)", "most": most}
         viz.share_per_name(ax, names, share, part=crowded if ax is axes[0] else None, **options)
     for ax in axes[1:]:
         ax.set_ylabel("")

@@ -1,14 +1,13 @@
-"""Where optimizers are compared: a model at random weights, batches for its steps, data for its loss.
+"""Training runs of the study `optimizers`: tasks, optimizers, learning-rate search and comparison.
 
-The optimizers that are compared, each with one setting that is tuned: its learning rate.
+An arena is a model at random weights, with batches for its steps and held-out data for its loss. Every
+optimizer has one tuned setting, its learning rate. None uses weight decay or a schedule; other settings are
+the optimizer's defaults or are set in this module.
 
-No one has weight decay or a schedule. What else they have is theirs by default, or said here.
-
-The search for a learning rate, the same for every optimizer.
-
-Some rates at a part of the budget; at all of it the better half of them, since what is best early need not be
-in the end; then neighbors of the best one on a ladder, 1 and 3 times powers of ten, until it lies between
-two that are no better, or too many were tried. A valley that neither half has seen can be missed.
+The learning-rate search is the same for every optimizer. It tries some rates with a part of the budget, and
+the better half of them with the full budget, because the best rate early in a run need not be the best at its
+end. It then tries neighbors of the best rate on a ladder (1 and 3 times powers of ten), until both neighbors
+of the best rate are worse or the trials are used up. The search can miss a second minimum.
 """
 
 from __future__ import annotations
@@ -40,35 +39,36 @@ from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.optim import CurvatureOptimizer
 from curvescope.optim.objective import parts_of
 from curvescope.problem import Problem
-from curvescope.runs.shown import OPEN
+from curvescope.runs.study_result import OPEN
 from curvescope.studies.common.statistics import below
+from curvescope.studies.common.training import rate_of, rung_of
 
 if TYPE_CHECKING:
-    from curvescope.studies.optimizers.study import Compared
+    from curvescope.studies.optimizers.study import OptimizerComparison
 
 DIGITS, WIDTH = 2, 32
 SEQ_LEN, TOKENS = 16, 24_576
-HELD_OUT = 64  # sequences of text; of addition twice as many
+HELD_OUT = 64  # sequences of text; twice as many for addition
 BUDGETS = {"addition": 150.0, "tiny-gpt": 35.0}
-"""The budget of a run, in gradients, by arena."""
+"""Budget of a run in gradients, by arena."""
 
 
 class Arena(NamedTuple):
-    """What one seed of one arena gives to every optimizer alike."""
+    """Model, training batches and held-out data of one arena and seed, the same for every optimizer."""
 
     model: Model
-    batches: Batches  # in the order of the steps
+    batches: Batches  # in the order of the training steps
     held_out: Problem
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step; they are read round and round."""
+        """Return the batch of a training step; batches repeat in the same order."""
         return self.batches[step % len(self.batches)]
 
 
 def addition(seed: int, batch_size: int, device: str) -> Arena:
-    """Sums of two numbers of two digits, by a Transformer of one layer (Ormaniec et al., 2025).
+    """Sums of two two-digit numbers, computed by a one-layer Transformer (Ormaniec et al., 2025).
 
-    Held-out sums are drawn anew: with 10,000 of them in all, some are among those of training.
+    Held-out sums are drawn independently. Only 10,000 sums exist, so some of them also occur in training.
     """
     shape = TransformerConfig(
         n_layers=1, d_model=WIDTH, n_heads=4, n_ctx=3 * DIGITS + 3, vocab_size=12, init="scaled", seed=seed
@@ -80,7 +80,9 @@ def addition(seed: int, batch_size: int, device: str) -> Arena:
 
 
 def tiny_gpt(seed: int, batch_size: int, device: str) -> Arena:
-    """The bundled model's shape with weights of its own, on the bundled text; some windows are held out."""
+    """The architecture of the bundled model with new random weights, on the bundled text; some windows are
+    held out.
+    """
     bundled = load("tiny-gpt", dtype="float32", device=device)
     module = bundled.module
     assert isinstance(module, Transformer)
@@ -98,7 +100,7 @@ def _order(count: int, seed: int) -> list[int]:
 
 
 def _joined(windows: list[Batch]) -> Batch:
-    """One batch of single sequences."""
+    """Join single sequences into one batch."""
     inputs, targets = (
         torch.cat(parts) for parts in zip(*((w.inputs, w.targets) for w in windows), strict=True)
     )
@@ -110,7 +112,7 @@ ARENAS: dict[str, Callable[[int, int, str], Arena]] = {"addition": addition, "ti
 
 @lru_cache(maxsize=16)
 def make_arena(name: str, seed: int, batch_size: int, device: str) -> Arena:
-    """One of ARENAS, kept for all optimizers: runs train copies of its model."""
+    """Return an arena. It is cached for all optimizers; runs train copies of its model."""
     return ARENAS[name](seed, batch_size, device)
 
 
@@ -120,7 +122,7 @@ Make = Callable[[Iterable[Tensor], float], torch.optim.Optimizer]
 
 
 class Contender(NamedTuple):
-    """An optimizer as a function of parameters and learning rate, and words on it."""
+    """An optimizer as a function of parameters and learning rate, with a description."""
 
     make: Make
     words: str
@@ -163,14 +165,14 @@ def _kfac(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
 CONTENDERS: dict[str, Contender] = {
     "sgd": Contender(_sgd, "torch.optim.SGD, momentum 0.9"),
     "adamw": Contender(_adamw, "torch.optim.AdamW without weight decay"),
-    "newton_cg": Contender(_newton, "trust region, at most 10 products of the Hessian a step"),
-    "sharpness_gd": Contender(_sharpness, "η = lr/λ_max, λ_max by 2 products at every 5th step"),
+    "newton_cg": Contender(_newton, "trust region, at most 10 Hessian-vector products per step"),
+    "sharpness_gd": Contender(_sharpness, "η = lr/λ_max; λ_max from 2 Hessian-vector products every 5 steps"),
     "block_sgd": Contender(
-        _block, "η = lr/λ of each tensor, momentum 0.9, all λ by two products at every 10th step"
+        _block, "η = lr/λ for each tensor, momentum 0.9; every λ from two products every 10 steps"
     ),
-    "hutchinson_adam": Contender(_hutchinson, "after AdaHessian: one product a step"),
-    "clipped_newton": Contender(_clipped, "after Sophia-G: drawn targets at every 10th step"),
-    "kfac_descent": Contender(_kfac, "K-FAC, factors at every 20th step, momentum 0.9"),
+    "hutchinson_adam": Contender(_hutchinson, "like AdaHessian: one Hessian-vector product per step"),
+    "clipped_newton": Contender(_clipped, "like Sophia-G: sampled targets every 10 steps"),
+    "kfac_descent": Contender(_kfac, "K-FAC, factors every 20 steps, momentum 0.9"),
 }
 FIRST_ORDER = ("sgd", "adamw")
 
@@ -178,66 +180,70 @@ FIRST_ORDER = ("sgd", "adamw")
 # ----------------------------------------------------------------------------------------------------- course
 
 PASSES = {"losses": 1.0, "gradients": 2.0, "products": 4.0, "block_products": 1.5}
-"""What each counts in forward passes: a product as two backward passes, a block product as was measured."""
+"""Cost of each operation in forward passes. A product counts as two backward passes; the cost of a block
+product was measured.
+"""
 GRADIENT = 3.0  # forward passes of a loss and its gradient
 AXES = ("steps", "work", "seconds")
 DIVERGED = (CurvescopeError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
-"""What weights, a loss or a product that are not finite raise."""
+"""Exceptions raised if weights, a loss or a product are not finite."""
 
 
 @dataclass(frozen=True)
-class Course(Result):
-    """A run, looked at K times, first before the first step; its loss is on held-out data."""
+class TrainingRun(Result):
+    """A training run with K measurements of the held-out loss, the first one before the first step."""
 
     optimizer: str
     rate: float
     seed: int
     steps: np.ndarray  # (K,)
     work: np.ndarray  # (K,) in gradients: (losses + 2 gradients + 4 products + 1.5 block products) / 3
-    products: np.ndarray  # (K,) of the Hessian, whole ones
-    seconds: np.ndarray  # (K,) of the processor
-    wall: np.ndarray  # (K,) seconds by the clock
-    loss: np.ndarray  # (K,) infinite from where it diverged
+    products: np.ndarray  # (K,) full Hessian-vector products
+    seconds: np.ndarray  # (K,) processor seconds
+    wall: np.ndarray  # (K,) wall-clock seconds
+    loss: np.ndarray  # (K,) held-out loss, infinite after the run diverged
     diverged: bool
 
     @property
     def final(self) -> float:
-        """The loss at the end of the budget."""
+        """Held-out loss at the end of the budget."""
         return float(self.loss[-1])
 
     def at(self, axis: str, value: float) -> float:
-        """The loss at a point of an axis, linear between looks."""
+        """Loss at a point of an axis, interpolated linearly between measurements."""
         return float(np.interp(value, getattr(self, axis), self.loss))
 
     def end(self, axis: str) -> float:
-        """How far the run goes on an axis."""
+        """End of the run on an axis."""
         return float(getattr(self, axis)[-1])
 
 
-def run_course(arena: Arena, optimizer: str, rate: float, seed: int, budget: float, looks: int) -> Course:
+def run_course(
+    arena: Arena, optimizer: str, rate: float, seed: int, budget: float, looks: int
+) -> TrainingRun:
     """Train a copy of the arena's model until its work reaches the budget."""
     runner = _Runner(arena, optimizer, rate)
     rows = [runner.look()]
     marks = np.linspace(0, budget, looks)[1:]
     try:
         for mark in marks:
-            if runner.work >= mark:  # one step went past several
+            if runner.work >= mark:  # one step can pass several marks
                 continue
             while runner.work < mark:
                 runner.step()
             rows.append(runner.look())
-    except UsageError:  # our own mistake
+    except UsageError:  # a wrong setting, not a diverged run
         raise
     except DIVERGED:
         runner.diverged = True
     if runner.diverged or not math.isfinite(rows[-1][-1]):
         rows = [*rows, runner.lost(budget)]
     columns = np.array(rows, dtype=float).T
-    return Course(optimizer, rate, seed, *columns, diverged=bool(not np.isfinite(columns[-1]).all()))
+    return TrainingRun(optimizer, rate, seed, *columns, diverged=bool(not np.isfinite(columns[-1]).all()))
 
 
 class _Runner:
-    """A model in training, its clocks, and what was spent."""
+    """Train a model, and count its time and work."""
 
     def __init__(self, arena: Arena, optimizer: str, rate: float):
         self.arena = arena
@@ -249,7 +255,7 @@ class _Runner:
 
     @property
     def work(self) -> float:
-        """In gradients."""
+        """Work so far, in gradients."""
         return work_of(self.spent)
 
     def step(self) -> None:
@@ -267,7 +273,7 @@ class _Runner:
         self.steps += 1
 
     def _plain_step(self, problem: Problem) -> None:
-        """As in any training loop, on the same loss."""
+        """Take a step of a PyTorch optimizer on the same loss."""
         loss = parts_of(problem).loss
         if not bool(torch.isfinite(loss)):
             raise CurvescopeError(f"the loss is {float(loss.detach())}")
@@ -278,94 +284,89 @@ class _Runner:
         self.spent["gradients"] += 1
 
     def look(self) -> tuple[float, ...]:
-        """Steps, work, products, seconds, the clock's, and the loss on held-out data; not counted."""
+        """Return steps, work, products, processor and wall seconds, and the held-out loss, which is not
+        counted as work.
+        """
         loss = self.held_out.loss_value()
         products = self.spent["products"]
         return (self.steps, self.work, products, self.processor, self.wall, loss)
 
     def lost(self, budget: float) -> tuple[float, ...]:
-        """The end of a run that diverged."""
+        """Return the final measurement of a diverged run."""
         work = max(self.work, budget)
         return (self.steps, work, self.spent["products"], self.processor, self.wall, math.inf)
 
 
 def work_of(spent: Mapping[str, float]) -> float:
-    """Losses, gradients and products in units of a gradient with its loss."""
+    """Convert counts of losses, gradients and products to units of one loss with its gradient."""
     return sum(PASSES[name] * count for name, count in spent.items()) / GRADIENT
 
 
 # ----------------------------------------------------------------------------------------------------- tuning
 
-SHARE = 0.25  # of the budget, for the first rates
+SHARE = 0.25  # of the budget, used for the first rates
 
 
 @dataclass(frozen=True)
-class Search(Result):
-    """Rates that were tried at the whole budget, in this order, on the seed of the tuning."""
+class RateSearch(Result):
+    """Learning rates tried with the full budget, in order, on the tuning seed."""
 
     rates: np.ndarray  # (K,)
-    losses: np.ndarray  # (K,) at the end; infinite where it diverged
+    losses: np.ndarray  # (K,) at the end of the run; infinite if the run diverged
 
     @property
     def best(self) -> float:
-        """The rate of the lowest loss; the smallest one where all have diverged."""
+        """Rate with the lowest loss; the smallest rate if all runs diverged."""
         return lowest(self.rates, self.losses)
 
     @property
     def missing(self) -> list[float]:
-        """The neighbors of the best that were not tried."""
+        """Neighbors of the best rate that were not tried."""
         return [rate for rate in neighbors(self.best) if not np.isclose(self.rates, rate).any()]
 
     @property
     def inside(self) -> bool:
-        """Whether the best was better than a smaller and a larger one, which did not diverge all alike."""
+        """Return True if both neighbors of the best rate were tried and at least one run did not diverge."""
         return not self.missing and bool(np.isfinite(self.losses).any())
 
 
 def lowest(rates: Sequence[float] | np.ndarray, losses: Sequence[float] | np.ndarray) -> float:
-    """The rate of the lowest loss, the smaller one of two."""
+    """Return the rate with the lowest loss; of equal losses, the smaller rate."""
     known = [math.inf if math.isnan(loss) else float(loss) for loss in losses]
     return float(min(zip(known, rates, strict=True))[1])
 
 
-def rung(rate: float) -> float:
-    """The nearest rate of the ladder."""
-    return _rate(round(2 * math.log10(rate)))
-
-
 def neighbors(rate: float) -> tuple[float, float]:
-    """The next larger and the next smaller rate of the ladder."""
-    number = round(2 * math.log10(rate))
-    return _rate(number + 1), _rate(number - 1)
+    """Return the next larger and the next smaller rate of the ladder."""
+    rung = rung_of(rate)
+    return rate_of(rung + 1), rate_of(rung - 1)
 
 
-def _rate(number: int) -> float:
-    return float(f"{(1, 3)[number % 2]}e{number // 2}")
-
-
-def begin(rates: Sequence[float], losses: Sequence[float], trial: Callable[[float], float]) -> Search:
-    """The first trials at the whole budget: the better half of the first rates that did not diverge."""
+def begin(rates: Sequence[float], losses: Sequence[float], trial: Callable[[float], float]) -> RateSearch:
+    """Try the better half of the first rates with the full budget, without those that diverged."""
     known = [math.inf if math.isnan(loss) else float(loss) for loss in losses]
     order = sorted(zip(known, rates, strict=True))[: -(-len(rates) // 2)]
-    chosen = dict.fromkeys(rung(rate) for i, (loss, rate) in enumerate(order) if i == 0 or loss < math.inf)
-    return Search(np.array(list(chosen)), np.array([trial(rate) for rate in chosen]))
+    chosen = dict.fromkeys(
+        rate_of(rung_of(rate)) for i, (loss, rate) in enumerate(order) if i == 0 or loss < math.inf
+    )
+    return RateSearch(np.array(list(chosen)), np.array([trial(rate) for rate in chosen]))
 
 
-def go_on(search: Search, trial: Callable[[float], float]) -> Search:
-    """One more rate, a neighbor of the best; nothing where both were tried."""
+def go_on(search: RateSearch, trial: Callable[[float], float]) -> RateSearch:
+    """Try one more rate, a neighbor of the best; return the search unchanged if both were tried."""
     if not search.missing:
         return search
     rate = search.missing[0]
-    return Search(np.append(search.rates, rate), np.append(search.losses, trial(rate)))
+    return RateSearch(np.append(search.rates, rate), np.append(search.losses, trial(rate)))
 
 
 # ------------------------------------------------------------------------------------------------- comparison
 
 
-class Gap(NamedTuple):
-    """loss(one) − loss(other) as far as both go: a mean over seeds with its 95 % interval."""
+class LossDifference(NamedTuple):
+    """Mean over seeds of loss(first) − loss(second) at the last point both reach, with a 95 % interval."""
 
-    at: float  # on the axis
+    at: float  # point on the axis
     mean: float
     low: float
     high: float
@@ -373,37 +374,40 @@ class Gap(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Whether the one's loss is lower."""
+        """Return the verdict of the interval on “the first has the lower loss”."""
         return below(self)
 
     @property
     def words(self) -> str:
-        """The mean and its interval."""
+        """Format the mean and its interval."""
         if not math.isfinite(self.mean):
             return "diverged"
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
 
-def gap(one: Sequence[Course], other: Sequence[Course], axis: str) -> Gap:
-    """At the farthest point of an axis that all runs of both reach."""
-    at = min(course.end(axis) for course in (*one, *other))
-    losses = np.array([[c.at(axis, at) for c in courses] for courses in (one, other)])
-    both = np.isinf(losses).all(axis=0)  # of which neither is lower
+def gap(first: Sequence[TrainingRun], second: Sequence[TrainingRun], axis: str) -> LossDifference:
+    """Compare two optimizers at the farthest point of an axis that all their runs reach."""
+    at = min(course.end(axis) for course in (*first, *second))
+    losses = np.array([[c.at(axis, at) for c in courses] for courses in (first, second)])
+    both = np.isinf(losses).all(axis=0)  # both diverged, so neither loss is lower
     values = np.where(both, math.nan, losses[0] - np.where(both, 0.0, losses[1]))
-    return Gap(at, *interval(values), len(values))
+    return LossDifference(at, *interval(values), len(values))
 
 
-def judged(result: Compared, arena: str, one: str, other: str, axis: str) -> tuple[Gap, str]:
-    """The difference of two, and the verdict: open where a better rate may lie beyond those tried."""
-    found = gap(result.of(arena, one), result.of(arena, other), axis)
-    edge = any(result.at_edge(arena, name) for name in (one, other))
-    return found, OPEN if edge else found.verdict
+def judged(
+    result: OptimizerComparison, arena: str, first: str, second: str, axis: str
+) -> tuple[LossDifference, str]:
+    """Compare two optimizers. The verdict stays open if a better rate may lie beyond the rates tried."""
+    difference = gap(result.of(arena, first), result.of(arena, second), axis)
+    edge = any(result.at_edge(arena, name) for name in (first, second))
+    return difference, OPEN if edge else difference.verdict
 
 
 def interval(values: np.ndarray) -> tuple[float, float, float]:
-    """Mean and Student's interval; no number is finite where a run diverged.
+    """Mean with Student's 95 % interval; if a run diverged, no number is finite.
 
-    The ends are known where all values are infinite on one side: every run has diverged, and that decides.
+    If all values are infinite with the same sign, the ends of the interval equal that value: every run
+    diverged, which decides the comparison.
     """
     n = len(values)
     if not np.isfinite(values).all():
@@ -416,10 +420,12 @@ def interval(values: np.ndarray) -> tuple[float, float, float]:
     return float(mean), float(low), float(high)
 
 
-def band(courses: Sequence[Course], axis: str, num: int = 40) -> tuple[np.ndarray, ...]:
-    """An axis as far as all runs go, and mean m, low and high of the loss along it: (num,) each.
+def band(courses: Sequence[TrainingRun], axis: str, num: int = 40) -> tuple[np.ndarray, ...]:
+    """Points along an axis up to the end of the shortest run, with the mean loss m and its interval: (num,)
+    each.
 
-    With Student's half width h the ends are m exp(∓ h / m), the interval of log m: a loss is positive.
+    The ends are m exp(∓ h / m), where h is Student's half width: an interval of log m, because a loss is
+    positive.
     """
     x = np.linspace(0, min(course.end(axis) for course in courses), num)
     losses = [[course.at(axis, float(value)) for course in courses] for value in x]

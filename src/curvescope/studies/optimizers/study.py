@@ -1,7 +1,7 @@
-"""The study `optimizers`: what curvature buys, at equal steps, equal work and equal time.
+"""Study of curvature-aware optimizers at equal steps, equal work and equal time.
 
-SGD, AdamW and the optimizers of `cs.optim`, tuned alike, on addition and on a tiny GPT, each from random
-weights. The claim is the measurement and not a winner.
+It tunes SGD, AdamW and the optimizers of `cs.optim` in the same way, and trains addition and a tiny GPT from
+random weights. The study reports measurements and does not select a winner.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.core.config import Config as BaseConfig
-from curvescope.core.config import as_tuples, at_least, setting
+from curvescope.core.config import setting
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.runs.shown import Shown
-from curvescope.runs.work import Piece, State, work_through
+from curvescope.runs.resumable_loop import Piece, State, work_through
+from curvescope.runs.study_result import Shown
 from curvescope.studies.optimizers.analysis import (
     ARENAS,
     BUDGETS,
     CONTENDERS,
     SHARE,
-    Course,
-    Search,
+    RateSearch,
+    TrainingRun,
     begin,
     go_on,
     make_arena,
@@ -37,90 +37,91 @@ from curvescope.studies.optimizers.analysis import (
 if TYPE_CHECKING:
     pass
 
-TUNING = 0  # the seed of the trials, before those of the runs
+TUNING = 0  # seed of the trials; the runs use the seeds after it
 BY_PAIR = ("trials", "courses", "searches")
 FULL = {"seeds": 8, "budget": 8.0, "looks": 33, "max_trials": 12}
-"""What the profile `full` takes instead of the defaults."""
+"""Settings that the profile `full` uses instead of the defaults."""
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """Who is compared, and where. The defaults take a few minutes on a CPU."""
+    """Optimizers, tasks and effort. The defaults take a few minutes on a CPU."""
 
-    optimizers: tuple[str, ...] = setting(tuple(CONTENDERS), "of those that are known")
-    arenas: tuple[str, ...] = setting(tuple(ARENAS), "addition, tiny-gpt")
+    optimizers: tuple[str, ...] = setting(tuple(CONTENDERS), "optimizers to compare")
+    arenas: tuple[str, ...] = setting(tuple(ARENAS), "training tasks: addition, tiny-gpt")
     rates: tuple[float, ...] = setting(
-        (0.001, 0.01, 0.1, 1.0), "learning rates that each of them tries first, at a quarter of the budget"
+        (0.001, 0.01, 0.1, 1.0), "first learning rates of the search, tried with a quarter of the budget"
     )
-    max_trials: int = setting(9, "steps of the search at all of it, the first with half of these rates")
-    seeds: int = setting(4, "runs with the best rate, after the trials on a seed of their own")
-    budget: float = setting(1.0, "of a run, times 150 gradients on addition and 35 on tiny-gpt")
-    looks: int = setting(13, "at the held-out loss in a run, the first before it")
-    batch_size: int = setting(16, "sequences of a step")
-    device: str = setting("cpu", "cpu, cuda, …")
-    seed: int = setting(0, "of weights and batches")
+    max_trials: int = setting(
+        9, "most steps of the search with the full budget; the first one tries half of `rates`", least=3
+    )
+    seeds: int = setting(4, "training runs with the best rate; tuning uses another seed", least=2)
+    budget: float = setting(
+        1.0, "budget of a run, as a multiple of 150 gradients on addition and 35 on tiny-gpt"
+    )
+    looks: int = setting(13, "measurements of the held-out loss per run, the first before training", least=2)
+    batch_size: int = setting(16, "sequences per training step", least=1)
+    device: str = setting("cpu", "device: cpu, cuda, …")
+    seed: int = setting(0, "seed of weights and batches")
 
     def __post_init__(self) -> None:
-        as_tuples(self, "optimizers", "arenas", "rates")
         super().__post_init__()
-        at_least(self, 2, "seeds", "looks")
-        at_least(self, 1, "batch_size")
-        at_least(self, 3, "max_trials")
         for name, known in (("optimizers", CONTENDERS), ("arenas", ARENAS)):
             for value in getattr(self, name):
                 if value not in known:
                     raise UsageError(f"{name}: unknown {value!r}", hint=near_misses(value, list(known)))
             if not getattr(self, name) or len(set(getattr(self, name))) < len(getattr(self, name)):
-                raise UsageError(f"expected some {name}, each once, got {getattr(self, name)}")
+                raise UsageError(
+                    f"expected at least one of {name}, each only once, got {getattr(self, name)}"
+                )
         if not self.rates or not all(rate > 0 for rate in self.rates) or not self.budget > 0:
-            raise UsageError("expected rates above 0 and a budget above 0")
+            raise UsageError("expected learning rates above 0 and a budget above 0")
 
 
 @dataclass(frozen=True)
-class Compared(Shown):
-    """Trials and runs of every optimizer in every arena, by `arena/optimizer`."""
+class OptimizerComparison(Shown):
+    """Trials and runs of every optimizer in every arena, with keys `arena/optimizer`."""
 
     arenas: list[str]
     optimizers: list[str]
-    rates: list[float]  # of the first trials
+    rates: list[float]  # first learning rates of the search
     seeds: int
     trials: dict[str, np.ndarray]  # (rates,) losses at the end of the first trials
-    courses: dict[str, list[Course]]  # one for each seed
-    searches: dict[str, Search] = field(default_factory=dict)  # none: the first trials had the whole budget
+    courses: dict[str, list[TrainingRun]]  # one per seed
+    searches: dict[str, RateSearch] = field(
+        default_factory=dict
+    )  # empty in older results, whose first trials had the full budget
 
-    def of(self, arena: str, optimizer: str) -> list[Course]:
-        """The runs with the best rate."""
+    def of(self, arena: str, optimizer: str) -> list[TrainingRun]:
+        """Return the runs with the best rate."""
         return self.courses[f"{arena}/{optimizer}"]
 
     def rate(self, arena: str, optimizer: str) -> float:
-        """The best rate of the trials."""
+        """Return the best rate of the search."""
         return self.of(arena, optimizer)[0].rate
 
     def at_edge(self, arena: str, optimizer: str) -> bool:
-        """Whether it is the smallest or the largest that was tried, so that a better one may lie beyond."""
+        """Return True if the best rate is the smallest or largest that was tried, so that a better one may
+        lie beyond.
+        """
         if search := self.searches.get(f"{arena}/{optimizer}"):
             return not search.inside
         return self.rate(arena, optimizer) in (min(self.rates), max(self.rates))
 
 
-def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Compared:
-    """Tune every optimizer, then run it.
-
-    Args:
-        progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the study goes, used when it goes on.
-    """
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> OptimizerComparison:
+    """Tune every optimizer, then run it."""
     pairs = [(arena, name) for arena in cfg.arenas for name in cfg.optimizers]
     pieces = [piece for arena, name in pairs for piece in _pieces(cfg, arena, name)]
-    found = work_through(pieces, progress=progress, state=state)
+    results = work_through(pieces, progress=progress, state=state)
 
-    def courses(arena: str, name: str, kind: str, count: int) -> list[Course]:
-        return [found.take(Course, one) for one in _names(arena, name, kind, count)]
+    def courses(arena: str, name: str, kind: str, count: int) -> list[TrainingRun]:
+        return [results.take(TrainingRun, piece) for piece in _names(arena, name, kind, count)]
 
     def first(arena: str, name: str) -> np.ndarray:
         return np.array([course.final for course in courses(arena, name, "rate", len(cfg.rates))])
 
-    return Compared(
+    return OptimizerComparison(
         arenas=list(cfg.arenas),
         optimizers=list(cfg.optimizers),
         rates=list(cfg.rates),
@@ -128,16 +129,16 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         trials={f"{a}/{n}": first(a, n) for a, n in pairs},
         courses={f"{a}/{n}": courses(a, n, "seed", cfg.seeds) for a, n in pairs},
         searches={
-            f"{a}/{n}": found.take(Search, _names(a, n, "trial", cfg.max_trials)[-1]) for a, n in pairs
+            f"{a}/{n}": results.take(RateSearch, _names(a, n, "trial", cfg.max_trials)[-1]) for a, n in pairs
         },
     )
 
 
-def merge(parts: Sequence[Compared]) -> Compared:
-    """Results of single arenas and optimizers, of settings that are the same otherwise, as one."""
+def merge(parts: Sequence[OptimizerComparison]) -> OptimizerComparison:
+    """Merge results for single arenas and optimizers that share all other settings."""
     first = parts[0]
     if any((part.rates, part.seeds) != (first.rates, first.seeds) for part in parts):
-        raise UsageError("expected results of the same rates and seeds")
+        raise UsageError("expected results with the same rates and seeds")
     both = {name: {k: v for part in parts for k, v in getattr(part, name).items()} for name in BY_PAIR}
     arenas = list(dict.fromkeys(arena for part in parts for arena in part.arenas))
     optimizers = list(dict.fromkeys(name for part in parts for name in part.optimizers))
@@ -145,12 +146,12 @@ def merge(parts: Sequence[Compared]) -> Compared:
 
 
 def _names(arena: str, optimizer: str, kind: str, count: int) -> list[str]:
-    """Of the pieces of one kind."""
+    """Return the names of the pieces of one kind."""
     return [f"{arena}.{optimizer}.{kind}{number}" for number in range(count)]
 
 
 def _pieces(cfg: Config, arena: str, optimizer: str) -> list[Piece]:
-    """The first trials, the search that goes on from them, and the runs with what it has found."""
+    """Return the pieces of one optimizer: first trials, the search, and the runs with the best rate."""
     course, where = partial(_course, cfg, arena, optimizer), f"{optimizer} on {arena}"
     first, trials, runs = (
         _names(arena, optimizer, kind, count)
@@ -160,27 +161,27 @@ def _pieces(cfg: Config, arena: str, optimizer: str) -> list[Piece]:
     def trial(rate: float) -> float:
         return course(rate, TUNING, looks=2).final
 
-    def begun(*known: Result) -> Search:
-        return begin(cfg.rates, [one.final for one in known if isinstance(one, Course)], trial)
+    def first_search(*known: Result) -> RateSearch:
+        return begin(cfg.rates, [run.final for run in known if isinstance(run, TrainingRun)], trial)
 
-    def gone_on(search: Result) -> Search:
-        assert isinstance(search, Search)
+    def next_search(search: Result) -> RateSearch:
+        assert isinstance(search, RateSearch)
         return go_on(search, trial)
 
-    def ran(seed: int, search: Result) -> Course:
-        assert isinstance(search, Search)
+    def final_run(seed: int, search: Result) -> TrainingRun:
+        assert isinstance(search, RateSearch)
         return course(search.best, seed)
 
     pieces = [
         Piece(name, partial(course, rate, TUNING, share=SHARE, looks=2), f"{where}, lr {rate:g}")
         for name, rate in zip(first, cfg.rates, strict=True)
     ]
-    pieces.append(Piece(trials[0], begun, f"{where}, the better half", needs=tuple(first)))
+    pieces.append(Piece(trials[0], first_search, f"{where}, better half of the rates", needs=tuple(first)))
     for before, name in pairwise(trials):
-        pieces.append(Piece(name, gone_on, f"{where}, rates beside it", needs=(before,)))
+        pieces.append(Piece(name, next_search, f"{where}, neighboring rates", needs=(before,)))
     for i, name in enumerate(runs):
         words = f"{where}, seed {i + 1}"
-        pieces.append(Piece(name, partial(ran, TUNING + 1 + i), words, needs=(trials[-1],)))
+        pieces.append(Piece(name, partial(final_run, TUNING + 1 + i), words, needs=(trials[-1],)))
     return pieces
 
 
@@ -193,7 +194,7 @@ def _course(
     *,
     share: float = 1.0,
     looks: int | None = None,
-) -> Course:
+) -> TrainingRun:
     place = make_arena(arena, 1000 * cfg.seed + seed, cfg.batch_size, cfg.device)
     budget = share * cfg.budget * BUDGETS[arena]
     return run_course(place, optimizer, rate, seed, budget, looks or cfg.looks)

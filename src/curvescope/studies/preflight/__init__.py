@@ -1,4 +1,4 @@
-"""What a run will take, before it is begun: seconds and bytes, from its plan and one measured product."""
+"""Forecast of a run's time and memory, from its plan and from a few measured products."""
 
 from curvescope.studies.preflight.prediction import Forecast, forecast
 

@@ -1,4 +1,6 @@
-"""Words as probes of heads: which keys a word's query looks for, and what its value writes."""
+"""Study of words as probes of attention heads: the keys their queries match, and the tokens their values
+write.
+"""
 
 from curvescope.runs.study import Study
 from curvescope.studies.probes.study import Config, Probes, run

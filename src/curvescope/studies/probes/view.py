@@ -6,26 +6,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.runs.study_result import Tables
 from curvescope.studies.heads.study import joined
 from curvescope.viz import geometry as viz
+from curvescope.viz import style
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
     from curvescope.geometry.probes import KeyProbe, ValueProbe
     from curvescope.studies.probes.study import Probes
 
-BEST = 3  # words per head
+BEST = 3  # words listed per head
 
 
-def tables(result: Probes) -> dict[str, pd.DataFrame]:
-    """For every head the words that stand out most."""
-    import pandas as pd
-
+def tables(result: Probes) -> Tables:
+    """Return, for every head, the words with the highest scores."""
     return {
-        "keys": pd.DataFrame([row for p in result.keys for row in _rows(p, "nearest keys")]),
-        "values": pd.DataFrame([row for p in result.values for row in _rows(p, "reads as")]),
+        "keys": [row for p in result.keys for row in _rows(p, "nearest keys")],
+        "values": [row for p in result.values for row in _rows(p, "reads as")],
     }
 
 
@@ -45,26 +44,19 @@ def _rows(probe: KeyProbe | ValueProbe, words: str) -> list[dict[str, object]]:
     return rows
 
 
-# ---------------------------------------------------------------------------------------------------- figures
-
-
 def figures(result: Probes) -> dict[str, Figure]:
     """Strength of keys and values, by name."""
     return {"key_strength": _keys(result), "value_strength": _values(result)}
 
 
 def _keys(result: Probes) -> Figure:
-    import matplotlib.pyplot as plt
-
     count = len(result.keys)
-    figure, axes = plt.subplots(
-        count, 2, figsize=(11, 2.3 * count + 0.4), layout="constrained", squeeze=False
-    )
+    figure, axes = style.subplots(count, 2, figsize=(11, 2.3 * count + 0.4), squeeze=False)
     for row, p in zip(axes, result.keys, strict=True):
         names = [f"h{h}" for h in range(p.ids.shape[1])]
         for ax, values, label in (
             (row[0], p.z, "σ above random"),
-            (row[1], p.fraction, "fraction of the most"),
+            (row[1], p.fraction, "fraction of the highest"),
         ):
             columns = [values[:, h, 0] for h in range(len(names))]
             viz.box_per_head(ax, columns, names, title=f"L{p.layer}: nearest key", label=label)
@@ -72,12 +64,8 @@ def _keys(result: Probes) -> Figure:
 
 
 def _values(result: Probes) -> Figure:
-    import matplotlib.pyplot as plt
-
     count = len(result.values)
-    figure, axes = plt.subplots(
-        count, 2, figsize=(11, 2.3 * count + 0.4), layout="constrained", squeeze=False
-    )
+    figure, axes = style.subplots(count, 2, figsize=(11, 2.3 * count + 0.4), squeeze=False)
     for row, p in zip(axes, result.values, strict=True):
         names = [*(f"h{h}" for h in range(p.ids.shape[1] - 1)), "sum"]
         panels = ((row[0], p.norms, "length of the update"), (row[1], p.z[:, :, 0], "σ above random"))

@@ -1,10 +1,20 @@
-"""Where curvature comes from: H = H_o + Σ over sources, each norm, attention and feed-forward network.
+"""Sources of curvature: H = H_o + Σ over sources, where each norm, attention and feed-forward network is a
+source.
 
-The split is exact (`operators.sources`), and nothing here stands for curvature that is no second derivative.
-Every source has a trace, a Frobenius norm, extreme eigenvalues and its share of ‖H‖², and layers a map of how
-strongly they are coupled. Traces, norms and shares are from vectors that all sources see, or exact for a
-model with at most `max_exact` parameters; eigenvalues from Lanczos steps on each source. Pieces are stored in
-`state` as they are done.
+The split is exact (`operators.sources`); every number comes from second derivatives. For every source the
+study measures the trace, the Frobenius norm, extreme eigenvalues and the share of ‖H‖², and for layers a map
+of their coupling. Traces, norms and shares come from random vectors that are shared by all sources, or are
+exact for a model with at most `max_exact` parameters. Eigenvalues come from Lanczos steps on each source.
+Finished pieces are stored in `state`.
+
+With H = Σ_s A_s over the GGN and the sources of the functional Hessian, ‖H‖² = Σ_s ⟨A_s, H⟩, so that
+
+    share of s = ⟨A_s, H⟩ / ‖H‖²,    Σ_s share = 1.
+
+A share is negative if a source cancels a part of the others. For random signs v, E⟨A_s v, H v⟩ = ⟨A_s, H⟩, E
+vᵀ A_s v = tr A_s and E‖A_s v‖² = ‖A_s‖². For a small problem v runs over all unit vectors, so nothing is
+estimated. A source is exactly symmetric, so the asymmetry of Vᵀ A_s V measures its rounding error. A source
+no larger than its rounding error is reported as zero, with its size as the error.
 """
 
 from __future__ import annotations
@@ -16,54 +26,220 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from curvescope.algorithms import BlockNorms, block_norms
+from curvescope.algorithms.accurate_sums import is_rounding
 from curvescope.algorithms.blocks.probes import Ends, extreme_ends
-from curvescope.core.config import as_tuples, at_least, setting
+from curvescope.algorithms.columns import column_dots
+from curvescope.algorithms.estimates.intervals import (
+    NeighborCosines,
+    column_norms,
+    form_interval,
+    mean_interval,
+    mean_square,
+)
+from curvescope.core.config import setting
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
-from curvescope.core.progress import Progress
-from curvescope.models.sources import find_sources, outside_blocks
+from curvescope.core.progress import Progress, track
+from curvescope.core.result import Result
+from curvescope.core.seeds import probes
+from curvescope.models.curvature_sources import outside_blocks
 from curvescope.operators import GGN, FunctionalSources, Hessian
 from curvescope.problem import Problem
-from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Shown
-from curvescope.runs.study import Cost, Plan, Step
-from curvescope.runs.work import Finished, Piece, State, work_through
+from curvescope.runs.fingerprints import fingerprint
+from curvescope.runs.resumable_loop import FinishedPieces, Piece, State, work_through
+from curvescope.runs.study import Plan, Step
+from curvescope.runs.study_result import Shown
 from curvescope.studies.common.planning import PlannedMatrix, probed
-from curvescope.studies.propagation.analysis import HESSIAN, OUTER, TOGETHER, Shares, measure_shares
-from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.studies.problem_config import ModelOnData, make_problem, notes_of
 
 if TYPE_CHECKING:
     pass
 
-NAMED = 3  # blocks outside of layers whose names are written out
+
+HESSIAN, OUTER = "H", "GGN"
+TOGETHER = 2**22  # most entries of vectors that are multiplied at once
+
+
+@dataclass(frozen=True)
+class SourceEstimate:
+    """Estimate with standard error and 95 % interval. If the value is exact, the interval has length zero."""
+
+    value: float
+    stderr: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Shares(Result):
+    """Products of P vectors with H, the GGN and every source. `residual` is the error of the sum of the
+    sources.
+    """
+
+    names: list[str]  # H, GGN, then the sources
+    forms: np.ndarray  # (P, S) vᵀ A_s v
+    squares: np.ndarray  # (P, S) ‖A_s v‖²
+    inner: np.ndarray  # (P, S) ⟨A_s v, H v⟩
+    residual: float  # largest ‖H V − Σ A_s V‖ / ‖H V‖ over batches V of the vectors
+    exact: bool  # True if the vectors are all unit vectors: then sums over P replace means
+    ends: np.ndarray | None = None  # (S, 2) λ_min and λ_max, if exact
+    rounding: np.ndarray | None = None  # (S,) True if a matrix is only rounding error; None in older results
+    cosines: np.ndarray | None = (
+        None  # (P − 1, S) of neighboring A_s v if there are few vectors; see `mean_square`
+    )
+
+    def is_zero(self, name: str) -> bool:
+        """Return True if H, the GGN or a source is only rounding error."""
+        return self.rounding is not None and bool(self.rounding[self.names.index(name)])
+
+    def trace(self, name: str) -> SourceEstimate:
+        """tr A_s."""
+        return self._shown(name, self._trace(name), signed=True)
+
+    def norm(self, name: str) -> SourceEstimate:
+        """‖A_s‖."""
+        return self._shown(name, self._norm(name), signed=False)
+
+    def _shown(self, name: str, estimate: SourceEstimate, *, signed: bool) -> SourceEstimate:
+        """Return the estimate, or zero with the estimate's size as error if the matrix is only rounding
+        error.
+        """
+        if not self.is_zero(name):
+            return estimate
+        size = float(np.nanmax(np.abs([estimate.value, estimate.low, estimate.high])))
+        return SourceEstimate(0.0, size, -size if signed else 0.0, size)
+
+    def _trace(self, name: str) -> SourceEstimate:
+        samples = self.forms[:, self.names.index(name)]
+        if self.exact:
+            total = float(samples.sum())
+            return SourceEstimate(total, 0.0, total, total)
+        mean, stderr = samples.mean(), samples.std(ddof=1) / np.sqrt(len(samples))
+        length = float(np.sqrt(self.squares[:, self.names.index(name)].mean()))
+        low, high = form_interval(float(mean), float(stderr), length, len(samples) - 1)
+        return SourceEstimate(float(mean), float(stderr), low, high)
+
+    def _norm(self, name: str) -> SourceEstimate:
+        squared = self.squares[:, self.names.index(name)]
+        if self.exact:
+            root = float(np.sqrt(squared.sum()))
+            return SourceEstimate(root, 0.0, root, root)
+        cosines = None if self.cosines is None else self.cosines[:, self.names.index(name)]
+        found = mean_square(np.sqrt(squared), cosines)
+        return SourceEstimate(
+            float(found.root), float(found.root_stderr), float(found.low), float(found.high)
+        )
+
+    def share(self, *names: str) -> SourceEstimate:
+        """⟨A_s, H⟩ / ‖H‖² summed over the named sources, with a jackknife error over the vectors."""
+        chosen = [self.names.index(name) for name in names if not self.is_zero(name)]
+        top, bottom = self.inner[:, chosen].sum(axis=1), self.squares[:, self.names.index(HESSIAN)]
+        value = float(top.sum() / bottom.sum()) if bottom.sum() else 0.0
+        count = len(top)
+        if self.exact or count < 2 or not bottom.sum():
+            return SourceEstimate(
+                value, 0.0 if self.exact else np.nan, *(2 * [value if self.exact else np.nan])
+            )
+        without = (top.sum() - top) / (bottom.sum() - bottom)
+        stderr = float(np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum()))
+        low, high = mean_interval(np.asarray(value), np.asarray(stderr), count - 1)
+        return SourceEstimate(value, stderr, float(low), float(high))
+
+
+def measure_shares(problem: Problem, *, num_probes: int, max_exact: int, seed: int) -> Shares:
+    """Multiply H, the GGN and all sources with the same vectors."""
+    H, G, S = Hessian(problem), GGN(problem), FunctionalSources(problem)
+    n, names = H.shape[0], [HESSIAN, OUTER, *S]
+    exact = n <= max_exact
+    count, width = (n, n) if exact else (num_probes, max(1, TOGETHER // n))
+    kind = {"dtype": problem.dtype, "device": problem.device}
+    sums: list[np.ndarray] = []
+    uneven = np.zeros((2, len(names)))
+    residual, ends = 0.0, None
+    neighbors = [NeighborCosines(count) for _ in names]
+    for first in track(range(0, count, width), "shares"):
+        some = min(width, count - first)
+        V = torch.eye(n, **kind) if exact else probes(n, some, first=first, seed=seed, **kind)
+        products = [H @ V, G @ V, *S.products(V).values()]
+        sums.append(_sums(V, products))
+        for own, product in zip(neighbors, products, strict=True):
+            own.add(product, column_norms(product))
+        residual = max(residual, _residual(products))
+        uneven += np.array([_uneven(V, A) for A in products]).T
+        ends = np.array([_dense_ends(A) for A in products]) if exact else None
+    forms, squares, inner = np.concatenate(sums, axis=1)
+    rounding = np.array([is_rounding(np.array([size]), lost) for lost, size in np.sqrt(uneven.T)])
+    if ends is not None:
+        ends[rounding] = 0.0
+    gathered = [cosines for own in neighbors if (cosines := own.gathered()) is not None]
+    beside = np.stack(gathered, axis=1) if gathered and not exact else None
+    return Shares(names, forms, squares, inner, residual, exact, ends, rounding, beside)
+
+
+def _sums(V: Tensor, products: list[Tensor]) -> np.ndarray:
+    """vᵀ A v, ‖A v‖² and ⟨A v, H v⟩ for every column v and every A; H is the first: (3, columns, A)."""
+    sums = [
+        torch.stack([column_dots(V, AV), column_dots(AV, AV), column_dots(products[0], AV)])
+        for AV in products
+    ]
+    return torch.stack(sums, dim=-1).double().cpu().numpy()
+
+
+def _uneven(V: Tensor, AV: Tensor) -> tuple[float, float]:
+    """Return the squares of ‖K − Kᵀ‖ / 2 and ‖K‖, where K = Vᵀ A V."""
+    K = (V.T @ AV).double()
+    return float(((K - K.T) / 2).square().sum()), float(K.square().sum())
+
+
+def _residual(products: list[Tensor]) -> float:
+    """‖H V − Σ A V‖ / ‖H V‖, where the first product is H V."""
+    rest = products[0].double()
+    size = float(rest.norm())
+    for AV in products[1:]:
+        rest = rest - AV
+    return float(rest.norm()) / size if size else 0.0
+
+
+def _dense_ends(A: Tensor) -> tuple[float, float]:
+    values = torch.linalg.eigvalsh((A + A.T).double() / 2)
+    return float(values[0]), float(values[-1])
+
+
+NAMED = 3  # most blocks outside of layers whose names are listed
 LAYER = re.compile(r"L(\d+)\.(.+)")
-TWICE = 2  # Lanczos steps on H for one on each source: its ends are the first numbers to look at
+TWICE = 2  # factor of Lanczos steps on H relative to a source, because its eigenvalues are the main result
 
 
 @dataclass(frozen=True)
 class Config(ModelOnData):
-    """What to look at and how hard. The defaults take under a minute on a CPU."""
+    """Settings of the study. The defaults take under a minute on a CPU."""
 
-    tokens: int = setting(256, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
-    num_probes: int = setting(8, "random vectors of traces, norms and shares, which all sources see")
-    num_steps: int = setting(
-        8, "Lanczos steps for both ends of the GGN and each source, twice for H; 0: none"
+    tokens: int = setting(
+        256, "tokens read from a text; for labeled texts and images: ⌈tokens / seq_len⌉ examples"
     )
-    eigenvalues: tuple[str, ...] = setting(("*",), "globs: whose λ_max and λ_min, of H, GGN and the sources")
-    num_map_probes: int = setting(2, "random vectors on each layer for the map of couplings; 0: no map")
-    max_exact: int = setting(256, "a model with at most so many parameters is written out, not estimated")
-
-    def __post_init__(self) -> None:
-        as_tuples(self, "eigenvalues")
-        super().__post_init__()
-        at_least(self, 2, "num_probes")
-        at_least(self, 0, "num_steps", "num_map_probes", "max_exact")
+    num_probes: int = setting(
+        8, "random vectors for traces, norms and shares, shared by all sources", least=2
+    )
+    num_steps: int = setting(
+        8, "Lanczos steps for both ends of the GGN and of each source, twice as many for H; 0: none", least=0
+    )
+    eigenvalues: tuple[str, ...] = setting(
+        ("*",), "glob patterns of the matrices (H, GGN, sources) whose λ_max and λ_min are computed"
+    )
+    num_map_probes: int = setting(2, "random vectors per layer for the map of couplings; 0: no map", least=0)
+    max_exact: int = setting(
+        256, "with at most this many parameters, compute exact matrices instead of estimates", least=0
+    )
 
 
 @dataclass(frozen=True)
 class Propagation(Shown):
-    """The Hessian of a model as a sum over sources, on one set of data."""
+    """The Hessian of a model as a sum over sources, for one data set."""
 
     model: str
     data: str
@@ -74,15 +250,17 @@ class Propagation(Shown):
     shares: Shares
     ends: dict[str, Ends]  # of H, the GGN and each source; empty without Lanczos steps
     coupling: BlockNorms | None  # between layers
-    outside: list[str] = field(default_factory=list)  # blocks in no source; not known of older results
+    outside: list[str] = field(default_factory=list)  # blocks in no source; empty in older results
 
     @property
     def sources(self) -> list[str]:
-        """Without H and the GGN."""
+        """Names of the sources, without H and the GGN."""
         return self.shares.names[2:]
 
     def ends_of(self, name: str) -> tuple[float, float, float, float]:
-        """λ_max, its error, λ_min, its error: an eigenvalue lies within an error; nan where not asked for."""
+        """Return λ_max, its error, λ_min, its error. An eigenvalue lies within its error; nan if not
+        computed.
+        """
         if self.shares.is_zero(name) and (self.shares.ends is not None or name in self.ends):
             size = self.shares.norm(name).high
             return 0.0, size, 0.0, size
@@ -95,9 +273,10 @@ class Propagation(Shown):
         return float(high), float(high_error), float(low), float(low_error)
 
     def bounds_of(self, name: str) -> tuple[float, float]:
-        """λ_min is at least the first, λ_max at most the second, each 95 times in 100; nan if not asked for.
+        """Return a lower bound of λ_min and an upper bound of λ_max, each with 95 % confidence; nan if not
+        computed.
 
-        From the other side `ends_of` bounds them: Lanczos steps never go beyond the spectrum.
+        `ends_of` bounds them from the other side, because Lanczos values never lie outside the spectrum.
         """
         top, error, low, low_error = self.ends_of(name)
         if name in self.ends and not self.shares.is_zero(name):
@@ -106,12 +285,7 @@ class Propagation(Shown):
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Propagation:
-    """Split the Hessian and measure every source.
-
-    Args:
-        progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the study goes, used when it goes on.
-    """
+    """Split the Hessian and measure every source."""
     problem = make_problem(cfg)
     return measure(problem, cfg, notes_of(cfg, problem), progress=progress, state=state)
 
@@ -124,21 +298,21 @@ def measure(
     progress: Progress | None = None,
     state: State | None = None,
 ) -> Propagation:
-    """The study on a problem of one's own; of the settings, those of the probes count."""
+    """Run the study on a given problem; only the settings of the measurements are used."""
     operators = operators_of(problem)
     layers = layer_slices(problem)
     ends = partial(_ends, operators, num_steps=cfg.num_steps, seed=cfg.seed)
     pieces = [Piece("shares", partial(_shares, problem, cfg), "traces, norms and shares of all sources")]
-    asked = asked_ends(cfg, problem)
-    pieces += [Piece(f"ends.{name}", partial(ends, name), f"eigenvalues of {name}") for name in asked]
+    selected = selected_ends(cfg, problem)
+    pieces += [Piece(f"ends.{name}", partial(ends, name), f"eigenvalues of {name}") for name in selected]
     coupled = cfg.num_map_probes > 0 and len(layers) > 1
     if coupled:
         probes = {"num_probes": cfg.num_map_probes, "seed": cfg.seed}
         work = partial(block_norms, operators[HESSIAN].in_blocks(), layers, **probes)
         pieces.append(Piece("coupling", work, "couplings between layers"))
     contents = fingerprint(problem.model, problem.batches)
-    found = work_through(pieces, contents=contents, progress=progress, state=state)
-    return _result(problem, found, asked, notes, coupled=coupled)
+    results = work_through(pieces, contents=contents, progress=progress, state=state)
+    return _result(problem, results, selected, notes, coupled=coupled)
 
 
 def _shares(problem: Problem, cfg: Config) -> Shares:
@@ -151,22 +325,22 @@ def _ends(operators: dict[str, LinearOperator], name: str, *, num_steps: int, se
 
 
 def operators_of(problem: Problem) -> dict[str, LinearOperator]:
-    """H, the GGN, and every source."""
+    """Return H, the GGN and every source as operators."""
     return {HESSIAN: Hessian(problem), OUTER: GGN(problem), **FunctionalSources(problem)}
 
 
-def asked_ends(cfg: Config, problem: Problem) -> list[str]:
-    """The operators whose eigenvalues are asked for; none where matrices are written out."""
+def selected_ends(cfg: Config, problem: Problem) -> list[str]:
+    """Return the names of the operators whose eigenvalues are computed; none if matrices are exact."""
     known = list(operators_of(problem))
-    asked = [name for name in known if any(fnmatch.fnmatchcase(name, glob) for glob in cfg.eigenvalues)]
-    if cfg.eigenvalues and not asked:
+    selected = [name for name in known if any(fnmatch.fnmatchcase(name, glob) for glob in cfg.eigenvalues)]
+    if cfg.eigenvalues and not selected:
         hint = f"known: {', '.join(known)}"
         raise UsageError(f"eigenvalues: nothing matches {', '.join(cfg.eigenvalues)}", hint=hint)
-    return asked if cfg.num_steps and problem.space().size > cfg.max_exact else []
+    return selected if cfg.num_steps and problem.space().size > cfg.max_exact else []
 
 
 def layer_slices(problem: Problem) -> dict[str, slice]:
-    """Where each layer lies in a vector with one block after the other; other blocks in runs."""
+    """Return the slice of each layer in a vector with one block after the other; other blocks form runs."""
     runs: list[tuple[str | None, dict[str, slice]]] = []
     for name, where in problem.space().in_blocks().slices.items():
         match = LAYER.fullmatch(name)
@@ -174,22 +348,22 @@ def layer_slices(problem: Problem) -> dict[str, slice]:
         if not runs or runs[-1][0] != layer:
             runs.append((layer, {}))
         runs[-1][1][name] = where
-    found: dict[str, slice] = {}
+    slices: dict[str, slice] = {}
     for layer, blocks in runs:
         places = list(blocks.values())
         named = _of_blocks(list(blocks)) if layer is None else f"L{layer}"
-        named = f"{named}, {next(iter(blocks))}" if named in found else named
-        found[named] = slice(places[0].start, places[-1].stop)
-    return found
+        named = f"{named}, {next(iter(blocks))}" if named in slices else named
+        slices[named] = slice(places[0].start, places[-1].stop)
+    return slices
 
 
 def _of_blocks(names: list[str]) -> str:
-    """`E, P`; of many the first and the last."""
+    """Join block names as `E, P`; of many, name the first and the last."""
     return ", ".join(names) if len(names) <= NAMED else f"{names[0]} … {names[-1]}"
 
 
 def _result(
-    problem: Problem, found: Finished, ends: list[str], notes: list[str], *, coupled: bool
+    problem: Problem, results: FinishedPieces, ends: list[str], notes: list[str], *, coupled: bool
 ) -> Propagation:
     varying = {block.name for block in problem.space()}
     return Propagation(
@@ -199,9 +373,9 @@ def _result(
         loss=problem.loss_value(),
         num_terms=problem.num_terms,
         num_parameters=problem.space().size,
-        shares=found.take(Shares, "shares"),
-        ends={name: found.take(Ends, f"ends.{name}") for name in ends},
-        coupling=found.take(BlockNorms, "coupling") if coupled else None,
+        shares=results.take(Shares, "shares"),
+        ends={name: results.take(Ends, f"ends.{name}") for name in ends},
+        coupling=results.take(BlockNorms, "coupling") if coupled else None,
         outside=[name for name in outside_blocks(problem.model) if name in varying],
         notes=notes,
     )
@@ -209,56 +383,33 @@ def _result(
 
 # ------------------------------------------------------------------------------------------------------- plan
 
-SOURCE = 1.0  # products of the Hessian that one of a single source takes
-EACH = 0.1  # and what each adds when all of them are asked for at once
-
-
-def cost(cfg: Config, problem: Problem) -> Cost:
-    """Shares of all sources together, eigenvalues of each, and the map."""
-    count, size = len(find_sources(problem.model)) + 1, problem.space().size
-    exact = size <= cfg.max_exact
-    vectors = size if exact else cfg.num_probes
-    layers, asked = len(layer_slices(problem)), asked_ends(cfg, problem)
-    coupling = cfg.num_map_probes * layers
-    steps = cfg.num_steps * (len(asked) + (TWICE - 1) * (HESSIAN in asked))
-    products = vectors * (2 + SOURCE + EACH * count) + SOURCE * steps + coupling
-    return Cost(1 + len(asked) + (coupling > 0 and layers > 1), products)
-
 
 def steps(cfg: Config, problem: Problem) -> list[Step]:
-    """The same step by step."""
+    """Planned products: shares of all sources together, eigenvalues of each, and the map."""
     size, layers = problem.space().size, layer_slices(problem)
     exact = size <= cfg.max_exact
     vectors, columns = (size, size) if exact else (cfg.num_probes, max(1, TOGETHER // size))
-    found = [
+    planned = [
         Step(f"shares, {name}", kind, vectors, columns=min(columns, vectors), made=1)
         for name, kind in (("H", "hessian"), ("GGN", "ggn"), ("sources", "sources"))
     ]
     kinds = {HESSIAN: "hessian", OUTER: "ggn"}
-    for name in asked_ends(cfg, problem):
+    for name in selected_ends(cfg, problem):
         count = cfg.num_steps * (TWICE if name == HESSIAN else 1)
-        found.append(Step(f"eigenvalues of {name}", kinds.get(name, "source"), count, basis=count + 1))
+        planned.append(Step(f"eigenvalues of {name}", kinds.get(name, "source"), count, basis=count + 1))
     if cfg.num_map_probes and len(layers) > 1:
-        found.append(
+        planned.append(
             probed("couplings", PlannedMatrix(problem, "hessian"), cfg.num_map_probes, times=len(layers))
         )
-    return found
-
-
-def blocks(cfg: Config) -> tuple[str, ...]:
-    """The parameters of a product: all."""
-    return ("*",)
+    return planned
 
 
 PLAN = Plan(
-    blocks,
-    cost,
-    (
-        {"tokens": 128},
-        {"tokens": 64, "num_probes": 6},
-        {"tokens": 64, "num_probes": 4, "num_steps": 6, "num_map_probes": 1},
-        {"tokens": 32, "num_probes": 4, "num_steps": 4, "num_map_probes": 1},
-        {"tokens": 32, "num_probes": 2, "num_steps": 0, "num_map_probes": 0},
-    ),
     steps,
+    (
+        {"num_probes": 6},
+        {"num_probes": 4, "num_steps": 6, "num_map_probes": 1},
+        {"num_probes": 4, "num_steps": 4, "num_map_probes": 1},
+        {"num_probes": 2, "num_steps": 0, "num_map_probes": 0},
+    ),
 )

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.algorithms.estimates.intervals import may_be_largest
-from curvescope.core.numbers import LIES_BETWEEN, between, one_of, plural, rounded, with_error
-from curvescope.models.sources import REST
-from curvescope.runs.shown import Line
-from curvescope.studies.propagation.analysis import HESSIAN, OUTER, Number
+from curvescope.core.number_format import LIES_BETWEEN, between, one_of, plural, rounded, with_error
+from curvescope.models.curvature_sources import REST
+from curvescope.runs.study_result import Line, Tables
+from curvescope.studies.propagation.study import HESSIAN, OUTER, SourceEstimate
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE, cell_text
 from curvescope.viz.interactive import Scene
@@ -22,34 +22,31 @@ from curvescope.viz.scenes.curves import SignedLog, axis, log_axis, over
 from curvescope.viz.style import GRAY, Look
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from curvescope.studies.propagation.study import Propagation
 
 
-def tables(result: Propagation) -> dict[str, pd.DataFrame]:
-    """One row for H, one for the GGN and one for each source; and the map of layers."""
-    import pandas as pd
-
-    found = {"sources": pd.DataFrame([row(result, name) for name in result.shares.names])}
+def tables(result: Propagation) -> Tables:
+    """Return the table of H, the GGN and the sources, and the table of couplings."""
+    found = {"sources": [row(result, name) for name in result.shares.names]}
     return found | ({"coupling": result.coupling.to_frame()} if result.coupling is not None else {})
 
 
 LAYER = re.compile(r"L(\d+)\.(.+)")
-DECADES = 4  # of the colors, below the largest value
-MOST_NAMED = 30  # sources whose names fit under an axis
-MOST_OUTSIDE = 4  # blocks that are named with the rest
+DECADES = 4  # decades of the color scale below the largest value
+MOST_NAMED = 30  # most sources whose names fit below an axis
+MOST_OUTSIDE = 4  # most blocks that are named with the rest
 
 
 def figures(result: Propagation) -> dict[str, Figure]:
-    """The flow through the layers in four panels, and a map of layers and kinds."""
+    """Return a figure by layer with four panels, and a map of layers and kinds."""
     return {"flow": _flow(result), "norms": _norms(result)}
 
 
 def kinds_of(result: Propagation) -> list[str]:
-    """Kinds of sources inside layers: ln1, attention, …"""
+    """Return the kinds of sources inside layers: ln1, attention, …"""
     found = [match[2] for name in result.sources if (match := LAYER.fullmatch(name))]
     return list(dict.fromkeys(found))
 
@@ -59,9 +56,7 @@ def _layers(result: Propagation) -> list[int]:
 
 
 def _flow(result: Propagation) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 2, figsize=(11.5, 7.6), layout="constrained")
+    figure, axes = style.subplots(2, 2, figsize=(11.5, 7.6))
     _figure_by_layer(axes[0][0], result)
     _shares(axes[0][1], result)
     _eigenvalues(axes[1][0], result)
@@ -71,7 +66,7 @@ def _flow(result: Propagation) -> Figure:
 
 
 def _figure_by_layer(ax: Axes, result: Propagation) -> None:
-    """Frobenius norms of the kinds over the layers, with H and the GGN as lines across."""
+    """Draw Frobenius norms by layer, one curve per kind, with H and the GGN as horizontal lines."""
     layers = _layers(result)
     for i, kind in enumerate(kinds_of(result)):
         at = [layer for layer in layers if f"L{layer}.{kind}" in result.sources]
@@ -93,7 +88,9 @@ def _figure_by_layer(ax: Axes, result: Propagation) -> None:
     ax.grid(visible=True)
 
 
-def _points(ax: Axes, x: np.ndarray, found: list[Number], look: style.Look, *, label: str = "") -> None:
+def _points(
+    ax: Axes, x: np.ndarray, found: list[SourceEstimate], look: style.Look, *, label: str = ""
+) -> None:
     values = np.array([n.value for n in found])
     low, high = np.array([n.low for n in found]), np.array([n.high for n in found])
     errors = np.nan_to_num(np.maximum([values - low, high - values], 0.0))
@@ -114,7 +111,7 @@ def _shares(ax: Axes, result: Propagation) -> None:
     size = 8 if len(names) <= MOST_NAMED else 5
     ax.set_yticks(y, [_named(result, name) for name in names], fontsize=size)
     ax.axvline(0, color="0.4", lw=0.6)
-    ax.set_title("share of ‖H‖²: together 1, below zero takes away")
+    ax.set_title("share of ‖H‖² (sum 1; negative: cancels others)")
     ax.grid(visible=True)
 
 
@@ -124,7 +121,7 @@ def _eigenvalues(ax: Axes, result: Propagation) -> None:
     bounds = np.array([result.bounds_of(name) for name in names])
     x = np.arange(len(names))
     if not names:
-        ax.text(0.5, 0.5, "no Lanczos steps were asked for", ha="center", transform=ax.transAxes)
+        ax.text(0.5, 0.5, "no Lanczos steps", ha="center", transform=ax.transAxes)
         ax.set_axis_off()
         return
     nothing, look = np.zeros(len(names)), {"fmt": "o", "ms": 3.5, "lw": 1}
@@ -142,20 +139,20 @@ def _eigenvalues(ax: Axes, result: Propagation) -> None:
 
 
 def _coupling(ax: Axes, result: Propagation) -> None:
-    """‖H_lm‖ over the geometric mean of the diagonal blocks: one on the diagonal."""
+    """Draw ‖H_lm‖ over the geometric mean of the diagonal blocks; it is one on the diagonal."""
     m = result.coupling
     if m is None:
-        ax.text(0.5, 0.5, "no map was asked for", ha="center", transform=ax.transAxes)
+        ax.text(0.5, 0.5, "no map (num_coupling = 0)", ha="center", transform=ax.transAxes)
         ax.set_axis_off()
         return
     own = np.sqrt(np.maximum(np.diag(m.frobenius), np.finfo(float).tiny))
-    both = np.sqrt((m.frobenius**2 + m.frobenius.T**2) / 2)  # H_lm and its transpose have other probes
+    both = np.sqrt(
+        (m.frobenius**2 + m.frobenius.T**2) / 2
+    )  # H_lm and its transpose are estimated with different probes
     values = both / np.outer(own, own)
     image = ax.imshow(values, cmap=style.MAP, vmin=0)
     if len(m.names) <= 8:
-        for (i, j), value in np.ndenumerate(values):
-            color = style.ink_at(image, value)
-            ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
+        style.write_cells(ax, "{:.2f}".format, size=7)
     size = 8 if len(m.names) <= 14 else 6
     ax.set_xticks(range(len(m.names)), [fill(name, 10) for name in m.names], rotation=90, fontsize=size)
     ax.set_yticks(range(len(m.names)), m.names, fontsize=size)
@@ -164,8 +161,7 @@ def _coupling(ax: Axes, result: Propagation) -> None:
 
 
 def _norms(result: Propagation) -> Figure:
-    """Layers × kinds, with numbers."""
-    import matplotlib.pyplot as plt
+    """Draw norms of layers × kinds, with numbers."""
     from matplotlib.colors import LogNorm
 
     layers, kinds = _layers(result), kinds_of(result)
@@ -175,13 +171,10 @@ def _norms(result: Propagation) -> Figure:
     values = np.array([[_value(result, name) for name in row] for row in rows])
     top = float(np.nanmax(values)) or 1.0
     size = (2.6 + 0.95 * len(columns), 1.2 + 0.3 * max(len(rows), 3))
-    figure, ax = plt.subplots(figsize=size, layout="constrained")
+    figure, ax = style.subplots(figsize=size)
     norm = LogNorm(vmin=top * 10.0**-DECADES, vmax=top, clip=True)
     image = ax.imshow(np.ma.masked_invalid(values), norm=norm, cmap=style.MAP, aspect="auto")
-    for (i, j), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            color = "white" if float(norm(max(value, norm.vmin or 0.0))) > 0.75 else "black"
-            ax.text(j, i, cell_text(float(value)), ha="center", va="center", fontsize=8, color=color)
+    style.write_cells(ax, cell_text)
     ax.set_xticks(range(len(columns)), columns)
     ax.set_yticks(range(len(rows)), [f"L{layer}" for layer in layers] or [""])
     figure.colorbar(image, ax=ax, label="Frobenius norm of the source")
@@ -189,7 +182,7 @@ def _norms(result: Propagation) -> Figure:
 
 
 def _named(result: Propagation, name: str) -> str:
-    """The name of a source; the rest with the blocks that it is of, where they are few."""
+    """Return the name of a source; for the rest, add its blocks if they are few."""
     few = 0 < len(result.outside) <= MOST_OUTSIDE
     return f"{name}: {', '.join(result.outside)}" if name == REST and few else name
 
@@ -198,24 +191,22 @@ def _value(result: Propagation, name: str) -> float:
     return result.shares.norm(name).value if name in result.sources else np.nan
 
 
-# ----------------------------------------------------------------------------------------------------- scenes
-
 QUANTITIES = {
     "norm": "Frobenius norm of the source",
-    "share": "share of ‖H‖², together 1",
+    "share": "share of ‖H‖² (sum 1)",
     "λ_max": "λ_max of the source",
     "λ_min": "λ_min of the source",
 }
 
 
 def scenes(result: Propagation) -> dict[str, Scene]:
-    """Sources by layer; without Lanczos steps there are no eigenvalues to switch to."""
+    """Return interactive figures of the sources by layer; eigenvalues only if Lanczos steps were run."""
     known = [q for q in QUANTITIES if any(math.isfinite(_number(result, s, q)[0]) for s in result.sources)]
     return {"by_layer": switched({"quantity": known}, lambda quantity: _scene_by_layer(result, quantity))}
 
 
 def _number(result: Propagation, name: str, quantity: str) -> tuple[float, float, float, float]:
-    """Value, error, and the ends of its interval."""
+    """Return value, error, and the ends of its interval."""
     if quantity in ("norm", "share"):
         found = getattr(result.shares, quantity)(name)
         return found.value, found.stderr, found.low, found.high
@@ -225,7 +216,9 @@ def _number(result: Propagation, name: str, quantity: str) -> tuple[float, float
 
 
 def _scene_by_layer(result: Propagation, quantity: str) -> Scene:
-    """A curve for every kind of source; H, the GGN and what is in no layer stand behind the last layer."""
+    """Draw a curve for every kind of source; H, the GGN and sources outside of layers come after the last
+    layer.
+    """
     inside = {name: match for name in result.sources if (match := LAYER.fullmatch(name))}
     layers = sorted({int(match[1]) for match in inside.values()})
     whole = [OUTER] if quantity == "share" else [HESSIAN, OUTER]
@@ -247,7 +240,7 @@ def _scene_by_layer(result: Propagation, quantity: str) -> Scene:
         size = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
         scale = SignedLog(size * 10.0**-DECADES)
         y = axis(QUANTITIES[quantity], **scale.ticks(-size, size))
-        found = [_moved(curve, scale) for curve in found]
+        found = [_on_signed_log(curve, scale) for curve in found]
     return curves(found, x=over(places, "layer of the source", most=40), y=y)
 
 
@@ -264,27 +257,29 @@ def _curve(
     return Curve(name, x, numbers[:, 0], words, numbers[:, 2], numbers[:, 3], look=look, line=not apart)
 
 
-def _moved(curve: Curve, scale: SignedLog) -> Curve:
-    """On an axis that is logarithmic on both sides of zero."""
+def _on_signed_log(curve: Curve, scale: SignedLog) -> Curve:
+    """Transform a curve to an axis that is logarithmic on both sides of zero."""
     ends = {name: scale.of(getattr(curve, name)) for name in ("y", "low", "high")}
     return Curve(**{**vars(curve), **ends})
 
 
-# --------------------------------------------------------------------------------------------------- captions
-
-NAMED = 3  # sources that a line names
-LIES = "what the steps found, and a bound beyond it that holds with 95 % certainty"
+NAMED = 3  # most sources that a line names
+LIES = "the Lanczos estimate and an outer bound with 95 % confidence"
 REST_WORDS = (
-    "Rest: what is left of the Hessian, the second derivatives of all that is called outside of these parts"
-    "{}, such as the head, whose logits are bilinear in the last state and U."
+    "Rest: the part of the Hessian from second derivatives of all modules outside of these parts{}, "
+    "such as the head, whose logits are bilinear in the last state and U."
 )
 
 
 def summary(result: Propagation) -> list[Line]:
-    """The numbers to look at first: label, value, words."""
+    """Return the main numbers, each with a label and an explanation."""
     shares = result.shares
     found = [
-        ("loss", f"{result.loss:.4f}", f"{result.loss_name} over {result.num_terms:g} terms of {result.data}")
+        (
+            "loss",
+            f"{result.loss:.4f}",
+            f"{result.loss_name}, mean over {result.num_terms:g} terms of {result.data}",
+        )
     ]
     found += _ends(result)
     norm = shares.norm(HESSIAN)
@@ -294,20 +289,22 @@ def summary(result: Propagation) -> list[Line]:
         (
             "share of the GGN",
             with_error(outer.value, outer.stderr),
-            "of ‖H‖²: ⟨GGN, H⟩ / ‖H‖²; the sources have the rest, and a negative share takes away",
+            "of ‖H‖²: ⟨GGN, H⟩ / ‖H‖². The other sources have the rest; a negative share cancels a part "
+            "of the others",
         ),
         _strongest(result),
         (
-            "adds up to",
+            "error of the sum",
             f"{shares.residual:.1e}",
-            f"‖H v − GGN v − Σ sources‖ / ‖H v‖ over {plural(len(shares.forms), 'vector')}",
+            f"‖H v − GGN v − Σ sources‖ / ‖H v‖ over {plural(len(shares.forms), 'vector')}; 0 for an "
+            "exact sum",
         ),
     ]
     return [*found, *(("note", "", note) for note in result.notes)]
 
 
 def _ends(result: Propagation) -> list[Line]:
-    """Where both ends of the spectrum of H lie."""
+    """Bounds of both ends of the spectrum of H."""
     top, _, low, _ = result.ends_of(HESSIAN)
     if math.isnan(top):
         return []
@@ -318,26 +315,23 @@ def _ends(result: Propagation) -> list[Line]:
 
 
 def opening(result: Propagation) -> str:
-    """How much of the Hessian is the GGN, and which source is the strongest of the rest."""
+    """State the GGN's share of the Hessian and the strongest other source."""
     shares = result.shares
     outer = shares.share(OUTER)
-    said = f"The GGN makes up {with_error(100 * outer.value, 100 * outer.stderr)} % of ‖H‖²"
+    share = f"The GGN makes up {with_error(100 * outer.value, 100 * outer.stderr)} % of ‖H‖²"
     if all(shares.is_zero(name) for name in result.sources):
-        return f"{said}; no source brings anything."
+        return f"{share}; all sources are zero."
     first, whole = strongest(result), shares.norm(HESSIAN)
-    count = plural(len(result.sources), "source")
+    count = plural(len(result.sources), "other source")
     if len(first) > 1:
         names = one_of([f"{name} ({_norm(result, name)})" for name in first], NAMED)
-        return f"{said}. The strongest of {count} of the rest is {names}, which are not told apart."
+        return f"{share}. The strongest of {count} is {names}; their intervals overlap."
     of = f", {rounded(shares.norm(first[0]).value / whole.value, 2)} of ‖H‖" if whole.value else ""
-    return (
-        f"{said}. The strongest of {count} of the rest is {first[0]}, whose norm is "
-        f"{_norm(result, first[0])}{of}."
-    )
+    return f"{share}. The strongest of {count} is {first[0]}, with norm {_norm(result, first[0])}{of}."
 
 
 def strongest(result: Propagation) -> list[str]:
-    """The sources that may have the largest norm, by their estimates: one where intervals tell."""
+    """Return the sources that may have the largest norm: one if the intervals decide."""
     norms = [result.shares.norm(name) for name in result.sources]
     values, low, high = (np.array([getattr(n, what) for n in norms]) for what in ("value", "low", "high"))
     return [result.sources[i] for i in may_be_largest(values, low, high)]
@@ -349,19 +343,19 @@ def _norm(result: Propagation, name: str) -> str:
 
 
 def _strongest(result: Propagation) -> Line:
-    """The sources with the largest norms."""
+    """Name the sources with the largest norms."""
     order = sorted(result.sources, key=lambda name: -result.shares.norm(name).value)[: NAMED + 1]
     words = f"‖{order[0]}‖ = {_norm(result, order[0])}"
     then = ", ".join(f"{name} {_norm(result, name)}" for name in order[1:])
     words += f", then {then}" if then else ""
     first = strongest(result)
-    words += f"; {len(first)} are not told apart" if len(first) > 1 else ""
+    words += f"; {len(first)} have overlapping intervals" if len(first) > 1 else ""
     value = one_of(first) if len(first) <= NAMED else "not decided"
-    return ("strongest source", value, f"{words}; norms of sources that cancel do not add up")
+    return ("strongest source", value, f"{words}; norms do not add up if sources cancel")
 
 
 def row(result: Propagation, name: str) -> dict[str, Any]:
-    """Everything that is known about H, the GGN or one source."""
+    """Return one table row with all numbers of H, the GGN or one source."""
     trace, norm, share = (f(name) for f in (result.shares.trace, result.shares.norm, result.shares.share))
     top, _, low, _ = result.ends_of(name)
     least, most = result.bounds_of(name)
@@ -393,12 +387,12 @@ def row(result: Propagation, name: str) -> dict[str, Any]:
 
 
 def meaning(result: Propagation, name: str) -> str:
-    """What H, the GGN or a source is, in words."""
+    """Explain H, the GGN or a source in words."""
     if name == REST:
-        held = f"; blocks outside of them: {', '.join(result.outside)}" if result.outside else ""
-        return f"what is left: all that no source above holds, such as the head{held}"
-    own = {HESSIAN: "the Hessian", OUTER: "the generalized Gauss–Newton matrix, no source"}
-    return own.get(name, "the second derivative of this part alone")
+        blocks = f"; blocks outside of them: {', '.join(result.outside)}" if result.outside else ""
+        return f"the rest of the Hessian outside of the sources above, such as the head{blocks}"
+    own = {HESSIAN: "the Hessian", OUTER: "the generalized Gauss–Newton matrix, not a source"}
+    return own.get(name, "the second derivative of this module alone")
 
 
 def _outside(result: Propagation) -> str:
@@ -406,25 +400,26 @@ def _outside(result: Propagation) -> str:
 
 
 def captions(result: Propagation) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Return the caption of each figure and table."""
     probes = plural(len(result.shares.forms), "probe")
     exact = result.shares.exact
-    how = "from all unit vectors, exactly" if exact else f"from {probes} that all of them see"
+    how = "exactly, from all unit vectors" if exact else f"from {probes} that all of them see"
     bars = "" if exact else "; bars are 95 % intervals"
     what = (
-        "H = H_o + Σ over sources: the second derivative of each norm, attention and feed-forward network "
-        "alone, seen through the first derivatives of all others. " + REST_WORDS.format(_outside(result))
-    )
+        "H = H_o + Σ over sources. A source is the second derivative of one norm, attention or "
+        "feed-forward network, chained with the first derivatives of all others. "
+    ) + REST_WORDS.format(_outside(result))
     return {
-        "sources": f"{what} Trace, Frobenius norm and share of ‖H‖² (⟨A, H⟩/‖H‖²; they add up to one) {how}. "
-        f"λ_max and λ_min from Lanczos steps: {LIES}. Zero: a matrix that is "
-        "nothing but rounding (it is not symmetric); its errors are its size.",
-        "by_layer": "Every source at its layer with the 95 % interval of its norm or share, or where its "
-        "eigenvalue lies, with 95 % certainty; behind the layers H, the GGN and sources of no layer.",
-        "flow": f"{what} Top: Frobenius norm of each source, layer by layer, and its share of ‖H‖². Bottom: "
-        f"largest and least eigenvalue of each source ({LIES}), and how strongly "
-        f"layers are coupled, ‖H_lm‖ / √(‖H_ll‖ ‖H_mm‖). Norms and shares {how}{bars}.",
+        "sources": f"{what} Trace, Frobenius norm and share of ‖H‖² (⟨A, H⟩/‖H‖²; the shares add up to one) "
+        f"{how}. λ_max and λ_min from Lanczos steps: {LIES}. Zero: the matrix is only rounding error (it "
+        "is not symmetric), and its error is its size.",
+        "by_layer": "Every source at its layer, with the 95 % interval of its norm or share, or the range "
+        "of its eigenvalue with 95 % confidence. H, the GGN and sources outside of layers come after "
+        "the last layer.",
+        "flow": f"{what} Top: Frobenius norm of each source by layer, and its share of ‖H‖². Bottom: largest "
+        f"and smallest eigenvalue of each source ({LIES}), and coupling of layers, ‖H_lm‖ / √(‖H_ll‖ "
+        f"‖H_mm‖). Norms and shares {how}{bars}.",
         "norms": f"Frobenius norm of each source, {how}.",
-        "coupling": "Frobenius norm of every block of the Hessian between two layers, from probes on one "
-        "layer each, with standard error and 95 % interval.",
+        "coupling": "Frobenius norm of every block of the Hessian between two layers, from random vectors "
+        "on single layers, with standard error and 95 % interval.",
     }

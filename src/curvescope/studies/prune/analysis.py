@@ -1,15 +1,14 @@
-"""Who removes weights of a block: with its GGN written out, or, where that is too large, by products.
+"""Pruning of one block or head: removals, their predicted and their measured effects.
 
-Both damp by λ = damping · mean diagonal. The GGN is positive semi-definite; for cross-entropy it is the
-Fisher with targets drawn from the model.
+A surgeon removes weights of a block with the block's GGN written out, or with matrix products if it is too
+large. Both damp by λ = damping · mean diagonal. The GGN is positive semi-definite; for cross-entropy it
+equals the Fisher matrix with targets drawn from the model.
 
-What is removed of one block, and what that does: single weights, random groups, the least of every method.
+Removals are single weights, random groups, and the weights of least saliency by every method. Every removal
+is measured plain and, if possible, compensated: the surgeon adjusts the remaining weights.
 
-Every removal is measured twice where it can be: plain, and with the surgeon's answer of the other weights.
-
-Whole heads: what comes out when a head's rows of W_O are zero, and the layer's other heads answer.
-
-A head writes its values through W_O alone, so that these rows at zero are the head without output.
+A removed head has its rows of W_O set to zero; compensated, the other heads of the layer adjust. These rows
+are the head's only output, so zero rows remove the head.
 """
 
 from __future__ import annotations
@@ -40,32 +39,32 @@ from curvescope.models.model import Model
 from curvescope.operators import GGN, KFAC, EmpiricalFisher, exact_diagonal
 from curvescope.operators.kronecker.spectral import Spectrum
 from curvescope.problem import Problem
-from curvescope.runs.work import Piece
+from curvescope.runs.resumable_loop import Piece
 from curvescope.studies.common.weight_changes import Effects, Halves, effects, moved_parameters, weights
 
 if TYPE_CHECKING:
     from curvescope.studies.prune.study import Config, Pruned
 
-NUM_ROOTS = 32  # random squares, for a diagonal that is not written out
-MOST_LEFT = 3000  # weights whose inverse is written out
+NUM_ROOTS = 32  # random vectors for a diagonal that is estimated
+MOST_LEFT = 3000  # most remaining weights for which the inverse is written out
 DENSE, PRODUCTS = "dense", "products"
 
 
 @dataclass(frozen=True)
 class DenseBlock(Result):
-    """The GGN of a block, or of some of its weights."""
+    """Dense GGN of a block, or of some of its weights."""
 
     matrix: np.ndarray  # (n, n)
 
 
 def dense_block(op: GGN, left: Tensor | None = None) -> DenseBlock:
-    """Written out; with `left`, a mask (n,), over these weights alone."""
+    """Compute the dense GGN; with `left`, a mask (n,), only over the remaining weights."""
     G = (op if left is None else op.submatrix(left)).to_dense().cpu().numpy()
     return DenseBlock((G + G.T) / 2)
 
 
 class Surgeon(ABC):
-    """Removes weights of one block at one point."""
+    """Interface that removes weights of one block at one point."""
 
     how: str
     diagonal: Tensor  # (n,) of the GGN
@@ -73,20 +72,20 @@ class Surgeon(ABC):
 
     @abstractmethod
     def saliencies(self, w: Tensor) -> Tensor:
-        """w_q² / (2 [H⁻¹]_qq): (n,)."""
+        """Saliency w_q² / (2 [H⁻¹]_qq) of every weight: (n,)."""
 
     @abstractmethod
     def remove(self, w: Tensor, removed: Tensor) -> tuple[Removal, float]:
-        """The change that takes these weights to zero, and the relative residual of its system."""
+        """Return the change that sets these weights to zero, and the relative residual of its system."""
 
     def order(self, w: Tensor, count: int) -> Tensor | None:
-        """The first weights to go, one after the other; None where that takes too long."""
+        """Return the first `count` weights in greedy order of removal; None if that takes too long."""
         return None
 
 
 @final
 class DenseSurgeon(Surgeon):
-    """With the inverse of the block."""
+    """Surgeon that uses the dense inverse of the block."""
 
     how = DENSE
 
@@ -106,12 +105,12 @@ class DenseSurgeon(Surgeon):
 
 @final
 class ProductSurgeon(Surgeon):
-    """Saliencies from the inverse of K-FAC, removal by conjugate gradients with the GGN itself.
+    """Surgeon that uses the K-FAC inverse for saliencies and conjugate gradients with the GGN for removals.
 
-    With K = A ⊗ B = Q diag(Λ) Qᵀ, Q = Qᵣ ⊗ Q_c, the diagonal of (K + λ I)⁻¹ is
-    (Qᵣ∘Qᵣ) (1/(Λ + λ)) (Q_c∘Q_c)ᵀ. Where only some weights are left, at most `MOST_LEFT`, the inverse is that
-    of K over these, written out. For more of them it is an approximation, from the inverse over all weights,
-    as if those that are gone could still make up for others: saliencies come out too small.
+    With K = A ⊗ B = Q diag(Λ) Qᵀ, Q = Qᵣ ⊗ Q_c, the diagonal of (K + λ I)⁻¹ is (Qᵣ∘Qᵣ) (1/(Λ + λ))
+    (Q_c∘Q_c)ᵀ. If at most `MOST_LEFT` weights remain after earlier removals, K over these weights is inverted
+    exactly. For more of them, the inverse over all weights is an approximation: it lets removed weights
+    compensate, so saliencies come out too small.
     """
 
     how = PRODUCTS
@@ -127,36 +126,38 @@ class ProductSurgeon(Surgeon):
         (block,) = self._whole.space
         K = KFAC(self._whole.problem, block.name, bias="separate", seed=self._seed)
         (spectrum,), (layer,) = K.spectra(), K.layers
-        own = K.space.positions(layer.blocks[0]).to(w.device)  # of the layer's entries, inputs × outputs
-        found = w.new_empty(len(own))
+        own = K.space.positions(layer.blocks[0]).to(
+            w.device
+        )  # positions of the layer's entries, inputs × outputs
+        diagonal = w.new_empty(len(own))
         if self._left is not None and len(w) <= MOST_LEFT:
             left = self._left[own]
-            found[own[left]] = _inverse_diagonal(_entries(spectrum, left), self.damping)
+            diagonal[own[left]] = _inverse_diagonal(_entries(spectrum, left), self.damping)
         else:
             Qr, Qc = spectrum.vectors
-            found[own] = (Qr.square() @ (1 / (spectrum.values + self.damping)) @ Qc.square().T).flatten()
-        return saliencies(w, found if self._left is None else found[self._left])
+            diagonal[own] = (Qr.square() @ (1 / (spectrum.values + self.damping)) @ Qc.square().T).flatten()
+        return saliencies(w, diagonal if self._left is None else diagonal[self._left])
 
     def remove(self, w: Tensor, removed: Tensor) -> tuple[Removal, float]:
         return remove_by_products(w, self.op, removed, damping=self.damping)
 
 
 def _entries(spectrum: Spectrum, left: Tensor) -> Tensor:
-    """K over weights that are left, a mask (m n,): A_ik B_jl for the weights (i, j) and (k, l)."""
-    assert spectrum.sides is not None, "factors as they are have eigenvalues of their own"
+    """Return K over the remaining weights, a mask (m n,): A_ik B_jl for the weights (i, j) and (k, l)."""
+    assert spectrum.sides is not None, "expected factors with eigendecompositions of both sides"
     A, B = ((Q * side) @ Q.T for Q, side in zip(spectrum.vectors, spectrum.sides, strict=True))
     i, j = left.view(len(A), len(B)).nonzero(as_tuple=True)
     return A[i][:, i] * B[j][:, j]
 
 
 def _inverse_diagonal(K: Tensor, shift: float) -> Tensor:
-    """Of (K + λ I)⁻¹."""
+    """Diagonal of (K + λ I)⁻¹."""
     system = K + shift * torch.eye(len(K), dtype=K.dtype, device=K.device)
     return torch.cholesky_inverse(torch.linalg.cholesky(system)).diagonal()
 
 
 def fisher_diagonal(problem: Problem, block: str) -> Tensor:
-    """The diagonal of the empirical Fisher, exactly: (n,)."""
+    """Compute the exact diagonal of the empirical Fisher: (n,)."""
     return exact_diagonal(EmpiricalFisher(problem, block), way="outputs").values
 
 
@@ -164,31 +165,31 @@ def fisher_diagonal(problem: Problem, block: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Minimum(Result):
-    """Where a descent over one block has come to."""
+class BlockMinimum(Result):
+    """Result of a descent over the weights of one block."""
 
-    delta: np.ndarray  # (n,) from the model's own weights
-    loss: np.ndarray  # (2,) at the beginning and at the end
+    delta: np.ndarray  # (n,) change from the model's original weights
+    loss: np.ndarray  # (2,) before and after the descent
     gradient_norm: np.ndarray  # (2,)
     evaluations: int
 
 
-def descend(problem: Problem, block: str, evaluations: int) -> Minimum:
-    """L-BFGS over the weights of a block, on the data of the problem, for at most so many gradients."""
+def descend(problem: Problem, block: str, evaluations: int) -> BlockMinimum:
+    """Minimize the loss over the weights of a block by L-BFGS, with at most `evaluations` gradients."""
     from scipy.optimize import minimize
 
     start = weights(problem, block)
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
         delta = torch.as_tensor(x).to(start)
-        here = problem.at(moved_parameters(problem, block, delta))
-        return here.loss_value(), here.gradient(block).double().cpu().numpy()
+        shifted = problem.at(moved_parameters(problem, block, delta))
+        return shifted.loss_value(), shifted.gradient(block).double().cpu().numpy()
 
     first, slope = loss(np.zeros(len(start)))
     options = {"maxfun": evaluations, "maxiter": evaluations, "ftol": 0.0, "gtol": 1e-8, "maxcor": 30}
-    found = minimize(loss, np.zeros(len(start)), jac=True, method="L-BFGS-B", options=options)
-    norms = np.array([np.linalg.norm(slope), np.linalg.norm(found.jac)])
-    return Minimum(found.x, np.array([first, found.fun]), norms, int(found.nfev) + 1)
+    minimum = minimize(loss, np.zeros(len(start)), jac=True, method="L-BFGS-B", options=options)
+    norms = np.array([np.linalg.norm(slope), np.linalg.norm(minimum.jac)])
+    return BlockMinimum(minimum.x, np.array([first, minimum.fun]), norms, int(minimum.nfev) + 1)
 
 
 # --------------------------------------------------------------------------------------------------- removals
@@ -197,12 +198,12 @@ ONE_SHOT = ("magnitude", "fisher", "obd", "obs", "magnitude + obs")
 GREEDY = "obs greedy"
 ITERATED = ("fisher iterated", "obs iterated")
 Make = Callable[[Halves, Tensor | None], Surgeon]
-"""A surgeon for a block of problems at a point; of weights that are left, if there is a mask."""
+"""Function that makes a surgeon for a block at a point; with a mask, only for the remaining weights."""
 
 
 @dataclass(frozen=True)
-class Samples(Result):
-    """K removals that no method has chosen: what each says beforehand, and what comes out."""
+class RemovalSamples(Result):
+    """K removals that are independent of every method: predicted and measured effects."""
 
     size: int  # weights of one removal
     magnitude: np.ndarray  # (K,) Σ w²
@@ -215,36 +216,36 @@ class Samples(Result):
 
 
 @dataclass(frozen=True)
-class Sets(Result):
-    """The weights of least saliency by M methods, at S sparsities."""
+class RemovalSets(Result):
+    """Removal of the weights of least saliency by M methods at S sparsities."""
 
     methods: list[str]
     sparsities: np.ndarray  # (S,)
-    own: np.ndarray  # (M, S) what the method says: Σ of its saliencies; nan for magnitudes
-    effects: Effects  # of the M S changes, method by method
+    own: np.ndarray  # (M, S) increase predicted by the method: Σ of its saliencies; nan for magnitudes
+    effects: Effects  # effects of the M S changes, method by method
     residual: np.ndarray  # (M, S)
 
     def at(self, method: str) -> Effects:
-        """Those of one method, one for every sparsity."""
+        """Effects of one method, one for every sparsity."""
         i, S = self.methods.index(method), len(self.sparsities)
         return self.effects.some(slice(i * S, (i + 1) * S))
 
 
 def single_weights(w: Tensor, count: int) -> list[Tensor]:
-    """Weights from the smallest to the largest, in equal steps of their ranks."""
+    """Choose single weights at equal steps of their magnitude rank."""
     order = w.abs().argsort(stable=True)
     ranks = np.unique(np.linspace(0, len(w) - 1, count).round().astype(int))
     return [order[rank : rank + 1] for rank in ranks]
 
 
 def random_groups(w: Tensor, count: int, share: float, seed: int) -> list[Tensor]:
-    """Sets of weights that are drawn at random."""
+    """Draw random groups of weights."""
     size = max(round(share * len(w)), 1)
     return [torch.randperm(len(w), generator=generator(seed, i))[:size].to(w.device) for i in range(count)]
 
 
-def sample(halves: Halves, block: str, surgeon: Surgeon, sets: list[Tensor]) -> Samples:
-    """Remove each of the sets, plain and with the surgeon's answer."""
+def sample(halves: Halves, block: str, surgeon: Surgeon, sets: list[Tensor]) -> RemovalSamples:
+    """Remove each group of weights, plain and compensated."""
     w, fisher = weights(halves.problem, block), fisher_diagonal(halves.problem, block)
     plain, made, own, residual = [], [], [], []
     for removed in sets:
@@ -258,7 +259,7 @@ def sample(halves: Halves, block: str, surgeon: Surgeon, sets: list[Tensor]) -> 
     def summed(values: Tensor) -> np.ndarray:
         return np.array([float(values[removed].sum()) for removed in sets])
 
-    return Samples(
+    return RemovalSamples(
         size=len(sets[0]),
         magnitude=summed(w.square()),
         fisher=summed(diagonal_saliencies(w, fisher)),
@@ -271,14 +272,14 @@ def sample(halves: Halves, block: str, surgeon: Surgeon, sets: list[Tensor]) -> 
 
 
 def removal(w: Tensor, removed: Tensor) -> Tensor:
-    """δ that takes weights to zero and leaves the others: (n,)."""
+    """Return the change δ that sets some weights to zero and keeps the others: (n,)."""
     delta = torch.zeros_like(w)
     delta[removed] = -w[removed]
     return delta
 
 
-def one_shot(halves: Halves, block: str, surgeon: Surgeon, sparsities: tuple[float, ...]) -> Sets:
-    """Saliencies once, at the model's own weights."""
+def one_shot(halves: Halves, block: str, surgeon: Surgeon, sparsities: tuple[float, ...]) -> RemovalSets:
+    """Remove the weights of least saliency, with saliencies computed once at the original weights."""
     w = weights(halves.problem, block)
     scores = {
         "magnitude": w.abs(),
@@ -305,7 +306,7 @@ def one_shot(halves: Halves, block: str, surgeon: Surgeon, sparsities: tuple[flo
             own.append(cost)
             residual.append(rest)
     shape = (len(order), len(sparsities))
-    return Sets(
+    return RemovalSets(
         list(order),
         np.array(sparsities),
         np.array(own).reshape(shape),
@@ -314,8 +315,10 @@ def one_shot(halves: Halves, block: str, surgeon: Surgeon, sparsities: tuple[flo
     )
 
 
-def iterated(halves: Halves, block: str, make: Make, sparsities: tuple[float, ...]) -> Sets:
-    """Curvature anew at each sparsity, where the weights are by then; what is gone stays gone."""
+def iterated(halves: Halves, block: str, make: Make, sparsities: tuple[float, ...]) -> RemovalSets:
+    """Remove weights step by step, with curvature measured anew at each sparsity; removed weights stay
+    removed.
+    """
     w = weights(halves.problem, block)
     counts = [round(s * len(w)) for s in sparsities]
     changes, own, residual = [], [], []
@@ -331,7 +334,7 @@ def iterated(halves: Halves, block: str, make: Make, sparsities: tuple[float, ..
             own.append(cost)
             residual.append(rest)
     shape = (len(ITERATED), len(sparsities))
-    return Sets(
+    return RemovalSets(
         list(ITERATED),
         np.array(sparsities),
         np.array(own).reshape(shape),
@@ -341,17 +344,20 @@ def iterated(halves: Halves, block: str, make: Make, sparsities: tuple[float, ..
 
 
 def _round(
-    name: str, here: Halves, block: str, make: Make, w: Tensor, left: Tensor, count: int
+    name: str, current: Halves, block: str, make: Make, w: Tensor, left: Tensor, count: int
 ) -> tuple[Tensor, Tensor, float, float]:
-    """The next removals among the weights w that are left: δ, which are removed, the price and residual."""
+    """Choose the next weights to remove among the remaining ones.
+
+    Returns the change, the removed weights, the predicted increase and the relative residual.
+    """
     among = left.nonzero()[:, 0]
     if name == "obs iterated":
-        surgeon = make(here, None if bool(left.all()) else left)
+        surgeon = make(current, None if bool(left.all()) else left)
         chosen = surgeon.saliencies(w[left]).argsort(stable=True)[:count]
         found, rest = surgeon.remove(w[left], chosen)
         delta = torch.zeros_like(w).index_copy(0, among, found.delta)
         return delta, among[chosen], found.increase, rest
-    scores = diagonal_saliencies(w, fisher_diagonal(here.problem, block))[left]
+    scores = diagonal_saliencies(w, fisher_diagonal(current.problem, block))[left]
     chosen = scores.argsort(stable=True)[:count]
     return removal(w, among[chosen]), among[chosen], float(scores[chosen].sum()), 0.0
 
@@ -360,8 +366,8 @@ def _round(
 
 
 @dataclass(frozen=True)
-class Heads(Result):
-    """The heads of one layer, removed one at a time."""
+class HeadRemovals(Result):
+    """Heads of one layer, removed one at a time."""
 
     layer: int
     magnitude: np.ndarray  # (h,) Σ w² over the head's rows of W_O
@@ -374,19 +380,19 @@ class Heads(Result):
 
 
 def layers_with_heads(model: Model) -> list[int]:
-    """Layers whose W_O is cut into heads."""
+    """Return the layers whose W_O can be split by heads."""
     count = int(model.facts.get("n_layers", 0))
     names = model.blocks
     return [i for i in range(count) if f"L{i}.W_O" in names and num_heads(model) > 1]
 
 
 def num_heads(model: Model) -> int:
-    """Heads of a layer; 1 where it is not known."""
+    """Return the number of heads of a layer; 1 if it is not known."""
     return int(model.facts.get("n_heads", 1) or 1)
 
 
-def measure_heads(halves: Halves, op: GGN, layer: int, *, damping: float, seed: int) -> Heads:
-    """Remove every head of a layer, plain and with the other heads' answer in W_O, of which `op` is."""
+def measure_heads(halves: Halves, op: GGN, layer: int, *, damping: float, seed: int) -> HeadRemovals:
+    """Remove every head of a layer, plain and compensated by the other heads; `op` is the GGN of W_O."""
     problem, block = halves.problem, f"L{layer}.W_O"
     w, surgeon = weights(problem, block), ProductSurgeon(op, damping, seed)
     fisher = diagonal_saliencies(w, fisher_diagonal(problem, block))
@@ -394,7 +400,7 @@ def measure_heads(halves: Halves, op: GGN, layer: int, *, damping: float, seed: 
     sets = [_rows(problem, block, layer, head) for head in range(num_heads(problem.model))]
     made = [surgeon.remove(w, removed) for removed in sets]
     found = effects(halves, block, [*(removal(w, r) for r in sets), *(one.delta for one, _ in made)])
-    return Heads(
+    return HeadRemovals(
         layer=layer,
         magnitude=np.array([float(w[r].square().sum()) for r in sets]),
         fisher=np.array([float(fisher[r].sum()) for r in sets]),
@@ -420,7 +426,7 @@ AT_MINIMUM = " at its minimum"
 
 @final
 class BlockWork:
-    """Pieces of work, which are given the minimum and the GGN where there are any."""
+    """Pieces of work for one block, at its original weights or at its minimum."""
 
     def __init__(self, cfg: Config, halves: Halves, name: str, size: int, *, at_minimum: bool):
         self.cfg, self.name, self._halves, self._at_minimum = cfg, name, halves, at_minimum
@@ -428,7 +434,7 @@ class BlockWork:
         self.key = name + AT_MINIMUM * at_minimum
 
     def pieces(self) -> list[Piece]:
-        """In order; curvature first, for all that follows."""
+        """Return the pieces in order; curvature comes first, because the others use it."""
         first: list[Piece] = []
         if self._at_minimum:
             first.append(Piece(f"minimum.{self.name}", self.minimum, f"a minimum over {self.name}"))
@@ -440,39 +446,39 @@ class BlockWork:
         works = {"weights": self.singles, "groups": self.groups, "sets": self.sets}
         words = {"weights": "single weights", "groups": "random groups", "sets": "least weights"}
         if self.cfg.iterate and not self._at_minimum:
-            works["iterated"], words["iterated"] = self.rounds, "least weights, curvature anew"
+            works["iterated"], words["iterated"] = self.rounds, "least weights, curvature measured anew"
         return first + [
             Piece(f"{kind}.{self.key}", work, f"{self.key}: {words[kind]}", needs=needs)
             for kind, work in works.items()
         ]
 
-    def minimum(self) -> Minimum:
-        """The place."""
+    def minimum(self) -> BlockMinimum:
+        """Minimize the loss over the block."""
         return descend(self._halves.problem, self.name, self.cfg.settle)
 
     def curvature(self, *known: Result) -> DenseBlock:
-        """The GGN, written out."""
+        """Compute the dense GGN of the block."""
         return dense_block(ggn(self.cfg, self.here(known), self.name))
 
-    def singles(self, *known: Result) -> Samples:
+    def singles(self, *known: Result) -> RemovalSamples:
         """Single weights."""
         halves = self.here(known)
         sets = single_weights(weights(halves.problem, self.name), self.cfg.num_weights)
         return sample(halves, self.name, self.surgeon(known), sets)
 
-    def groups(self, *known: Result) -> Samples:
+    def groups(self, *known: Result) -> RemovalSamples:
         """Random groups."""
         halves, cfg = self.here(known), self.cfg
         w = weights(halves.problem, self.name)
         sets = random_groups(w, cfg.num_groups, cfg.group_share, cfg.seed)
         return sample(halves, self.name, self.surgeon(known), sets)
 
-    def sets(self, *known: Result) -> Sets:
-        """The least weights by every method, at once."""
+    def sets(self, *known: Result) -> RemovalSets:
+        """Remove the weights of least saliency by every method, with curvature measured once."""
         return one_shot(self.here(known), self.name, self.surgeon(known), self.cfg.sparsities)
 
-    def rounds(self, *known: Result) -> Sets:
-        """The least weights, with curvature anew at each sparsity."""
+    def rounds(self, *known: Result) -> RemovalSets:
+        """Remove the weights of least saliency, with curvature measured anew at each sparsity."""
 
         def make(here: Halves, left: Tensor | None) -> Surgeon:
             if left is None:
@@ -485,16 +491,16 @@ class BlockWork:
         return iterated(self.here(known), self.name, make, self.cfg.sparsities)
 
     def here(self, known: tuple[Result, ...]) -> Halves:
-        """The problems at this place."""
+        """Return the problems at the block's point: original weights or minimum."""
         if not self._at_minimum:
             return self._halves
-        minimum = next(one for one in known if isinstance(one, Minimum))
+        minimum = next(one for one in known if isinstance(one, BlockMinimum))
         w = weights(self._halves.problem, self.name)
         delta = torch.as_tensor(minimum.delta).to(w)
         return Halves(*(p.at(moved_parameters(p, self.name, delta)) for p in self._halves))
 
     def surgeon(self, known: tuple[Result, ...]) -> Surgeon:
-        """With the GGN that is known, or by products."""
+        """Return a surgeon with the dense GGN if it was computed, else one that uses products."""
         for one in known:
             if isinstance(one, DenseBlock):
                 return DenseSurgeon(_tensor(self._halves, one), self.cfg.damping)
@@ -502,9 +508,9 @@ class BlockWork:
 
 
 def heads_piece(cfg: Config, halves: Halves, layer: int) -> Piece:
-    """The heads of one layer."""
+    """Return the piece that removes the heads of one layer."""
 
-    def work() -> Heads:
+    def work() -> HeadRemovals:
         op = ggn(cfg, halves, f"L{layer}.W_O")
         return measure_heads(halves, op, layer, damping=cfg.damping, seed=cfg.seed)
 
@@ -512,7 +518,7 @@ def heads_piece(cfg: Config, halves: Halves, layer: int) -> Piece:
 
 
 def ggn(cfg: Config, halves: Halves, block: str) -> GGN:
-    """Of a block, executed as the settings say."""
+    """Return the GGN of a block, with the execution settings of the configuration."""
     how: dict[str, Any] = {"engine": cfg.engine, "checkpoint": cfg.checkpoint}
     return GGN(halves.problem, block, **how)
 
@@ -523,7 +529,7 @@ def _tensor(halves: Halves, block: DenseBlock) -> Tensor:
 
 # ----------------------------------------------------------------------------------------------- correlations
 
-Some = Samples | Heads
+Some = RemovalSamples | HeadRemovals
 PREDICTORS = {
     "magnitude": "Σ w²",
     "fisher": "½ Σ F_qq w²",
@@ -538,8 +544,8 @@ PLAIN = ("magnitude", "fisher", "obd", "second order", "both orders")
 COMPENSATED = ("obs", "obs + first order", "second order", "both orders")
 
 
-class Row(NamedTuple):
-    """One rank correlation."""
+class PredictionRank(NamedTuple):
+    """One rank correlation between predicted and measured effects."""
 
     removed: str  # `single weights`, `random groups`, either `at a minimum`, `heads`
     how: str  # `plain` or `compensated`
@@ -548,55 +554,55 @@ class Row(NamedTuple):
 
 
 def removed_kinds(result: Pruned) -> dict[str, list[Some]]:
-    """What was removed without a method's choice, by its name."""
-    found: dict[str, list[Some]] = {}
+    """Return the removals that are independent of every method, by kind."""
+    kinds: dict[str, list[Some]] = {}
     for kind, samples in (("single weights", result.singles), ("random groups", result.groups)):
         for key, some in samples.items():
-            found.setdefault(kind + PLACE * key.endswith(AT_MINIMUM), []).append(some)
+            kinds.setdefault(kind + PLACE * key.endswith(AT_MINIMUM), []).append(some)
     if result.heads:
-        found["heads"] = list(result.heads.values())
-    return found
+        kinds["heads"] = list(result.heads.values())
+    return kinds
 
 
 def of_effects(some: Some, how: str) -> Effects:
-    """What came out of plain removals, or of compensated ones."""
+    """Return the effects of plain or of compensated removals."""
     return some.plain if how == "plain" else some.compensated
 
 
 def predicted(some: Some, how: str, predictor: str) -> np.ndarray:
-    """What a predictor says of each removal: (K,)."""
-    found = of_effects(some, how)
+    """Return what a predictor says about each removal: (K,)."""
+    effects = of_effects(some, how)
     values: dict[str, Callable[[], np.ndarray]] = {
-        "second order": lambda: found.second.mean(1),
-        "both orders": lambda: found.predicted.mean(1),
-        "obs + first order": lambda: some.obs + found.first.mean(1),
+        "second order": lambda: effects.second.mean(1),
+        "both orders": lambda: effects.predicted.mean(1),
+        "obs + first order": lambda: some.obs + effects.first.mean(1),
     }
     return values[predictor]() if predictor in values else getattr(some, predictor)
 
 
 def measured(some: Some, how: str) -> np.ndarray:
-    """The increase of the loss: (K,)."""
+    """Measured increase of the loss: (K,)."""
     return of_effects(some, how).measured.mean(1)
 
 
 def joined(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """Removals of all blocks in one row."""
+    """Concatenate removals of all blocks."""
     return np.concatenate(list(parts))
 
 
-def rows(result: Pruned) -> Iterator[Row]:
-    """All of them: what is removed, how, and by which predictor."""
+def rows(result: Pruned) -> Iterator[PredictionRank]:
+    """Yield all rank correlations: kind of removal, plain or compensated, and predictor."""
     for kind, parts in removed_kinds(result).items():
         for how, predictors in (("plain", PLAIN), ("compensated", COMPENSATED)):
             truth = joined(measured(some, how) for some in parts)
             for predictor in predictors:
                 said = joined(predicted(some, how, predictor) for some in parts)
                 found = rank_correlation(said, truth, draws=result.draws, seed=result.seed)
-                yield Row(kind, how, predictor, found)
+                yield PredictionRank(kind, how, predictor, found)
 
 
 def better(result: Pruned, kind: str, one: str, other: str) -> Correlation:
-    """ρ of one predictor less that of another, of plain removals."""
+    """ρ of one predictor minus ρ of another, for plain removals."""
     parts = removed_kinds(result)[kind]
     a, b = (joined(predicted(some, "plain", name) for some in parts) for name in (one, other))
     truth = joined(measured(some, "plain") for some in parts)

@@ -1,11 +1,12 @@
-"""The study `prune`: what the removal of weights does to the loss, as predicted and as measured.
+"""Study `prune`: the effect of removing weights on the loss, predicted by curvature and measured.
 
-Of every block: single weights and random groups, removed plainly and with Optimal Brain Surgeon's answer of
-the weights that stay; then the least weights by magnitude, by the diagonals of the empirical Fisher
-(`fisher`) and of the GGN (`obd`), and by the surgeon's saliency (`obs`), at several sparsities: at once, one
-after the other with one inverse (`greedy`), and with curvature measured anew (`iterated`). Saliencies take
-the model to be at a minimum, which it is not; so all is done once more with the block at a minimum of its
-own. Then whole heads. Curvature is measured on the first sequences; losses on them, and on others.
+In every block it removes single weights and random groups, plain and compensated by Optimal Brain Surgeon,
+which adjusts the remaining weights. It then removes the weights of least magnitude, and of least saliency by
+the diagonals of the empirical Fisher (`fisher`) and of the GGN (`obd`) and by the surgeon (`obs`), at several
+sparsities: all at once, one by one with one inverse (`greedy`), and with curvature measured anew
+(`iterated`). Saliencies assume that the model is at a minimum, which is not true. Therefore the study repeats
+all removals after minimizing the loss over the block. Finally it removes single heads. Curvature is measured
+on the first sequences, losses on these and on held-out ones.
 """
 
 from __future__ import annotations
@@ -14,65 +15,57 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from curvescope.core.config import as_tuples, at_least, setting
+from curvescope.core.config import setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
-from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Shown
-from curvescope.runs.work import State, work_through
+from curvescope.runs.fingerprints import fingerprint
+from curvescope.runs.resumable_loop import State, work_through
+from curvescope.runs.study_result import Shown
 from curvescope.studies.common.weight_changes import HELD_OUT, Halves, head_block, make_halves
-from curvescope.studies.prune.analysis import (
-    DENSE,
-    PRODUCTS,
-    BlockWork,
-    Heads,
-    Minimum,
-    Samples,
-    Sets,
-    heads_piece,
-    layers_with_heads,
-)
-from curvescope.studies.setting import ModelOnData, notes_of
+from curvescope.studies.problem_config import ModelOnData, notes_of
+from curvescope.studies.prune import analysis
 
 if TYPE_CHECKING:
     pass
 
-HEAD = 1  # of the last layer, where no block is asked for
+HEAD = 1  # the head of the last layer whose block is the default
 
 
 @dataclass(frozen=True)
 class Config(ModelOnData):
-    """What to remove. The defaults take two minutes on a CPU."""
+    """Settings of the study. The defaults take two minutes on a CPU."""
 
-    tokens: int = setting(1280, "of a text, in all; labeled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(
+        1280, "tokens read from a text in total; for labeled texts and images: ⌈tokens / seq_len⌉ examples"
+    )
     seq_len: int = setting(32, "tokens of one sequence")
     held_out: float = setting(0.8, HELD_OUT)
-    dtype: str = setting("float64", "float32 or float64; a single weight moves the loss by little")
+    dtype: str = setting(
+        "float64", "float32 or float64; removing a single weight changes the loss only a little"
+    )
     blocks: tuple[str, ...] = setting(
-        (), "globs: what weights are removed from; by default a head's W_O in the last layer"
+        (), "glob patterns of blocks to prune; by default a head's W_O in the last layer"
     )
-    max_dense: int = setting(3000, "weights of a block whose GGN is written out; others go by products")
-    damping: float = setting(0.1, "λ of (GGN + λ I)⁻¹, as a share of the mean diagonal")
-    sparsities: tuple[float, ...] = setting((0.3, 0.6, 0.9), "shares of a block's weights that go")
+    max_dense: int = setting(3000, "largest block whose GGN is written out; larger ones use products")
+    damping: float = setting(0.1, "λ of (GGN + λ I)⁻¹, relative to the mean diagonal")
+    sparsities: tuple[float, ...] = setting((0.3, 0.6, 0.9), "shares of a block's weights to remove")
     settle: int = setting(
-        150, "gradients to bring a block to a minimum of its own, where all is done again; 0: not done"
+        150,
+        "most gradients for minimizing the loss over a block before repeating all removals; 0: no repetition",
+        least=0,
     )
-    iterate: bool = setting(True, "curvature anew at each of the sparsities, too")
-    num_weights: int = setting(40, "single weights of each block")
-    num_groups: int = setting(24, "random groups of each block")
-    group_share: float = setting(0.05, "share of a block's weights that a random group has")
-    heads: bool = setting(True, "whole heads, where the model says what they are")
-    draws: int = setting(1000, "of the bootstrap")
+    iterate: bool = setting(True, "also remove weights with curvature measured anew at each sparsity")
+    num_weights: int = setting(40, "single weights removed from each block", least=6)
+    num_groups: int = setting(24, "random groups removed from each block", least=6)
+    group_share: float = setting(0.05, "share of a block's weights in a random group")
+    heads: bool = setting(True, "also remove single heads, if the model describes its heads")
+    draws: int = setting(1000, "bootstrap samples", least=50)
 
     def __post_init__(self) -> None:
-        as_tuples(self, "blocks", "sparsities")
         super().__post_init__()
-        at_least(self, 6, "num_weights", "num_groups")  # fewer are in order by chance
-        at_least(self, 0, "settle")
-        at_least(self, 50, "draws")
         ends = (0.0, *self.sparsities, 1.0)
         if not self.sparsities or any(a >= b for a, b in pairwise(ends)):
-            raise UsageError(f"expected sparsities between 0 and 1 that grow, got {self.sparsities}")
+            raise UsageError(f"expected increasing sparsities between 0 and 1, got {self.sparsities}")
         if not 0 < self.group_share < 1:
             raise UsageError(f"expected group_share between 0 and 1, got {self.group_share}")
         if not self.damping > 0:
@@ -87,32 +80,27 @@ class Pruned(Shown):
     data: str
     loss: float
     held_out_loss: float
-    gradient_norm: dict[str, float]  # by block: how far from a minimum
-    minima: dict[str, Minimum]  # by block; empty where it was not asked for
+    gradient_norm: dict[str, float]  # by block: norm of the gradient, zero at a minimum
+    minima: dict[str, analysis.BlockMinimum]  # by block; empty if settle = 0
     how: dict[str, str]  # by block: `dense` or `products`
     damping: float
-    singles: dict[str, Samples]  # by block, and block at its minimum
-    groups: dict[str, Samples]
-    sets: dict[str, Sets]
-    rounds: dict[str, Sets]  # iterated; empty where it was not asked for
-    heads: dict[str, Heads]  # by layer, "L0"
+    singles: dict[str, analysis.RemovalSamples]  # by block, and by block at its minimum
+    groups: dict[str, analysis.RemovalSamples]
+    sets: dict[str, analysis.RemovalSets]
+    rounds: dict[str, analysis.RemovalSets]  # iterated; empty if iterate = false
+    heads: dict[str, analysis.HeadRemovals]  # by layer, "L0"
     draws: int
     seed: int
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Pruned:
-    """Remove and measure.
-
-    Args:
-        progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the study goes, used when it goes on.
-    """
+    """Remove weights and heads, and measure the loss."""
     halves = make_halves(cfg, cfg.held_out)
     problem = halves.problem
     works = _works(cfg, halves)
-    layers = layers_with_heads(problem.model) if cfg.heads else []
+    layers = analysis.layers_with_heads(problem.model) if cfg.heads else []
     pieces = [piece for work in works for piece in work.pieces()]
-    pieces += [heads_piece(cfg, halves, layer) for layer in layers]
+    pieces += [analysis.heads_piece(cfg, halves, layer) for layer in layers]
     contents = fingerprint(problem.model, problem.batches, halves.held_out.batches)
     found = work_through(pieces, contents=contents, progress=progress, state=state)
     names = dict.fromkeys(work.name for work in works)
@@ -122,22 +110,26 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         loss=problem.loss_value(),
         held_out_loss=halves.held_out.loss_value(),
         gradient_norm={work.name: float(problem.gradient(work.name).norm()) for work in works},
-        minima={name: found.take(Minimum, f"minimum.{name}") for name in names} if cfg.settle else {},
-        how={work.name: DENSE if work.dense else PRODUCTS for work in works},
+        minima={name: found.take(analysis.BlockMinimum, f"minimum.{name}") for name in names}
+        if cfg.settle
+        else {},
+        how={work.name: analysis.DENSE if work.dense else analysis.PRODUCTS for work in works},
         damping=cfg.damping,
-        singles={work.key: found.take(Samples, f"weights.{work.key}") for work in works},
-        groups={work.key: found.take(Samples, f"groups.{work.key}") for work in works},
-        sets={work.key: found.take(Sets, f"sets.{work.key}") for work in works},
-        rounds={name: found.take(Sets, f"iterated.{name}") for name in names} if cfg.iterate else {},
-        heads={f"L{layer}": found.take(Heads, f"heads.L{layer}") for layer in layers},
+        singles={work.key: found.take(analysis.RemovalSamples, f"weights.{work.key}") for work in works},
+        groups={work.key: found.take(analysis.RemovalSamples, f"groups.{work.key}") for work in works},
+        sets={work.key: found.take(analysis.RemovalSets, f"sets.{work.key}") for work in works},
+        rounds={name: found.take(analysis.RemovalSets, f"iterated.{name}") for name in names}
+        if cfg.iterate
+        else {},
+        heads={f"L{layer}": found.take(analysis.HeadRemovals, f"heads.L{layer}") for layer in layers},
         draws=cfg.draws,
         seed=cfg.seed,
         notes=notes_of(cfg, problem),
     )
 
 
-def _works(cfg: Config, halves: Halves) -> list[BlockWork]:
-    """Every block at the model's own weights, then at a minimum of its own."""
+def _works(cfg: Config, halves: Halves) -> list[analysis.BlockWork]:
+    """Return the work for every block at its original weights and at its minimum."""
     places = (False, True) if cfg.settle else (False,)
     blocks = halves.problem.space(*(cfg.blocks or [head_block(halves.problem.model, HEAD)]))
-    return [BlockWork(cfg, halves, b.name, b.size, at_minimum=at) for b in blocks for at in places]
+    return [analysis.BlockWork(cfg, halves, b.name, b.size, at_minimum=at) for b in blocks for at in places]

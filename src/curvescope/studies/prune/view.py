@@ -7,62 +7,45 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation
-from curvescope.core.numbers import plural
-from curvescope.runs.shown import Claim, Line, Origin
+from curvescope.core.number_format import plural
+from curvescope.runs.study_result import Claim, Line, Origin, Tables
 from curvescope.studies.common.statistics import Interval, above, all_below, mean_interval
 from curvescope.studies.common.weight_changes import Effects, Part
-from curvescope.studies.prune.analysis import (
-    AT_MINIMUM,
-    DENSE,
-    GREEDY,
-    PLACE,
-    PREDICTORS,
-    PRODUCTS,
-    Sets,
-    better,
-    measured,
-    of_effects,
-    predicted,
-    removed_kinds,
-    rows,
-)
+from curvescope.studies.prune import analysis
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.style import around_zero
 from curvescope.viz.trajectory import Marks, Names, name_points
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from curvescope.studies.prune.study import Pruned
 
 
-def tables(result: Pruned) -> dict[str, pd.DataFrame]:
-    """By name."""
-    import pandas as pd
-
-    found = {"sets": _set_rows(result), "ranks": _rank_rows(result), "samples": _sample_rows(result)}
+def tables(result: Pruned) -> Tables:
+    """Return every table by name."""
+    tables = {"sets": _set_rows(result), "ranks": _rank_rows(result), "samples": _sample_rows(result)}
     if result.heads:
-        found["heads"] = _head_rows(result)
-    return {name: pd.DataFrame(values) for name, values in found.items()}
+        tables["heads"] = _head_rows(result)
+    return tables
 
 
-def every_set(result: Pruned, key: str) -> list[Sets]:
-    """Those of a block, at once and iterated."""
+def every_set(result: Pruned, key: str) -> list[analysis.RemovalSets]:
+    """Return the removals of a block: with curvature measured once, and anew."""
     return [result.sets[key], *([result.rounds[key]] if key in result.rounds else [])]
 
 
 def _set_rows(result: Pruned) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for name in result.sets:
         for sets in every_set(result, name):
             for i, method in enumerate(sets.methods):
                 effects = sets.at(method)
                 for j, sparsity in enumerate(sets.sparsities):
                     held, own = effects.interval("held_out", j), effects.interval("measured", j)
-                    found.append(
+                    rows.append(
                         {
                             "block": name,
                             "method": method,
@@ -80,7 +63,7 @@ def _set_rows(result: Pruned) -> list[dict[str, Any]]:
                             "residual": sets.residual[i, j],
                         }
                     )
-    return found
+    return rows
 
 
 def _rank_rows(result: Pruned) -> list[dict[str, Any]]:
@@ -89,24 +72,24 @@ def _rank_rows(result: Pruned) -> list[dict[str, Any]]:
             "removed": row.removed,
             "how": row.how,
             "predictor": row.predictor,
-            "formula": PREDICTORS[row.predictor],
+            "formula": analysis.PREDICTORS[row.predictor],
             "spearman": row.correlation.value,
             "spearman_low": row.correlation.low,
             "spearman_high": row.correlation.high,
             "removals": row.correlation.count,
         }
-        for row in rows(result)
+        for row in analysis.rows(result)
     ]
 
 
 def _sample_rows(result: Pruned) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for kind, samples in (("single weights", result.singles), ("random groups", result.groups)):
         for name, some in samples.items():
             for how in ("plain", "compensated"):
-                effects, truth = of_effects(some, how), measured(some, how)
+                effects, truth = analysis.of_effects(some, how), analysis.measured(some, how)
                 for k in range(len(truth)):
-                    found.append(
+                    rows.append(
                         {
                             "block": name,
                             "removed": kind,
@@ -120,17 +103,17 @@ def _sample_rows(result: Pruned) -> list[dict[str, Any]]:
                             "measured": truth[k],
                         }
                     )
-    return found
+    return rows
 
 
 def _head_rows(result: Pruned) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for heads in result.heads.values():
         for h in range(len(heads.obs)):
             row: dict[str, Any] = {"head": f"L{heads.layer}.h{h}", "fisher": heads.fisher[h]}
             row |= {"obd": heads.obd[h], "obs": heads.obs[h]}
             for how in ("plain", "compensated"):
-                effects = of_effects(heads, how)
+                effects = analysis.of_effects(heads, how)
                 held = effects.interval("held_out", h)
                 row |= {
                     f"{how}_first_order": effects.first[h].mean(),
@@ -140,16 +123,14 @@ def _head_rows(result: Pruned) -> list[dict[str, Any]]:
                     f"{how}_held_out_low": held.low,
                     f"{how}_held_out_high": held.high,
                 }
-            found.append(row | {"residual": heads.residual[h]})
-    return found
+            rows.append(row | {"residual": heads.residual[h]})
+    return rows
 
-
-# ----------------------------------------------------------------------------------------------------- claims
 
 OURS: Origin = ("ours", "ours")
 
 
-class Said(NamedTuple):
+class RankClaim(NamedTuple):
     """A rank correlation, or the difference of two."""
 
     correlation: Correlation
@@ -157,60 +138,72 @@ class Said(NamedTuple):
 
 
 def claims(result: Pruned) -> list[Claim]:
-    """Predictions first, then methods against each other."""
-    return [_above(words, one) for words, one in ranked(result).items()] + _methods(result)
+    """Return claims on predictions, then claims that compare methods."""
+    return [_above(words, ranking) for words, ranking in ranked(result).items()] + _methods(result)
 
 
-def ranked(result: Pruned) -> dict[str, Said]:
-    """Rank correlations with measured increases, by what is said about them: that they are above zero."""
-    found = {(row.removed, row.how, row.predictor): row.correlation for row in rows(result)}
-    said = {}
-    for kind in dict.fromkeys(removed for removed, _, _ in found):
-        words = f"the saliency of OBS ranks the measured increase: {kind}"
-        said[words] = Said(found[kind, "compensated", "obs"], False)
-        words = f"first and second order together rank the measured increase of plain removals: {kind}"
-        said[words] = Said(found[kind, "plain", "both orders"], False)
-        if not kind.startswith("random groups"):  # which are alike
-            words = f"the curvature's diagonal (OBD) ranks plain removals better than magnitudes do: {kind}"
-            said[words] = Said(better(result, kind, "obd", "magnitude"), True)
-    return said
+def ranked(result: Pruned) -> dict[str, RankClaim]:
+    """Return rank correlations by the claim that they are above zero."""
+    correlations = {(row.removed, row.how, row.predictor): row.correlation for row in analysis.rows(result)}
+    rankings = {}
+    for kind in dict.fromkeys(removed for removed, _, _ in correlations):
+        words = f"the saliency of OBS ranks removals by their measured increase: {kind}"
+        rankings[words] = RankClaim(correlations[kind, "compensated", "obs"], False)
+        words = f"first and second order together rank plain removals by their measured increase: {kind}"
+        rankings[words] = RankClaim(correlations[kind, "plain", "both orders"], False)
+        if not kind.startswith("random groups"):  # random groups all have nearly the same magnitude
+            words = (
+                f"the diagonal of the curvature (OBD) ranks plain removals better than the magnitude: {kind}"
+            )
+            rankings[words] = RankClaim(analysis.better(result, kind, "obd", "magnitude"), True)
+    return rankings
 
 
-def _above(words: str, said: Said) -> Claim:
-    one = said.correlation
-    verdict = above(one)
-    published, measured = ("better", "ρ larger by") if said.difference else ("ρ > 0", "ρ =")
-    return Claim(words, published, f"{measured} {one.words}", verdict, *OURS)
+def _above(words: str, ranking: RankClaim) -> Claim:
+    correlation = ranking.correlation
+    verdict = above(correlation)
+    published, measured = ("better", "ρ larger by") if ranking.difference else ("ρ > 0", "ρ =")
+    return Claim(words, published, f"{measured} {correlation.words}", verdict, *OURS)
 
 
-SEEN: dict[Part, str] = {"measured": "the same", "held_out": "other"}  # whether curvature has seen them
+SEEN: dict[Part, str] = {
+    "measured": "the curvature's",
+    "held_out": "held-out",
+}  # data on which curvature was measured, or held-out data
 METHODS = (
     ("OBS beats magnitude at the same sparsity", "obs", "magnitude"),
     ("OBD beats magnitude at the same sparsity", "obd", "magnitude"),
-    ("weights that stay make up for small ones that go", "magnitude + obs", "magnitude"),
-    ("the choice of OBS is better than that of magnitudes, both made up for", "obs", "magnitude + obs"),
-    ("one after the other is better than at once", GREEDY, "obs"),
-    ("curvature measured anew is better than once", "obs iterated", "obs"),
+    (
+        "adjusting the remaining weights lowers the loss after magnitude pruning",
+        "magnitude + obs",
+        "magnitude",
+    ),
+    ("OBS selects better weights than magnitude, both compensated", "obs", "magnitude + obs"),
+    ("removing weights one by one beats removing all at once", analysis.GREEDY, "obs"),
+    ("measuring curvature anew beats measuring it once", "obs iterated", "obs"),
 )
 
 
 def _methods(result: Pruned) -> list[Claim]:
-    """On data that curvature has not seen; on those it has seen, for blocks at their minimum."""
-    asked: list[tuple[str, list[Interval]]] = []
+    """Claims on held-out data; for blocks at their minimum, also on the data of the curvature."""
+    comparisons: list[tuple[str, list[Interval]]] = []
     for words, one, other in METHODS:
-        asked.append((f"{words}, on other data", differences(result, one, other, "held_out", False)))
+        comparisons.append((f"{words}, on held-out data", differences(result, one, other, "held_out", False)))
     for words, one, other in METHODS[:3]:
         for data, which in SEEN.items():
-            asked.append((f"{words}{PLACE}, on {which} data", differences(result, one, other, data, True)))
-    return [_beats(words, found, result) for words, found in asked if found]
+            comparisons.append(
+                (f"{words}{analysis.PLACE}, on {which} data", differences(result, one, other, data, True))
+            )
+    return [_beats(words, intervals, result) for words, intervals in comparisons if intervals]
 
 
 def differences(result: Pruned, one: str, other: str, data: Part, at_minimum: bool) -> list[Interval]:
-    """Loss by one method less that by another, at each sparsity: means over blocks, over sequences.
+    """Loss by one method minus loss by another at each sparsity: means over blocks, intervals over sequences.
 
-    `data` is `measured`, those that curvature has seen, or `held_out`. Empty where a method was left out.
+    `data` is `measured` (the data of the curvature) or `held_out`. Returns an empty list if a method was not
+    run.
     """
-    keys = [key for key in result.sets if key.endswith(AT_MINIMUM) == at_minimum]
+    keys = [key for key in result.sets if key.endswith(analysis.AT_MINIMUM) == at_minimum]
     every = [sets for key in keys for sets in every_set(result, key)]
 
     def changes(method: str) -> list[Effects]:
@@ -223,18 +216,18 @@ def differences(result: Pruned, one: str, other: str, data: Part, at_minimum: bo
     return [mean_interval(values, a[0].shares_of(data)) for values in means[0] - means[1]]
 
 
-def _beats(words: str, found: list[Interval], result: Pruned) -> Claim:
-    """It holds if the loss is lower at every sparsity, and fails if it is higher at one; by intervals."""
+def _beats(words: str, intervals: list[Interval], result: Pruned) -> Claim:
+    """Claim that holds if all intervals are below zero, and fails if one of them is above zero."""
     shares = next(iter(result.sets.values())).sparsities
-    said = ", ".join(f"{one.words} at {100 * s:.0f} %" for one, s in zip(found, shares, strict=True))
-    verdict = all_below(found)
-    return Claim(words, "lower loss at every sparsity", f"difference of losses {said}", verdict, *OURS)
+    measured = ", ".join(
+        f"{interval.words} at {100 * s:.0f} %" for interval, s in zip(intervals, shares, strict=True)
+    )
+    verdict = all_below(intervals)
+    return Claim(words, "lower loss at every sparsity", f"difference of losses {measured}", verdict, *OURS)
 
-
-# ---------------------------------------------------------------------------------------------------- figures
 
 PANELS = (
-    ("compensated", "obs", "OBS: its saliency"),
+    ("compensated", "obs", "OBS: saliency"),
     ("compensated", "both orders", "OBS: gᵀδ + ½ δᵀHδ"),
     ("plain", "obd", "plain: OBD, ½ Σ G_qq w²"),
     ("plain", "both orders", "plain: gᵀδ + ½ δᵀHδ"),
@@ -242,30 +235,28 @@ PANELS = (
 PARTS: tuple[Part, Part] = ("measured", "held_out")
 MARKS = "osD^vP*X"
 TAKEN: tuple[Any, ...] = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))
-"""Dashes of what was measured; dots are of what was predicted."""
-REACH = (4.5, 13.0, 24.0, 36.0, 50.0, 66.0)  # points from a head to its name
+"""Line style of measured values; predicted values are dotted."""
+REACH = (4.5, 13.0, 24.0, 36.0, 50.0, 66.0)  # distances in points from a head's marker to its name
 
 
 def figures(result: Pruned) -> dict[str, Figure]:
-    """By name."""
-    found = {"samples": _samples(result)}
-    found["sets"] = _sets(result)
+    """Return every figure by name."""
+    panels = {"samples": _samples(result)}
+    panels["sets"] = _sets(result)
     if result.heads:
-        found["heads"] = _heads(result)
-    return found
+        panels["heads"] = _heads(result)
+    return panels
 
 
 def _samples(result: Pruned) -> Figure:
-    """Predicted against measured: a row for what is removed, a column for a predictor."""
-    import matplotlib.pyplot as plt
-
-    kinds = {kind: parts for kind, parts in removed_kinds(result).items() if kind != "heads"}
+    """Predicted against measured increase: one row per kind of removal, one column per predictor."""
+    kinds = {kind: parts for kind, parts in analysis.removed_kinds(result).items() if kind != "heads"}
     size = (12.5, 2.8 * len(kinds) + 0.3)
-    figure, axes = plt.subplots(len(kinds), 4, figsize=size, layout="constrained", squeeze=False)
+    figure, axes = style.subplots(len(kinds), 4, figsize=size, squeeze=False)
     for row, (kind, parts) in zip(axes, kinds.items(), strict=True):
         for ax, (how, predictor, _) in zip(row, PANELS, strict=True):
             for i, (name, some) in enumerate(zip(result.how, parts, strict=True)):
-                values = predicted(some, how, predictor), measured(some, how)
+                values = analysis.predicted(some, how, predictor), analysis.measured(some, how)
                 look = {"ms": 4, "alpha": 0.7, "color": PALETTE[i % len(PALETTE)]}
                 ax.plot(*values, MARKS[i % len(MARKS)], label=name, **look)
             _equal(ax)
@@ -279,7 +270,7 @@ def _samples(result: Pruned) -> Figure:
 
 
 def _equal(ax: Axes) -> None:
-    """The line where what was predicted came out, and few numbers on the axes."""
+    """Draw the line predicted = measured, and reduce the axis ticks."""
     low, high = ax.get_xlim()
     ax.axline((0, 0), slope=1, color="0.5", lw=0.7)
     ax.axhline(0, color="0.85", lw=0.6, zorder=0)
@@ -292,12 +283,10 @@ def _equal(ax: Axes) -> None:
 
 
 def _sets(result: Pruned) -> Figure:
-    """Increase of the loss against sparsity: a line for every method, a column for every block."""
-    import matplotlib.pyplot as plt
-
+    """Increase of the loss against sparsity: one line per method, one column per block."""
     count = len(result.sets)
     size = (1.9 + 4.2 * count, 6.4)
-    figure, axes = plt.subplots(2, count, figsize=size, layout="constrained", squeeze=False, sharex=True)
+    figure, axes = style.subplots(2, count, figsize=size, squeeze=False, sharex=True)
     for column, name in zip(axes.T, result.sets, strict=True):
         lines = [(sets, method) for sets in every_set(result, name) for method in sets.methods]
         for i, (sets, method) in enumerate(lines):
@@ -316,9 +305,9 @@ def _sets(result: Pruned) -> Figure:
             around_zero(ax, 0.01)
             ax.tick_params(labelsize=8)
         column[0].set_title(name, fontsize=9)
-        column[1].set_xlabel("weights that go, %")
-    axes[0][0].set_ylabel("increase of the loss on the data of curvature", fontsize=8)
-    axes[1][0].set_ylabel("on other data", fontsize=8)
+        column[1].set_xlabel("sparsity (%)")
+    axes[0][0].set_ylabel("increase of the loss, data of the curvature", fontsize=8)
+    axes[1][0].set_ylabel("on held-out data", fontsize=8)
     handles, labels = axes[0][0].get_legend_handles_labels()
     handles = [*handles, *axes[0][0].plot([], [], ":", color="0.3", lw=1.1)]
     look = {"fontsize": 8, "frameon": False, "loc": "outside right"}
@@ -327,30 +316,28 @@ def _sets(result: Pruned) -> Figure:
 
 
 def _heads(result: Pruned) -> Figure:
-    """Heads by name, predicted against measured, plain and with the others' answer."""
-    import matplotlib.pyplot as plt
-
-    panels = (("plain", "both orders", "plain"), ("compensated", "both orders", "the other heads answer"))
-    figure, axes = plt.subplots(1, 2, figsize=(10.4, 4.6), layout="constrained")
+    """Predicted against measured increase for named heads, plain and compensated."""
+    panels = (("plain", "both orders", "plain"), ("compensated", "both orders", "other heads compensate"))
+    figure, axes = style.subplots(1, 2, figsize=(10.4, 4.6))
     for ax, (how, predictor, title) in zip(axes, panels, strict=True):
         for heads in result.heads.values():
-            x, y = predicted(heads, how, predictor), measured(heads, how)
+            x, y = analysis.predicted(heads, how, predictor), analysis.measured(heads, how)
             ax.plot(x, y, "o", ms=4, color=PALETTE[heads.layer % len(PALETTE)])
         _equal(ax)
         ax.set_title(f"{title}\n")
         ax.set_xlabel("predicted, gᵀδ + ½ δᵀHδ")
     axes[0].set_ylabel("measured increase of the loss")
-    figure.draw_without_rendering()  # where the axes are
+    figure.draw_without_rendering()  # computes the position of the axes
     for ax, (how, predictor, _) in zip(axes, panels, strict=True):
         _name_heads(ax, result, how, predictor)
     return figure
 
 
 def _name_heads(ax: Axes, result: Pruned, how: str, predictor: str) -> None:
-    """Every head by its name, where there is room for it, off the line."""
+    """Write the name of every head next to its marker if it fits, away from the line."""
     groups = []
     for heads in result.heads.values():
-        points = np.column_stack([predicted(heads, how, predictor), measured(heads, how)])
+        points = np.column_stack([analysis.predicted(heads, how, predictor), analysis.measured(heads, how)])
         names = [f"L{heads.layer}.h{h}" for h in range(len(points))]
         groups.append(Names(points, names, PALETTE[heads.layer % len(PALETTE)], 7))
     low, high = ax.get_xlim()
@@ -360,46 +347,54 @@ def _name_heads(ax: Axes, result: Pruned, how: str, predictor: str) -> None:
     name_points(ax, groups, clear=marks, distances=REACH)
 
 
-# --------------------------------------------------------------------------------------------------- captions
-
-
 def summary(result: Pruned) -> list[Line]:
-    """The numbers to look at first: label, value, words."""
+    """Return the main numbers, each with a label and an explanation."""
     norms = ", ".join(f"{value:.2g} in {name}" for name, value in result.gradient_norm.items())
-    found = [
-        ("loss", f"{result.loss:.4f}", f"on the data of curvature; {result.held_out_loss:.4f} on others"),
-        ("‖g‖", "", f"{norms}: at a minimum it would be zero, and saliencies leave it out"),
+    lines = [
+        (
+            "loss",
+            f"{result.loss:.4f}",
+            f"on the data of the curvature; {result.held_out_loss:.4f} on held-out data",
+        ),
+        ("‖g‖", "", f"{norms}; zero at a minimum. Saliencies ignore this first-order term"),
     ]
-    for name, one in result.minima.items():
-        (loss, least), (slope, flat) = one.loss, one.gradient_norm
-        words = f"loss of {name} at its minimum, from {loss:.4f}; ‖g‖ {flat:.2g}, from {slope:.2g}, "
-        found.append(("minimum", f"{least:.4f}", f"{words}after {plural(one.evaluations, 'gradient')}"))
+    for name, minimum in result.minima.items():
+        (loss, least), (slope, flat) = minimum.loss, minimum.gradient_norm
+        words = (
+            f"loss after minimizing over {name}, before: {loss:.4f}; ‖g‖ {flat:.2g}, before: {slope:.2g}; "
+        )
+        lines.append(("minimum", f"{least:.4f}", f"{words}after {plural(minimum.evaluations, 'gradient')}"))
     shown = {("compensated", "obs"), ("plain", "obd"), ("plain", "both orders")}
-    found += [
+    lines += [
         (
             f"{row.removed}",
             row.correlation.words,
-            f"ρ of {row.predictor} with the measured increase, {row.how}",
+            f"ρ of {row.predictor} with the measured increase, {row.how} removals",
         )
-        for row in rows(result)
+        for row in analysis.rows(result)
         if (row.how, row.predictor) in shown
     ]
     for name, sets in result.sets.items():
         for j, sparsity in enumerate(sets.sparsities):
-            said = ", ".join(
+            increases = ", ".join(
                 f"{method} {sets.at(method).interval('held_out', j).value:+.3g}" for method in sets.methods
             )
-            found.append(
-                (f"{name}, {100 * sparsity:.0f} %", "", f"increase of the loss on other data: {said}")
+            lines.append(
+                (
+                    f"{name}, {100 * sparsity:.0f} %",
+                    f"increase of the loss on held-out data: {increases}",
+                    f"increase of the loss on other data: {increases}",
+                )
             )
-    return [*found, *(("note", "", note) for note in result.notes)]
+    return [*lines, *(("note", "", note) for note in result.notes)]
 
 
 def captions(result: Pruned) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Return the caption of each figure and table."""
     ways = {
-        DENSE: "with the GGN of the block written out",
-        PRODUCTS: "with saliencies of K-FAC's inverse and changes by conjugate gradients with the GGN",
+        analysis.DENSE: "with the GGN of the block written out",
+        analysis.PRODUCTS: "with saliencies from the K-FAC inverse and changes by conjugate gradients with "
+        "the GGN",
     }
     how = "; ".join(f"{name} {ways[way]}" for name, way in result.how.items())
     sequences = next(iter(result.sets.values())).effects
@@ -407,26 +402,29 @@ def captions(result: Pruned) -> dict[str, str]:
         plural(values.shape[1], "sequence") for values in (sequences.measured, sequences.held_out)
     )
     terms = (
-        f"Curvature from {known} of {result.data}, other data are {other} more. OBS: δ = −H⁻¹_·Q "
-        f"([H⁻¹]_QQ)⁻¹ w_Q with H = GGN + λ I, λ = {result.damping:g} of its mean diagonal; {how}"
+        f"Curvature is measured on {known} of {result.data}; held-out data are {other} more. OBS: δ = "
+        f"−H⁻¹_·Q ([H⁻¹]_QQ)⁻¹ w_Q with H = GGN + λ I, λ = {result.damping:g} of its mean diagonal; {how}"
     )
     if result.minima:
-        terms += "; `at its minimum`: after a descent over the block alone, as far as the first numbers say"
-    found = {
-        "sets": "Increase of the loss as the least weights of a block go, by method: at once; greedy, one "
-        "after the other with one inverse; iterated, with curvature measured anew at each sparsity. "
-        "Predicted is gᵀδ + ½ δᵀHδ with the Hessian (dotted), saliencies what the method itself says. "
-        "`magnitude + obs` are the smallest weights, made up for. "
-        f"{terms}. Intervals are Student's over sequences.",
-        "ranks": "Spearman's ρ of predictions with the measured increase, over removals of all blocks, with "
-        "95 % intervals by the bootstrap over removals.",
-        "samples": "Removals that no method has chosen: single weights at equal steps of their magnitude's "
-        f"rank, and groups at random, plain and with the answer of the weights that stay. {terms}.",
+        terms += (
+            ". `at its minimum`: after minimizing the loss over this block alone, with the losses and "
+            "gradients in the first lines of the summary"
+        )
+    captions = {
+        "sets": "Increase of the loss against the share of removed weights, by method. Weights of least "
+        "saliency go first: all at once; greedy, one by one with one inverse; iterated, with curvature "
+        "measured anew at each sparsity. Predicted is gᵀδ + ½ δᵀHδ with the Hessian (dotted); "
+        "saliencies is the method's own prediction. `magnitude + obs` removes the smallest weights and "
+        f"adjusts the others. {terms}. Intervals are Student's, over sequences.",
+        "ranks": "Spearman's ρ between predicted and measured increase, over removals of all blocks, with "
+        "95 % bootstrap intervals over removals.",
+        "samples": "Removals that are independent of every method: single weights at equal steps of their "
+        f"magnitude rank, and random groups, plain and compensated by the remaining weights. {terms}.",
     }
     if result.heads:
-        found["heads"] = (
-            "Whole heads, their rows of W_O at zero, plain and with the answer of the layer's other heads. "
-            "Predictions leave out nothing of the second order within W_O; the diagonal of `obd` is "
-            "estimated. Residual: of the conjugate gradients."
+        captions["heads"] = (
+            "Single heads removed by setting their rows of W_O to zero, plain and compensated by the "
+            "layer's other heads. Predictions include every second-order term within W_O; the diagonal "
+            "of `obd` is estimated. residual: relative residual of the conjugate gradients."
         )
-    return found
+    return captions

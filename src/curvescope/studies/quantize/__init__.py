@@ -1,8 +1,7 @@
-"""What rounding of weights to few bits does to the loss, as predicted by curvature and as measured."""
+"""Study of quantization: the effect of rounding weights to few bits, predicted by curvature and measured."""
 
 from curvescope.runs.study import Study
-from curvescope.studies.quantize.analysis import Roundings
-from curvescope.studies.quantize.study import Config, Quantized, run
+from curvescope.studies.quantize.study import Config, Quantized, Roundings, run
 
 __all__ = ["STUDY", "Config", "Quantized", "Roundings", "run"]
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation
-from curvescope.core.numbers import plural
-from curvescope.runs.shown import Claim, Line, Origin
+from curvescope.core.number_format import plural
+from curvescope.runs.study_result import Claim, Line, Origin, Tables
 from curvescope.studies.common.statistics import Interval, all_above, all_below, below, mean_interval
 from curvescope.studies.common.weight_changes import Part
-from curvescope.studies.quantize.analysis import (
+from curvescope.studies.quantize.study import (
     INPUTS,
     NEAREST,
     OWN,
@@ -24,10 +24,10 @@ from curvescope.studies.quantize.analysis import (
     relative_error,
     rows,
 )
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -36,22 +36,20 @@ if TYPE_CHECKING:
 PARTS: tuple[Part, ...] = ("predicted", "measured", "held_out")
 
 
-def tables(result: Quantized) -> dict[str, pd.DataFrame]:
-    """By name."""
-    import pandas as pd
-
-    found = {
+def tables(result: Quantized) -> Tables:
+    """Return every table by name."""
+    rows_by_name = {
         "sensitivity": [*_rows(result.blocks), *_rows({"all": result.together})],
         "ranks": _rank_rows(result),
     }
     if result.exact:
-        found["exact"] = _rows(result.exact)
-    return {name: pd.DataFrame(values) for name, values in found.items()}
+        rows_by_name["exact"] = _rows(result.exact)
+    return rows_by_name
 
 
 def _rows(parts: dict[str, Roundings]) -> list[dict[str, Any]]:
-    """One for every block, number of bits and method."""
-    found = []
+    """One row for every block, number of bits and method."""
+    rows_by_name = []
     for name, one in parts.items():
         for j, bits in enumerate(one.bits):
             for i, method in enumerate(one.methods):
@@ -62,8 +60,8 @@ def _rows(parts: dict[str, Roundings]) -> list[dict[str, Any]]:
                 for label in PARTS:
                     mean = effects.interval(label, j)
                     row |= {label: mean.value, f"{label}_low": mean.low, f"{label}_high": mean.high}
-                found.append(row)
-    return found
+                rows_by_name.append(row)
+    return rows_by_name
 
 
 def _rank_rows(result: Quantized) -> list[dict[str, Any]]:
@@ -81,30 +79,28 @@ def _rank_rows(result: Quantized) -> list[dict[str, Any]]:
     ]
 
 
-# ----------------------------------------------------------------------------------------------------- claims
-
 OURS: Origin = ("ours", "ours")
-NEAR = 0.2  # of the measured increase
+NEAR = 0.2  # relative to the measured increase
 BOTH = "both orders"
-FIRST = "first and second order rank the blocks by the measured increase"
+FIRST = "first and second order together rank the blocks by their measured increase"
 
 
 def claims(result: Quantized) -> list[Claim]:
-    """Predictions first, then methods against each other."""
+    """Return claims on predictions, then claims that compare methods."""
     bits = [int(b) for b in result.together.bits]
-    claims = [_signed(words, found) for words, found in ranked(result).items()]
+    claims = [_signed(words, correlations) for words, correlations in ranked(result).items()]
     errors = {b: relative_error(result, i) for i, b in enumerate(bits)}
     claims.append(_near(errors, len(result.blocks)))
     ways = [
         (
-            "weights that are rounded later make up for earlier ones (by inputs)",
+            "adjusting the weights that are rounded later lowers the loss (from the layer's inputs)",
             INPUTS,
             NEAREST,
             result.blocks,
         ),
-        ("so they do with all blocks rounded together", INPUTS, NEAREST, {"all": result.together}),
+        ("the same with all blocks rounded together", INPUTS, NEAREST, {"all": result.together}),
         (
-            f"the GGN of {', '.join(result.exact)} makes up for more than its inputs do",
+            f"adjusting with the GGN of {', '.join(result.exact)} lowers the loss more than with its inputs",
             OWN,
             INPUTS,
             result.exact,
@@ -117,86 +113,84 @@ def claims(result: Quantized) -> list[Claim]:
 
 
 def ranked(result: Quantized) -> dict[str, dict[int, Correlation]]:
-    """Rank correlations over blocks and differences of two, by what is said about them and by bits."""
+    """Return rank correlations over blocks, and differences of two, by claim and number of bits."""
     ranks = {(row.bits, row.predictor): row.correlation for row in rows(result)}
     places = {int(b): i for i, b in enumerate(result.together.bits)}
     others = {"the size of the rounding error": "error", "the trace of the GGN times that size": "trace"}
-    found = {FIRST: {b: ranks[b, BOTH] for b in places}}
+    rankings = {FIRST: {b: ranks[b, BOTH] for b in places}}
     for words, other in others.items():
         each = {b: better(result, BOTH, other, i) for b, i in places.items()}
-        found[f"they rank blocks better than {words} does"] = each
-    return found
+        rankings[f"first and second order together rank blocks better than {words}"] = each
+    return rankings
 
 
-def _signed(words: str, found: dict[int, Correlation]) -> Claim:
-    """It holds if all intervals are above zero, and fails if one is below."""
+def _signed(words: str, correlations: dict[int, Correlation]) -> Claim:
+    """Claim that holds if all intervals are above zero, and fails if one is below."""
     published = "ρ > 0" if words == FIRST else "ρ larger"
-    measured = ", ".join(f"{one.words} at {b} bits" for b, one in found.items())
-    verdict = all_above(found.values())
+    measured = ", ".join(f"{correlation.words} at {b} bits" for b, correlation in correlations.items())
+    verdict = all_above(correlations.values())
     return Claim(words, published, measured, verdict, *OURS)
 
 
-def _near(found: dict[int, Correlation], blocks: int) -> Claim:
-    """Of so many blocks, of which those that rounding does not change are left out."""
-    words = f"the prediction is within {100 * NEAR:.0f} % of the measured increase, in the median over blocks"
+def _near(errors: dict[int, Correlation], blocks: int) -> Claim:
+    """Claim on the relative error of the prediction; blocks that rounding does not change are left out."""
+    words = f"the prediction is within {100 * NEAR:.0f} % of the measured increase for the median block"
     measured = ", ".join(
-        f"{one.value:.2g} [{one.low:.2g}, {one.high:.2g}] at {b} bits"
-        + (f" ({blocks - one.count} of {blocks} without any change)" if one.count < blocks else "")
-        for b, one in found.items()
+        f"{error.value:.2g} [{error.low:.2g}, {error.high:.2g}] at {b} bits"
+        + (f" ({blocks - error.count} of {blocks} unchanged)" if error.count < blocks else "")
+        for b, error in errors.items()
     )
-    verdict = all_below(found.values(), NEAR)
+    verdict = all_below(errors.values(), NEAR)
     return Claim(words, f"at most {NEAR:g}", measured, verdict, *OURS)
 
 
 def held_out_differences(parts: Iterable[Roundings], one: str, other: str) -> list[Interval]:
-    """Loss by one method less that by another, for each number of bits, on other data: means over blocks."""
+    """Difference in held-out loss between two methods, for each number of bits: means over blocks."""
     pairs = [(part.at(one), part.at(other)) for part in parts]
-    found = np.mean([a.held_out - b.held_out for a, b in pairs], axis=0)
-    return [mean_interval(values, pairs[0][0].held_shares) for values in found]
+    differences = np.mean([a.held_out - b.held_out for a, b in pairs], axis=0)
+    return [mean_interval(values, pairs[0][0].held_shares) for values in differences]
 
 
 def _lower(words: str, parts: list[Roundings], one: str, other: str) -> list[Claim]:
-    """A claim for every number of bits: it holds if the loss is lower on other data, by its interval."""
+    """One claim per number of bits, which holds if the interval of the difference on held-out data is below
+    zero.
+    """
     claims = []
-    for bits, found in zip(parts[0].bits, held_out_differences(parts, one, other), strict=True):
-        verdict = below(found)
-        said = f"difference of losses {found.words}"
-        claims.append(Claim(f"{words}, {bits} bits, on other data", "lower loss", said, verdict, *OURS))
+    for bits, difference in zip(parts[0].bits, held_out_differences(parts, one, other), strict=True):
+        verdict = below(difference)
+        measured = f"difference of losses {difference.words}"
+        claims.append(
+            Claim(f"{words}, {bits} bits, on held-out data", "lower loss", measured, verdict, *OURS)
+        )
     return claims
 
-
-# ---------------------------------------------------------------------------------------------------- figures
 
 MARKS = {NEAREST: "o", INPUTS: "D"}
 
 
 def figures(result: Quantized) -> dict[str, Figure]:
-    """By name."""
+    """Return every figure by name."""
     return {"predictions": _predictions(result), "sensitivity": _sensitivity(result)}
 
 
 def _predictions(result: Quantized) -> Figure:
-    """A panel for every number of bits, a dot for every block and method."""
-    import matplotlib.pyplot as plt
-
+    """One panel per number of bits, one dot per block and method."""
     bits = result.together.bits
-    figure, axes = plt.subplots(
-        1, len(bits), figsize=(3.5 * len(bits), 3.5), layout="constrained", squeeze=False
-    )
+    figure, axes = style.subplots(1, len(bits), figsize=(3.5 * len(bits), 3.5), squeeze=False)
     for i, (ax, b) in enumerate(zip(axes[0], bits, strict=True)):
         for k, (method, mark) in enumerate(MARKS.items()):
             x, y = predicted(result, "both orders", i, method), increases(result, i, method)
             ax.plot(x, y, mark, ms=4, alpha=0.75, color=PALETTE[k], label=method)
         _scaled(ax)
         ax.set_title(f"{b} bits")
-        ax.set_xlabel("predicted, gᵀδ + ½ δᵀHδ")
+        ax.set_xlabel("predicted: gᵀδ + ½ δᵀHδ")
     axes[0][0].set_ylabel("measured increase of the loss")
     axes[0][0].legend()
     return figure
 
 
 def _scaled(ax: Axes) -> None:
-    """The line where what was predicted came out, and few numbers on the axes."""
+    """Draw the line predicted = measured, and reduce the axis ticks."""
     low, high = ax.get_xlim()
     ax.axline((0, 0), slope=1, color="0.5", lw=0.7)
     ax.axhline(0, color="0.85", lw=0.6, zorder=0)
@@ -207,16 +201,13 @@ def _scaled(ax: Axes) -> None:
 
 
 def _sensitivity(result: Quantized) -> Figure:
-    """Measured increases of every block, a row for each number of bits; predicted ones beside them."""
-    import matplotlib.pyplot as plt
-
+    """Measured and predicted increase for every block, one row per number of bits."""
     names, bits = list(result.blocks), result.together.bits
-    figure, axes = plt.subplots(
+    figure, axes = style.subplots(
         len(bits),
         1,
         figsize=(max(0.36 * len(names) + 1.5, 4), 1.9 * len(bits) + 0.6),
         sharex=True,
-        layout="constrained",
         squeeze=False,
     )
     x = np.arange(len(names))
@@ -235,63 +226,64 @@ def _sensitivity(result: Quantized) -> Figure:
         ax.set_ylabel(f"{b} bits")
         ax.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
         ax.tick_params(labelsize=7)
-    axes[0, 0].set_title("increase of the loss by one block")
+    axes[0, 0].set_title("increase of the loss when one block is rounded")
     axes[0, 0].legend(ncols=3)
     axes[-1, 0].set_xticks(x, names, rotation=90, fontsize=7)
     return figure
 
 
-# --------------------------------------------------------------------------------------------------- captions
-
-
 def summary(result: Quantized) -> list[Line]:
-    """The numbers to look at first: label, value, words."""
-    loss = f"on the data of curvature; {result.held_out_loss:.4f} on others"
-    found = [("loss", f"{result.loss:.4f}", loss)]
+    """Return the main numbers, each with a label and an explanation."""
+    loss = f"on the data of the curvature; {result.held_out_loss:.4f} on held-out data"
+    lines = [("loss", f"{result.loss:.4f}", loss)]
     names, every = list(result.blocks), result.together
     for i, bits in enumerate(every.bits):
-        truth, said = increases(result, i), predicted(result, "both orders", i)
+        truth, predictions = increases(result, i), predicted(result, "both orders", i)
         worst = int(truth.argmax())
-        words = f"the most of any block, {names[worst]}; predicted {said[worst]:+.3g}"
-        found.append((f"{bits} bits", f"{truth[worst]:+.3g}", words))
+        words = f"largest increase of a single block, {names[worst]}; predicted {predictions[worst]:+.3g}"
+        lines.append((f"{bits} bits", f"{truth[worst]:+.3g}", words))
         together = ", ".join(
-            f"{method} {every.at(method).interval('measured', i).value:+.3g}, on other data "
+            f"{method} {every.at(method).interval('measured', i).value:+.3g}, on held-out data "
             f"{every.at(method).interval('held_out', i).words}"
             for method in every.methods
         )
-        total = f"; predicted {every.at('nearest').predicted[i].mean():+.3g}, blocks alone {truth.sum():+.3g}"
-        found.append((f"all at {bits} bits", "", together + total))
-    found += [
+        total = (
+            f"; predicted {every.at('nearest').predicted[i].mean():+.3g}, "
+            f"sum of single blocks {truth.sum():+.3g}"
+        )
+        lines.append((f"all at {bits} bits", "", together + total))
+    lines += [
         (f"{row.bits} bits", row.correlation.words, f"ρ of {row.predictor} with the measured increase")
         for row in rows(result)
     ]
-    return [*found, *(("note", "", note) for note in result.notes)]
+    return [*lines, *(("note", "", note) for note in result.notes)]
 
 
 def captions(result: Quantized) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Return the caption of each figure and table."""
     effects = result.together.effects
     known, other = (plural(values.shape[1], "sequence") for values in (effects.measured, effects.held_out))
     step = {"column": "every output of a block", "tensor": "each block"}[result.steps]
     terms = (
-        f"Symmetric grids with a step for {step}, the largest weight at its end. Curvature from {known} of "
-        f"{result.data}, other data are {other} more. `nearest`: each weight to the nearest point; `inputs`: "
-        "row by row, later rows make up for earlier ones by the second moments of the layer's inputs (GPTQ), "
-        f"damped by {result.damping:g} of their mean diagonal"
+        f"Symmetric grids with one step for {step}; the largest weight lies at the end of the grid. "
+        f"Curvature is measured on {known} of {result.data}; held-out data are {other} more. `nearest` "
+        "rounds each weight to the nearest point. `inputs` goes row by row and adjusts later rows by "
+        f"the second moments of the layer's inputs (GPTQ), damped by {result.damping:g} of their mean "
+        "diagonal"
     )
-    ends = "low and high: Student's 95 % interval over sequences, of predictions too"
-    found = {
-        "sensitivity": f"Increase of the loss with one block rounded, and all of them: predicted, gᵀδ + "
-        f"½ δᵀHδ with the Hessian, and measured. {terms}; {ends}. error: ‖δ‖². "
-        "In the figure bars are measured, with these intervals in gray, dashes predicted.",
-        "ranks": "Spearman's ρ over blocks of predictions with the measured increase, rounded to the nearest "
-        "points, with 95 % intervals by the bootstrap over blocks.",
-        "predictions": "Predicted against measured increase of the loss, a dot for each block; the line is "
-        f"where they are equal. {terms}.",
+    ends = "low and high: Student's 95 % interval over sequences, also for predictions"
+    captions = {
+        "sensitivity": "Increase of the loss when one block or all blocks are rounded: predicted (gᵀδ + ½ "
+        f"δᵀHδ with the Hessian) and measured. {terms}. {ends}. error: ‖δ‖². In the figure, bars are "
+        "measured, with these intervals in gray; dashes are predicted.",
+        "ranks": "Spearman's ρ over blocks between predicted and measured increase, for rounding to the "
+        "nearest points, with 95 % bootstrap intervals over blocks.",
+        "predictions": "Predicted against measured increase of the loss, one dot per block. On the line "
+        f"both are equal. {terms}.",
     }
     if result.exact:
-        found["exact"] = (
-            "Blocks that make up for rounding by their own GGN, written out and damped likewise (`ggn`), "
-            f"beside the other ways. {terms}; {ends}."
+        captions["exact"] = (
+            "Blocks rounded with adjustment by their own GGN, written out and damped in the same way "
+            f"(`ggn`), next to the other methods. {terms}. {ends}."
         )
-    return found
+    return captions

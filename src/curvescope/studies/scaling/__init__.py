@@ -1,9 +1,19 @@
-"""How loss and curvature change with model size and data size, and which power laws a grid supports."""
+"""Study of scaling: loss and curvature against model size and data size, with tested power laws."""
 
 from curvescope.runs.study import Study
-from curvescope.studies.scaling.analysis import Cell, Law, Needed, fit_law, plan_data
+from curvescope.studies.scaling.analysis import GridCell, NeededSamples, PowerLaw, fit_law, plan_data
 from curvescope.studies.scaling.study import Config, Scaling, run
 
-__all__ = ["STUDY", "Cell", "Config", "Law", "Needed", "Scaling", "fit_law", "plan_data", "run"]
+__all__ = [
+    "STUDY",
+    "Config",
+    "GridCell",
+    "NeededSamples",
+    "PowerLaw",
+    "Scaling",
+    "fit_law",
+    "plan_data",
+    "run",
+]
 
 STUDY = Study(Config, run)

@@ -1,32 +1,32 @@
-"""Power laws q ∝ xᵅ over a grid, and whether the grid supports one at all.
+"""Power laws q ∝ xᵅ over a grid of trained models, with tests of whether the grid supports a law.
 
-With x the variable (parameters N or tokens D) and z the other one, the line
+With x the variable (parameters N or tokens D) and z the other variable, the line
 
     log q = c_z + α log x
 
-has a constant of its own for every z, so that α says what x does at fixed z. A law is supported if
+has its own constant for every z, so that α describes the effect of x at fixed z. A law is supported if
 
 - α is not zero: F-test against the constants alone, p < 5 %;
 - the line is not bent: F-test of a further term γ (log x)², p ≥ 5 %;
 - α does not depend on z: F-test of a further term log x · log z, p ≥ 5 %;
-- what is left over is small: root mean square of the residuals at most RESIDUAL, in units of log q;
+- the residuals are small: their root mean square is at most RESIDUAL, in units of log q;
 
-and there are at least three values of x, since two of them lie on a line whatever the truth is. The interval
-of α is that of the bootstrap: cells are drawn with replacement, and seeds within each of them.
+and if there are at least three values of x, because two points always lie on a line. The interval of α comes
+from a bootstrap that draws cells with replacement, and seeds within each cell.
 
-How many samples a tolerance needs, by the law that is exact: no Hessian, no exponent, one variance.
+The sample size for a tolerance comes from an exact law that needs only a variance, no Hessian and no
+exponent.
 
 With L_k the mean loss of k independent samples at fixed weights, L_{k+1} − L_k = (ℓ_{k+1} − L_k)/(k + 1), so
 
-    E (L_{k+1} − L_k)² = Var ℓ / (k (k + 1)),
+    E (L_{k+1} − L_k)² = Var ℓ / (k (k + 1))
 
-for every model and every k. The least k that keeps its root within τ is about √Var / τ. Here the variance is
-taken from held-out samples, and k is checked on fresh ones: differences of their own, none used twice.
+for every model and every k. The least k with root mean square at most τ is about √Var / τ. The variance comes
+from held-out samples. Fresh samples check k; each is used in one difference only.
 
-One cell of the grid: a Transformer is trained on its own data, and its losses and curvature are measured.
-
-Nothing is shared between cells but the language: weights, training data, held-out data and probes of each
-cell come from streams of their own, so that cells and seeds are independent.
+One cell of the grid is a Transformer that is trained on its own data, and whose losses and curvature are
+measured. Cells share only the language. Weights, training data, held-out data and probes of each cell have
+their own random streams, so that cells and seeds are independent.
 """
 
 from __future__ import annotations
@@ -58,26 +58,26 @@ from curvescope.train import TrainConfig, train
 if TYPE_CHECKING:
     from curvescope.studies.scaling.study import Config
 
-LEVEL = 0.05  # of all tests
-RESIDUAL = 0.3  # a factor of 1.35
-FEWEST = 3  # values of a variable that can contradict a line
+LEVEL = 0.05  # significance level of all tests
+RESIDUAL = 0.3  # in units of log q: a factor of 1.35
+FEWEST = 3  # least number of values of a variable that can contradict a line
 
 
 @dataclass(frozen=True)
-class Law(Result):
-    """An exponent, its 95 % interval, and the tests; nan where a fit was not possible."""
+class PowerLaw(Result):
+    """Exponent with 95 % interval and tests; nan if no fit was possible."""
 
     quantity: str
     variable: str
     exponent: float
     low: float
     high: float
-    residual: float  # root mean square, of log q
-    p_constant: float  # of data like these if α were zero
-    p_bend: float  # if γ were zero
-    p_other: float  # if α did not depend on the other variable
-    first: float  # the exponent between the two least values of x
-    last: float  # and between the two largest
+    residual: float  # root mean square, in units of log q
+    p_constant: float  # p-value of α = 0
+    p_bend: float  # p-value of γ = 0
+    p_other: float  # p-value of an α that is independent of the other variable
+    first: float  # exponent between the two smallest values of x
+    last: float  # exponent between the two largest values of x
     supported: bool
     words: str
 
@@ -91,10 +91,10 @@ def fit_law(
     *,
     draws: int = 1000,
     seed: int = 0,
-) -> Law:
-    """The law of q (R,) over x at fixed z, from one row per cell and seed."""
+) -> PowerLaw:
+    """Fit the law of q (R,) over x at fixed z, from one row per cell and seed."""
     if not (np.isfinite(q).all() and (q > 0).all()):
-        return _no_law(quantity, variable, "not positive everywhere: no power law can be fitted")
+        return _no_law(quantity, variable, "some values are not positive, so no power law can be fitted")
     y, levels = np.log(q), np.unique(x)
     X, Z = (np.log(v) - np.log(v).mean() for v in (x, z))
     groups = (z[:, None] == np.unique(z)).astype(float)
@@ -105,7 +105,7 @@ def fit_law(
     low, high = _bootstrap(X, groups, y, cells=_cells(x, z), draws=draws, seed=seed)
     first, last = (_slope(line, y, np.isin(x, some)) for some in (levels[:2], levels[-2:]))
     words = _words(variable, tests, residual, (first, last), levels=len(levels))
-    return Law(
+    return PowerLaw(
         quantity=quantity,
         variable=variable,
         exponent=float(found[-1]),
@@ -122,13 +122,15 @@ def fit_law(
     )
 
 
-def _no_law(quantity: str, variable: str, words: str) -> Law:
+def _no_law(quantity: str, variable: str, words: str) -> PowerLaw:
     nan = math.nan
-    return Law(quantity, variable, nan, nan, nan, nan, nan, nan, nan, nan, nan, supported=False, words=words)
+    return PowerLaw(
+        quantity, variable, nan, nan, nan, nan, nan, nan, nan, nan, nan, supported=False, words=words
+    )
 
 
 def _tests(groups: np.ndarray, X: np.ndarray, Z: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
-    """p of a constant, of no bend, and of an exponent that is the same for all z; nan where not testable."""
+    """Return p-values of α = 0, of no bend, and of the same exponent for all z; nan if not testable."""
     line = np.column_stack([groups, X])
     left, degrees = _fit(line, y)[0], len(y) - line.shape[1]
     constant = _f_test(_fit(groups, y)[0], left, degrees)
@@ -140,18 +142,18 @@ def _tests(groups: np.ndarray, X: np.ndarray, Z: np.ndarray, y: np.ndarray) -> t
 
 
 def _fit(A: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
-    """The sum of squared residuals and the coefficients of least squares."""
-    found = np.linalg.lstsq(A, y, rcond=None)[0]
-    return float(((y - A @ found) ** 2).sum()), found
+    """Return the sum of squared residuals and the least-squares coefficients."""
+    coefficients = np.linalg.lstsq(A, y, rcond=None)[0]
+    return float(((y - A @ coefficients) ** 2).sum()), coefficients
 
 
 def _slope(line: np.ndarray, y: np.ndarray, rows: np.ndarray) -> float:
-    """The exponent of some rows alone."""
+    """Exponent fitted to some rows only."""
     return float(_fit(line[rows], y[rows])[1][-1])
 
 
 def _f_test(less: float, more: float, degrees: int) -> float:
-    """p of the F-test of one further term: residual sums of squares without it and with it."""
+    """p-value of the F-test of one further term, from residual sums of squares without it and with it."""
     from scipy.special import fdtrc
 
     if degrees < 1:
@@ -162,14 +164,14 @@ def _f_test(less: float, more: float, degrees: int) -> float:
 
 
 def _cells(x: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """The number of the cell of each row, (R,)."""
+    """Index of the cell of each row: (R,)."""
     return np.unique(np.column_stack([x, z]), axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def _bootstrap(
     X: np.ndarray, groups: np.ndarray, y: np.ndarray, *, cells: np.ndarray, draws: int, seed: int
 ) -> tuple[float, float]:
-    """Ends of the 95 % interval of α: quantiles over draws of cells, and of seeds within them."""
+    """Return the ends of the 95 % interval of α: quantiles over draws of cells, and of seeds within them."""
     W = _weights(cells, draws, seed)  # (draws, R)
     total = W @ groups
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -185,7 +187,7 @@ def _bootstrap(
 
 
 def _weights(cells: np.ndarray, draws: int, seed: int) -> np.ndarray:
-    """How often each row is drawn, (draws, R): cells with replacement, then rows of each cell."""
+    """Count how often each row is drawn, (draws, R): cells with replacement, then rows of each cell."""
     source = np.random.default_rng(seed & 0xFFFFFFFF)
     count = int(cells.max()) + 1
     times = source.multinomial(count, np.full(count, 1 / count), size=draws)  # (draws, cells)
@@ -204,66 +206,70 @@ def _words(
     *,
     levels: int,
 ) -> str:
-    """Why a law is not supported; empty if it is."""
+    """Explain why a law is not supported; return an empty text if it is."""
     constant, bend, other = tests
-    found = []
+    reasons = []
     if levels < FEWEST:
-        found.append(f"only {levels} values of {variable}: any two points lie on a line")
+        reasons.append(f"only {levels} values of {variable}, and two points always lie on a line")
     if not constant < LEVEL:
-        found.append(f"not told from a constant (p = {constant:.2g})")
+        reasons.append(f"not significantly different from a constant (p = {constant:.2g})")
     if bend < LEVEL:
         ends = f"from {slopes[0]:+.2f} to {slopes[1]:+.2f}"
-        found.append(f"bent (p = {bend:.1g}): the exponent goes {ends} over the grid")
+        reasons.append(f"bent (p = {bend:.1g}): the exponent changes {ends} over the grid")
     if other < LEVEL:
-        found.append(f"the exponent depends on the other variable (p = {other:.1g})")
+        reasons.append(f"the exponent depends on the other variable (p = {other:.1g})")
     if residual > RESIDUAL:
-        found.append(f"scatter of a factor of {math.exp(residual):.2f} around the line")
-    return "; ".join(found)
+        reasons.append(f"residual scatter of a factor of {math.exp(residual):.2f}")
+    return "; ".join(reasons)
 
 
 # ----------------------------------------------------------------------------------------------------- needed
 
-FEWEST_ROUNDS = 8  # differences that a check needs
+FEWEST_ROUNDS = 8  # least number of differences for a check
 
 
 @dataclass(frozen=True)
-class Needed(Result):
-    """The number of samples for a tolerance, with the interval that the variance leaves, and its check."""
+class NeededSamples(Result):
+    """Sample size for a tolerance, its interval from the variance's uncertainty, and a check on fresh
+    samples.
+    """
 
     tolerance: float
-    variance: float  # of the loss of one sample
+    variance: float  # of the loss of a single sample
     variance_low: float
     variance_high: float
     k: int
     k_low: int
     k_high: int
-    rounds: int  # differences on fresh samples; 0: too few samples for a check
-    rms: float  # of L_{k+1} − L_k over them
+    rounds: int  # number of differences on fresh samples; 0: too few samples for a check
+    rms: float  # root mean square of L_{k+1} − L_k over these differences
     rms_low: float
     rms_high: float
 
     @property
     def right(self) -> bool | None:
-        """Whether fresh samples speak for the tolerance, not above it beyond doubt; None: not checked."""
+        """Return True if the interval of the rms on fresh samples reaches below the tolerance; None if not
+        checked.
+        """
         return None if self.rounds == 0 else self.rms_low <= self.tolerance
 
 
 def differences(fresh: np.ndarray, k: int) -> np.ndarray:
-    """L_{k+1} − L_k of as many groups of k + 1 samples as there are in `fresh` (n,)."""
+    """L_{k+1} − L_k for as many groups of k + 1 samples as `fresh` (n,) contains."""
     rounds = len(fresh) // (k + 1)
     groups = fresh[: rounds * (k + 1)].reshape(rounds, k + 1)
     return groups.mean(axis=1) - groups[:, :k].mean(axis=1)
 
 
-def plan_data(held_out: np.ndarray, fresh: np.ndarray, *, tolerance: float) -> Needed:
-    """k from the losses of held-out samples (n,), checked on those of fresh samples (m,)."""
+def plan_data(held_out: np.ndarray, fresh: np.ndarray, *, tolerance: float) -> NeededSamples:
+    """Compute k from the losses of held-out samples (n,), and check it on those of fresh samples (m,)."""
     variance, low, high = variance_interval(held_out)
     k = samples_for(variance, tolerance)
     ends = {"k_low": samples_for(low, tolerance), "k_high": samples_for(high, tolerance)}
     rounds = len(fresh) // (k + 1)
     rounds = rounds if rounds >= FEWEST_ROUNDS else 0
     rms, bottom, top = _root_mean_square(differences(fresh, k)) if rounds else 3 * (math.nan,)
-    return Needed(
+    return NeededSamples(
         tolerance=tolerance,
         variance=variance,
         variance_low=low,
@@ -277,8 +283,8 @@ def plan_data(held_out: np.ndarray, fresh: np.ndarray, *, tolerance: float) -> N
     )
 
 
-def _root_mean_square(found: np.ndarray) -> tuple[float, float, float]:
-    squares = found**2
+def _root_mean_square(differences: np.ndarray) -> tuple[float, float, float]:
+    squares = differences**2
     mean, stderr = squares.mean(), squares.std(ddof=1) / math.sqrt(len(squares))
     low, high = positive_interval(np.asarray(mean), np.asarray(stderr), len(squares) - 1)
     return math.sqrt(mean), math.sqrt(low), math.sqrt(high)
@@ -286,12 +292,12 @@ def _root_mean_square(found: np.ndarray) -> tuple[float, float, float]:
 
 # ------------------------------------------------------------------------------------------------------- cell
 
-LENGTH, VOCAB = 16, 16  # of a sequence, and of the language
-AT_ONCE = 512  # sequences that losses are taken of together
+LENGTH, VOCAB = 16, 16  # sequence length, and number of symbols of the language
+AT_ONCE = 512  # sequences per batch when losses are computed
 
 
-class Place(NamedTuple):
-    """Where a cell is in the grid."""
+class CellPosition(NamedTuple):
+    """Position of a cell in the grid."""
 
     width: int
     sequences: int
@@ -299,13 +305,13 @@ class Place(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its piece of work."""
+        """Name of the cell's piece of work."""
         return f"cell.d{self.width}.n{self.sequences}.s{self.seed}"
 
 
 @dataclass(frozen=True)
-class Cell(Result):
-    """What was measured at the end of training."""
+class GridCell(Result):
+    """Measurements of one trained model."""
 
     width: int
     sequences: int
@@ -314,21 +320,21 @@ class Cell(Result):
     train_loss: float  # mean over the training data
     held_out_loss: float
     held_out_stderr: float  # over held-out sequences
-    excess: float  # of the held-out loss over that of the language itself, on the same sequences
+    excess: float  # held-out loss minus the loss of the true language model on the same sequences
     excess_stderr: float
-    gradient_norm: float  # of the loss whose curvature is measured
+    gradient_norm: float  # gradient of the loss whose curvature is measured
     hessian: OwnProbes
     ggn: OwnProbes
     functional: OwnProbes  # H − H_o
-    needed: Needed
+    needed: NeededSamples
 
     @property
     def tokens(self) -> int:
-        """Targets of the training data."""
+        """Number of targets in the training data."""
         return self.sequences * LENGTH
 
     def ends(self) -> tuple[float, float, float, float]:
-        """λ_max of H and its error, λ_min and its: an eigenvalue lies within."""
+        """λ_max of H, its error, λ_min of H, its error; an eigenvalue lies within each error."""
         found = self.hessian.ends
         assert found is not None
         (low, high), (low_error, high_error) = found.values, found.residuals
@@ -336,12 +342,14 @@ class Cell(Result):
 
     def top(self) -> tuple[float, float]:
         """λ_max of the GGN and its error."""
-        found = self.ggn.ends
-        assert found is not None
-        return float(found.values[1]), float(found.residuals[1])
+        ritz = self.ggn.ends
+        assert ritz is not None
+        return float(ritz.values[1]), float(ritz.residuals[1])
 
     def rank(self) -> tuple[float, float]:
-        """tr² / ‖·‖_F² of the GGN: how many equal eigenvalues would have its trace and norm; its error."""
+        """Effective rank tr² / ‖·‖_F² of the GGN and its error: the number of equal eigenvalues with this
+        trace and norm.
+        """
         trace, norm = self.ggn.trace, self.ggn.norm
         value = (trace / norm) ** 2
         parts = (self.ggn.trace_stderr / trace, self.ggn.norm_stderr / norm)
@@ -357,7 +365,7 @@ class Cell(Result):
         return value, value * math.hypot(*parts)
 
 
-def measure_cell(cfg: Config, place: Place) -> Cell:
+def measure_cell(cfg: Config, place: CellPosition) -> GridCell:
     """Train the model of a cell and measure it."""
     weights, data, held_out, fresh, probes = _streams(cfg, place)
     sample = _sample(cfg, place.sequences, data)
@@ -369,7 +377,7 @@ def measure_cell(cfg: Config, place: Place) -> Cell:
     problem = Problem(model, _measured(cfg, sample, held_out))
     measured = partial(own_probes, num_probes=cfg.num_probes, max_exact=cfg.max_exact, seed=probes)
     few = max(1, cfg.num_steps // 3)
-    return Cell(
+    return GridCell(
         width=place.width,
         sequences=place.sequences,
         seed=place.seed,
@@ -391,14 +399,14 @@ def _stderr(samples: np.ndarray) -> float:
     return float(samples.std(ddof=1) / math.sqrt(len(samples)))
 
 
-def _streams(cfg: Config, place: Place) -> list[int]:
-    """Seeds of weights, training data, held-out data, fresh data and probes."""
+def _streams(cfg: Config, place: CellPosition) -> list[int]:
+    """Random seeds of weights, training data, held-out data, fresh data and probes."""
     source = np.random.SeedSequence([cfg.seed & 0xFFFFFFFF, *place])
     return [int(seed) for seed in source.generate_state(5)]
 
 
 def _sample(cfg: Config, count: int, seed: int) -> Batches:
-    """Sequences of the language."""
+    """Draw sequences of the language."""
     size = min(cfg.batch_size, count)
     return markov(
         num_sequences=count, length=LENGTH, vocab=VOCAB, seed=cfg.seed, sample_seed=seed, batch_size=size
@@ -406,13 +414,13 @@ def _sample(cfg: Config, count: int, seed: int) -> Batches:
 
 
 def _measured(cfg: Config, sample: Batches, held_out: int) -> Batches:
-    """The data of the Hessian: the first sequences trained on, or held-out ones, in one batch."""
+    """Return the data of the Hessian in one batch: the first training sequences, or held-out ones."""
     chosen = sample if cfg.curvature_on == "train" else _sample(cfg, cfg.measured, held_out)
     inputs, targets = _whole(chosen)
     return Batches.from_tensors(inputs[: cfg.measured], targets[: cfg.measured], name="markov")
 
 
-def _trained(cfg: Config, place: Place, sample: Batches, *, seed: int) -> Model:
+def _trained(cfg: Config, place: CellPosition, sample: Batches, *, seed: int) -> Model:
     shape = TransformerConfig(
         n_layers=cfg.size.layers,
         d_model=place.width,
@@ -428,13 +436,13 @@ def _trained(cfg: Config, place: Place, sample: Batches, *, seed: int) -> Model:
 
 
 def _whole(sample: Batches) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of all batches."""
+    """Concatenate inputs and targets of all batches."""
     inputs = torch.cat([batch.inputs for batch in sample])  # pyright: ignore[reportCallIssue, reportArgumentType]
     return inputs, torch.cat([batch.targets for batch in sample])
 
 
 def _least_losses(cfg: Config, sample: Batches) -> np.ndarray:
-    """The mean loss of each sequence under the language's own probabilities, (n,)."""
+    """Mean loss of each sequence under the language's true probabilities: (n,)."""
     inputs, targets = _whole(sample)
     P = markov_transitions(VOCAB, seed=cfg.seed)
     return -P[inputs, targets].log().mean(dim=1).numpy()
@@ -442,7 +450,7 @@ def _least_losses(cfg: Config, sample: Batches) -> np.ndarray:
 
 @torch.no_grad()
 def _losses(model: Model, sample: Batches) -> np.ndarray:
-    """The mean loss of each sequence, (n,)."""
+    """Mean loss of each sequence: (n,)."""
     pairs = zip(*(whole.split(AT_ONCE) for whole in _whole(sample)), strict=True)
     return torch.cat([_sequence_losses(model, x, y) for x, y in pairs]).double().cpu().numpy()
 
@@ -458,47 +466,47 @@ def _sequence_losses(model: Model, inputs: Tensor, targets: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------- quantities
 
 
-class Quantity(NamedTuple):
-    """A positive number of a cell."""
+class CellQuantity(NamedTuple):
+    """A positive number of a cell, with its symbol."""
 
     symbol: str
-    of: Callable[[Cell], tuple[float, float]]  # value and error
+    of: Callable[[GridCell], tuple[float, float]]  # value and error
 
 
-def _spread(cell: Cell) -> tuple[float, float]:
-    """λ_max over the mean eigenvalue of the GGN: a condition number is at least that large."""
+def _spread(cell: GridCell) -> tuple[float, float]:
+    """λ_max over the mean eigenvalue of the GGN, a lower bound of the condition number."""
     top, error = cell.top()
     mean = cell.ggn.trace / cell.num_parameters
     value = top / mean
     return value, value * (error / top + cell.ggn.trace_stderr / cell.ggn.trace)
 
 
-def _of_top(cell: Cell) -> tuple[float, float]:
+def _of_top(cell: GridCell) -> tuple[float, float]:
     """tr / λ_max of the GGN."""
     value, error = _spread(cell)
     return cell.num_parameters / value, cell.num_parameters / value * error / value
 
 
 QUANTITIES = {
-    "excess_loss": Quantity("L − L*", lambda c: (c.excess, c.excess_stderr)),
-    "lambda_max": Quantity("λ_max", lambda c: c.ends()[:2]),
-    "minus_lambda_min": Quantity("−λ_min", lambda c: (-c.ends()[2], c.ends()[3])),
-    "trace": Quantity("tr H", lambda c: (c.hessian.trace, c.hessian.trace_stderr)),
-    "frobenius": Quantity("‖H‖_F", lambda c: (c.hessian.norm, c.hessian.norm_stderr)),
-    "effective_rank": Quantity("tr²/‖GGN‖_F²", Cell.rank),
-    "trace_over_top": Quantity("tr/λ_max, GGN", _of_top),
-    "spread": Quantity("n λ_max/tr, GGN", _spread),
-    "gap": Quantity("‖H − H_o‖_F/‖H‖_F", Cell.gap),
-    "gradient_squared": Quantity("‖∇L‖²", lambda c: (c.gradient_norm**2, 0.0)),
+    "excess_loss": CellQuantity("L − L*", lambda c: (c.excess, c.excess_stderr)),
+    "lambda_max": CellQuantity("λ_max", lambda c: c.ends()[:2]),
+    "minus_lambda_min": CellQuantity("−λ_min", lambda c: (-c.ends()[2], c.ends()[3])),
+    "trace": CellQuantity("tr H", lambda c: (c.hessian.trace, c.hessian.trace_stderr)),
+    "frobenius": CellQuantity("‖H‖_F", lambda c: (c.hessian.norm, c.hessian.norm_stderr)),
+    "effective_rank": CellQuantity("tr²/‖GGN‖_F²", GridCell.rank),
+    "trace_over_top": CellQuantity("tr/λ_max, GGN", _of_top),
+    "spread": CellQuantity("n λ_max/tr, GGN", _spread),
+    "gap": CellQuantity("‖H − H_o‖_F/‖H‖_F", GridCell.gap),
+    "gradient_squared": CellQuantity("‖∇L‖²", lambda c: (c.gradient_norm**2, 0.0)),
 }
 VARIABLES = {"N": "parameters", "D": "tokens"}
 
 
-def row(cell: Cell) -> dict[str, Any]:
-    """Everything that is known about a cell, for the table."""
+def row(cell: GridCell) -> dict[str, Any]:
+    """Return the table row of a cell, with all its numbers."""
     h, g, needed = cell.hessian, cell.ggn, cell.needed
     top, top_error, low, low_error = cell.ends()
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "width": cell.width,
         "parameters": cell.num_parameters,
         "sequences": cell.sequences,
@@ -531,8 +539,8 @@ def row(cell: Cell) -> dict[str, Any]:
         "ggn_lambda_max_error": cell.top()[1],
     }
     for name in ("effective_rank", "trace_over_top", "spread", "gap"):
-        found[name], found[f"{name}_stderr"] = QUANTITIES[name].of(cell)
-    return found | {
+        numbers[name], numbers[f"{name}_stderr"] = QUANTITIES[name].of(cell)
+    return numbers | {
         "gradient_norm": cell.gradient_norm,
         "variance": needed.variance,
         "variance_low": needed.variance_low,

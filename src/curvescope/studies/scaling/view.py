@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.numbers import plural
-from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin
+from curvescope.core.number_format import plural
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Tables
 from curvescope.studies.common.statistics import mean_interval
 from curvescope.studies.scaling.analysis import LENGTH, LEVEL, QUANTITIES, RESIDUAL, VARIABLES, VOCAB, row
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.style import plain_numbers
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from curvescope.studies.scaling.analysis import Law
+    from curvescope.studies.scaling.analysis import PowerLaw
     from curvescope.studies.scaling.study import Scaling
 
 
-def tables(result: Scaling) -> dict[str, pd.DataFrame]:
-    """One row per cell and seed; one per quantity and variable."""
-    import pandas as pd
-
+def tables(result: Scaling) -> Tables:
+    """One row per cell and seed, and one per quantity and variable."""
     laws = [{f: getattr(law, f) for f in LAW_COLUMNS} for law in result.laws]
-    return {"scaling": pd.DataFrame([row(cell) for cell in result.cells]), "laws": pd.DataFrame(laws)}
+    return {"scaling": [row(cell) for cell in result.cells], "laws": laws}
 
 
-PARTLY = "in part"  # on the whole, but not between the first or the last two sizes
+PARTLY = "in part"  # true overall, but not between the two smallest or the two largest sizes
 ARTICLE: Origin = ("article", "article")
 PRECURSOR: Origin = ("arXiv 2409.11995", "paper")
 OURS: Origin = ("exact law", "ours")
-NEAR = 2.0  # a factor that two numbers may differ by and still be called the same
-SMALL = 0.1  # of ‖H‖_F: what may be left out without a word
+NEAR = 2.0  # two numbers within this factor are called equal
+SMALL = 0.1  # relative to ‖H‖_F: a part this small may be neglected
 
 
 def claims(result: Scaling) -> list[Claim]:
@@ -55,45 +53,51 @@ def claims(result: Scaling) -> list[Claim]:
     ]
 
 
-def exponent(law: Law) -> str:
-    """`N^+0.31 [+0.25, +0.36], supported`."""
-    words = "supported" if law.supported else f"no law: {law.words}"
+def exponent(law: PowerLaw) -> str:
+    """Format an exponent, such as `N^+0.31 [+0.25, +0.36], supported`."""
+    words = "supported" if law.supported else f"not a law: {law.words}"
     return f"{law.variable}^{law.exponent:+.2f} [{law.low:+.2f}, {law.high:+.2f}], {words}"
 
 
 def _exponent(result: Scaling, quantity: str, variable: str, published: float, claim: str) -> Claim:
-    """A power law with a given exponent: there is a law, and its interval holds the exponent."""
+    """Claim of a power law with a given exponent, which holds if the law is supported and its interval
+    contains it.
+    """
     law = result.law(quantity, variable)
     holds = law.supported and law.low <= published <= law.high
     return Claim(claim, f"{variable}^{published:+.2f}", exponent(law), HOLDS if holds else FAILS, *ARTICLE)
 
 
 def _sign(result: Scaling, quantity: str, variable: str, sign: int, claim: str) -> Claim:
-    """It grows or falls: the interval of the exponent is on one side of zero, whether or not it is a law."""
+    """Claim that a quantity grows or falls: the exponent's interval is on one side of zero, supported law or
+    not.
+    """
     law = result.law(quantity, variable)
     low, high = sorted((sign * law.low, sign * law.high))
     verdict = HOLDS if low > 0 else FAILS if high < 0 else OPEN
     if verdict == HOLDS and min(sign * law.first, sign * law.last) < 0:
         verdict = PARTLY
-    said = f"{'grows' if sign > 0 else 'falls'} with {variable}"
+    published = f"{'grows' if sign > 0 else 'falls'} with {variable}"
     if quantity == "spread":
-        said = "condition number falls with D (here: λ_max over the mean eigenvalue of the GGN)"
-    return Claim(claim, said, exponent(law), verdict, *ARTICLE)
+        published = "condition number falls with D (here: λ_max over the mean eigenvalue of the GGN)"
+    return Claim(claim, published, exponent(law), verdict, *ARTICLE)
 
 
 def _one_curve(result: Scaling) -> Claim:
-    """The article draws one and the same curve over N and over D."""
+    """Claim of the article that one curve describes λ_max over N and over D."""
     n, d = result.law("lambda_max", "N"), result.law("lambda_max", "D")
     apart = n.low > d.high or d.low > n.high
     shown = ", ".join(
         f"{law.variable}^{law.exponent:+.2f} [{law.low:+.2f}, {law.high:+.2f}]" for law in (n, d)
     )
     verdict = FAILS if apart else OPEN
-    return Claim("one curve of λ_max serves N and D", "the same numbers", shown, verdict, *ARTICLE)
+    return Claim(
+        "λ_max follows the same curve over N and over D", "equal exponents", shown, verdict, *ARTICLE
+    )
 
 
 def _gradient(result: Scaling) -> Claim:
-    """The eigenvalue of ∇L ∇Lᵀ for that of H."""
+    """Claim that the eigenvalue of ∇L ∇Lᵀ approximates that of H."""
     ratio = result.values("gradient_squared")[:, 0] / result.values("lambda_max")[:, 0]
     near = ((ratio < NEAR) & (ratio > 1 / NEAR)).all()
     shown = f"‖∇L‖²/λ_max from {ratio.min():.1e} to {ratio.max():.1e}"
@@ -110,20 +114,20 @@ def _gauss_newton(result: Scaling) -> Claim:
     gap = result.values("gap")[:, 0]
     shown = f"‖H − H_o‖_F/‖H‖_F from {gap.min():.2f} to {gap.max():.2f}, median {np.median(gap):.2f}"
     verdict = HOLDS if gap.max() <= SMALL else FAILS
-    return Claim("the GGN stands for the Hessian", f"at most {SMALL:g}", shown, verdict, *PRECURSOR)
+    return Claim("the GGN can replace the Hessian", f"at most {SMALL:g}", shown, verdict, *PRECURSOR)
 
 
 def _formula(result: Scaling) -> Claim:
-    """The data for a tolerance as (1/τ)²."""
+    """Claim that a tolerance τ needs (1/τ)² samples."""
     needed = [cell.needed for cell in result.cells]
-    said = (1 / needed[0].tolerance) ** 2
-    inside = all(n.k_low <= said <= n.k_high for n in needed)
+    published = (1 / needed[0].tolerance) ** 2
+    inside = all(n.k_low <= published <= n.k_high for n in needed)
     ks = [n.k for n in needed]
     shown = f"{min(ks)} to {max(ks)} sequences by Var/(k(k+1)) ≤ τ²"
     tau = needed[0].tolerance
     return Claim(
-        f"the data for a tolerance τ are (1/τ)², τ = {tau:g}",
-        f"{said:.0f}",
+        f"a tolerance τ needs (1/τ)² sequences, τ = {tau:g}",
+        f"{published:.0f}",
         shown,
         HOLDS if inside else FAILS,
         *ARTICLE,
@@ -134,34 +138,26 @@ def _exact_law(result: Scaling) -> Claim:
     """Mean of measured over predicted E(ΔL)², over cells whose k was checked on fresh data."""
     checked = [n for n in (cell.needed for cell in result.cells) if n.rounds]
     ratios = np.array([n.rms**2 * n.k * (n.k + 1) / n.variance for n in checked])
-    claim, said = "E(L_{k+1} − L_k)² = Var/(k(k+1)), on fresh data", "measured / predicted = 1"
+    claim, published = "E(L_{k+1} − L_k)² = Var/(k(k+1)), on fresh data", "measured / predicted = 1"
     if len(ratios) < 2:
-        return Claim(claim, said, "too few fresh sequences", OPEN, *OURS)
+        return Claim(claim, published, "too few fresh sequences", OPEN, *OURS)
     one = mean_interval(ratios)
     right = sum(bool(n.right) for n in checked)
     shown = f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]; within τ in {right} of {len(checked)} cells"
-    return Claim(claim, said, shown, HOLDS if one.low <= 1 <= one.high else FAILS, *OURS)
+    return Claim(claim, published, shown, HOLDS if one.low <= 1 <= one.high else FAILS, *OURS)
 
-
-# ---------------------------------------------------------------------------------------------------- figures
 
 SHOWN = ("excess_loss", "lambda_max", "frobenius", "effective_rank", "gap")
-GUIDE = -0.5  # the exponent of D that the article draws
+GUIDE = -0.5  # exponent of D that the article draws
 
 
 def figures(result: Scaling) -> dict[str, Figure]:
-    """Quantities over N and D with their laws, all exponents, and the data that a tolerance needs."""
+    """Quantities over N and D with their laws, all exponents, and the data needed for a tolerance."""
     return {"scaling": _grid(result), "exponents": _exponents(result), "data_needed": _needed(result)}
 
 
-def _panels(rows: int, columns: int, *, figsize: tuple[float, float], sharey: bool = False) -> Any:
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(rows, columns, figsize=figsize, sharey=sharey, layout="constrained")
-
-
 def _grid(result: Scaling) -> Figure:
-    figure, axes = _panels(2, len(SHOWN), figsize=(3.0 * len(SHOWN) + 1.2, 6.4))
+    figure, axes = style.subplots(2, len(SHOWN), figsize=(3.0 * len(SHOWN) + 1.2, 6.4))
     for i, variable in enumerate(VARIABLES):
         for j, quantity in enumerate(SHOWN):
             _panel(axes[i][j], result, quantity, variable)
@@ -171,17 +167,17 @@ def _grid(result: Scaling) -> Figure:
 
 
 def _panel(ax: Axes, result: Scaling, quantity: str, variable: str) -> None:
-    """Points of all seeds, one color for each value of the other variable, and the law through them."""
+    """Draw points of all seeds, one color per value of the other variable, and the fitted law."""
     other = "D" if variable == "N" else "N"
     x, z, q = result.variable(variable), result.variable(other), result.values(quantity)[:, 0]
     law = result.law(quantity, variable)
     ends = np.array([x.min(), x.max()])
     for i, value in enumerate(np.unique(z)):
-        here = (z == value) & (q > 0)
+        group = (z == value) & (q > 0)
         color = _color(i, len(np.unique(z)))
-        ax.plot(x[here], q[here], "o", ms=3.5, color=color, label=f"{other} = {value:,.0f}", alpha=0.85)
+        ax.plot(x[group], q[group], "o", ms=3.5, color=color, label=f"{other} = {value:,.0f}", alpha=0.85)
         if np.isfinite(law.exponent):
-            middle = np.exp(np.log(q[here]).mean() + law.exponent * (np.log(ends) - np.log(x[here]).mean()))
+            middle = np.exp(np.log(q[group]).mean() + law.exponent * (np.log(ends) - np.log(x[group]).mean()))
             ax.plot(ends, middle, "-" if law.supported else ":", lw=1, color=color)
     ax.set(xscale="log", yscale="log", xlabel=f"{variable}, {VARIABLES[variable]}")
     ax.set_xticks(np.unique(x), [_short(value) for value in np.unique(x)])
@@ -194,12 +190,12 @@ def _panel(ax: Axes, result: Scaling, quantity: str, variable: str) -> None:
 
 
 def _short(count: float) -> str:
-    """`128`, `1.3k`, `0.8M`."""
+    """Format a count, such as `128`, `1.3k`, `0.8M`."""
     return f"{count:.0f}" if count < 1e3 else f"{count / 1e3:.1f}k" if count < 1e6 else f"{count / 1e6:.1f}M"
 
 
 def _color(i: int, count: int) -> tuple[float, float, float]:
-    """From dark blue to light green."""
+    """Color from dark blue to light green."""
     share = i / max(count - 1, 1)
     first, last = np.array([0.16, 0.12, 0.42]), np.array([0.55, 0.84, 0.27])
     red, green, blue = (first + share * (last - first)).tolist()
@@ -207,7 +203,7 @@ def _color(i: int, count: int) -> tuple[float, float, float]:
 
 
 def _exponents(result: Scaling) -> Figure:
-    figure, axes = _panels(1, 2, figsize=(9.5, 4.2), sharey=True)
+    figure, axes = style.subplots(1, 2, figsize=(9.5, 4.2), sharey=True)
     names = list(QUANTITIES)
     for ax, variable in zip(axes, VARIABLES, strict=True):
         for i, name in enumerate(names):
@@ -225,7 +221,7 @@ def _exponents(result: Scaling) -> Figure:
 
 
 def _needed(result: Scaling) -> Figure:
-    figure, (left, right) = _panels(1, 2, figsize=(9.5, 3.8))
+    figure, (left, right) = style.subplots(1, 2, figsize=(9.5, 3.8))
     n, d = result.variable("N"), result.variable("D")
     sizes, seeds = np.unique(n), max(cell.seed for cell in result.cells) + 1
     for i, size in enumerate(sizes):
@@ -233,48 +229,47 @@ def _needed(result: Scaling) -> Figure:
         needed = [result.cells[j].needed for j in here]
         seed = np.array([result.cells[j].seed for j in here])
         shifted = d[here] * 1.05 ** ((i * seeds + seed) - len(sizes) * seeds / 2)
-        style = {"fmt": "o", "ms": 3, "lw": 0.8, "color": _color(i, len(sizes))}
+        look = {"fmt": "o", "ms": 3, "lw": 0.8, "color": _color(i, len(sizes))}
         k = np.array([(one.k, one.k_low, one.k_high) for one in needed], dtype=float)
-        left.errorbar(shifted, k[:, 0], yerr=_bars(k), label=f"N = {size:,.0f}", **style)
+        left.errorbar(shifted, k[:, 0], yerr=_bars(k), label=f"N = {size:,.0f}", **look)
         r = np.array([(one.rms, one.rms_low, one.rms_high) for one in needed]) / needed[0].tolerance
-        right.errorbar(shifted, r[:, 0], yerr=_bars(r), **style)
-    left.set(xscale="log", yscale="log", xlabel="D, tokens trained on", ylabel="k, sequences")
-    left.set_title(f"needed for τ = {result.cells[0].needed.tolerance:g} nats")
+        right.errorbar(shifted, r[:, 0], yerr=_bars(r), **look)
+    left.set(xscale="log", yscale="log", xlabel="D (training tokens)", ylabel="k (sequences)")
+    left.set_title(f"sequences for τ = {result.cells[0].needed.tolerance:g} nats")
     left.legend()
     plain_numbers(left)
     right.axhline(1, color="0.4", lw=0.8)
-    right.set(xscale="log", xlabel="D, tokens trained on", ylabel="rms of L$_{k+1}$ − L$_k$ over τ")
-    right.set_title("checked on fresh sequences")
+    right.set(xscale="log", xlabel="D (training tokens)", ylabel="rms of L$_{k+1}$ − L$_k$, relative to τ")
+    right.set_title("check on fresh sequences")
     left.grid(visible=True)
     right.grid(visible=True)
     return figure
 
 
 def _bars(triples: np.ndarray) -> np.ndarray:
-    """Distances down and up from (value, low, high)."""
+    """Distances from value to low and to high, from rows (value, low, high)."""
     return np.nan_to_num(np.maximum([triples[:, 0] - triples[:, 1], triples[:, 2] - triples[:, 0]], 0.0))
 
-
-# --------------------------------------------------------------------------------------------------- captions
 
 LAW_COLUMNS = (
     "quantity", "variable", "exponent", "low", "high", "supported", "words", "residual",
     "p_constant", "p_bend", "p_other", "first", "last",
 )  # fmt: skip
 TESTS = (
-    f"supported: told from a constant (F-test, p < {LEVEL:g}), no bend and no dependence on the other "
-    f"variable (F-tests, p ≥ {LEVEL:g}), scatter around the line at most {RESIDUAL:g} in logarithms"
+    f"supported: significantly different from a constant (F-test, p < {LEVEL:g}), no bend and no "
+    f"dependence on the other variable (F-tests, p ≥ {LEVEL:g}), and residual scatter at most "
+    f"{RESIDUAL:g} in the logarithm"
 )
 
 
 def summary(result: Scaling) -> list[Line]:
-    """The numbers to look at first: label, value, words."""
+    """Return the main numbers, each with a label and an explanation."""
     n, d = result.variable("N"), result.variable("D")
     losses = [cell.held_out_loss for cell in result.cells]
     laws = [law for law in result.laws if law.supported]
     needed = [cell.needed for cell in result.cells]
-    ks = [one.k for one in needed]
-    found = [
+    ks = [size.k for size in needed]
+    lines = [
         (
             "grid",
             plural(len(result.cells), "cell"),
@@ -283,7 +278,7 @@ def summary(result: Scaling) -> list[Line]:
         (
             "held-out loss",
             f"{min(losses):.3f} to {max(losses):.3f}",
-            f"no model of this language has less than {result.least_loss:.3f}",
+            f"the lowest possible mean loss on this language is {result.least_loss:.3f}",
         ),
         *((f"{QUANTITIES[q].symbol} over {v}", "", exponent(result.law(q, v))) for q, v in HEADLINES),
         (
@@ -297,36 +292,36 @@ def summary(result: Scaling) -> list[Line]:
         (
             "data needed",
             f"{min(ks)} to {max(ks)}",
-            f"sequences until one more moves the mean loss by at most {needed[0].tolerance:g} nats, rms",
+            f"sequences until one more changes the mean loss by at most {needed[0].tolerance:g} nats (rms)",
         ),
         *((c.verdict, "", f"{c.claim}: {c.measured}") for c in result.claims()),
     ]
-    return [*found, *(("note", "", note) for note in result.notes)]
+    return [*lines, *(("note", "", note) for note in result.notes)]
 
 
 HEADLINES = (("excess_loss", "D"), ("lambda_max", "N"), ("lambda_max", "D"), ("effective_rank", "N"))
 
 
 def captions(result: Scaling) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Return the caption of each figure and table."""
     data = "the training data" if result.curvature_on == "train" else "held-out data"
     how = (
-        f"Transformers of several widths, trained for {result.steps} steps on D tokens of a Markov language "
-        f"({VOCAB} letters, sequences of {LENGTH}); the Hessian is that of the loss on {data}, at most "
-        f"{result.measured} sequences. Weights, data and probes of each cell are its own."
+        f"Transformers of several widths, trained for {result.steps} steps on D tokens of a Markov "
+        f"language ({VOCAB} symbols, sequences of {LENGTH}). The Hessian is that of the loss on {data}, "
+        f"with at most {result.measured} sequences. Each cell has its own weights, data and probes."
     )
     laws = (
-        "Exponents of power laws over N at fixed D and over D at fixed N, with 95 % intervals of the "
-        f"bootstrap over cells and seeds; {TESTS}. first and last: exponents between the two least sizes, "
-        "and between the two largest."
+        "Exponents of power laws over N at fixed D and over D at fixed N, with 95 % bootstrap intervals "
+        f"over cells and seeds; {TESTS}. first and last: exponents between the two smallest and the two "
+        "largest sizes."
     )
     return {
-        "scaling": f"{how} λ_max and λ_min from Lanczos steps: an eigenvalue lies within the error, and all "
-        "of them between lambda_min_low and lambda_max_high, 95 times in 100. Lines: the fitted power law, "
-        "solid where it is supported, dotted where it is not.",
-        "exponents": f"{laws} Filled: supported.",
+        "scaling": f"{how} λ_max and λ_min come from Lanczos steps: an eigenvalue lies within the error, and "
+        "all eigenvalues lie between lambda_min_low and lambda_max_high with 95 % confidence. Lines: "
+        "fitted power laws, solid if supported, dotted if not.",
+        "exponents": f"{laws} Filled markers: supported laws.",
         "laws": laws,
-        "data_needed": "Left: sequences that a tolerance needs by the exact law E(ΔL)² = Var/(k(k+1)), with "
-        "the interval that the variance leaves. Right: root mean square of L_{k+1} − L_k at that k on fresh "
-        "sequences, over the tolerance; bars are 95 % intervals.",
+        "data_needed": "Left: sequences needed for the tolerance by the exact law E(ΔL)² = Var/(k(k+1)), "
+        "with an interval from the uncertainty of the variance. Right: root mean square of L_{k+1} − "
+        "L_k at this k on fresh sequences, relative to the tolerance; bars are 95 % intervals.",
     }

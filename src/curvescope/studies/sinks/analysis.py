@@ -1,21 +1,21 @@
-"""The ways to grow an attention sink, each with a strength; at strength 0 nothing is changed.
+"""Interventions that grow an attention sink, and their effect on the spectrum of the Hessian.
 
-Both ends of a spectrum, its bulk and its outliers, from a few Lanczos runs of their own probes.
+Each intervention has a strength; strength 0 leaves the model unchanged.
 
-A run of m steps from a random vector v gives nodes θᵢ and weights wᵢ with Σ wᵢ f(θᵢ) = vᵀ f(A) v / n for
-polynomials f of degree below 2m, and nearly so for smooth f. Outliers are counted softly, by f = φ(λ/τ),
+Both ends of a spectrum, its bulk and its outliers come from a few Lanczos runs with separate probes. A run of
+m steps from a random vector v gives nodes θᵢ and weights wᵢ with Σ wᵢ f(θᵢ) = vᵀ f(A) v / n for polynomials f
+of degree below 2m, and approximately for smooth f. Outliers are counted softly, by f = φ(λ/τ),
 
     φ(x) = x⁴ / (1 + x⁴),    outliers N = tr φ(A/τ),    bulk width = √(tr[A² (1 − φ(A/τ))] / (n − N)),
 
-because a sharp threshold in the middle of a tail is known from no few steps. The width is a root mean square:
-that of eigenvalues below τ, in which outliers count no more than τ does.
+because few steps cannot resolve a sharp threshold in the middle of a tail. The width is the root mean square
+of the eigenvalues below τ; an outlier contributes at most τ.
 
-What a way changed, against the unchanged model on the same texts and with the same probes.
-
-Differences are of logarithms, so an effect is a factor. On one text it has an error: of an eigenvalue the
-residuals, of the bulk the interval over paired probes and what the last Lanczos steps still moved. Over texts
-it has a 95 % interval of its own, which holds the differences between texts: the first says what is noise of
-the probes, the second what holds on other texts of the kind. Texts have probes of their own.
+Effects are relative to the unchanged model on the same texts and with the same probes. Differences are of
+logarithms, so an effect is a factor. On one text it has a numerical error: the residuals for an eigenvalue;
+for the bulk, the interval over paired probes and the change in the last Lanczos steps. Over texts it has a 95
+% interval, which contains the variation between texts. The first is noise of the computation, the second says
+if an effect holds on other texts of the same kind. Each text has its own probes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,12 @@ from curvescope.geometry.roles import weight
 from curvescope.geometry.stream import stream
 from curvescope.models.capture import capture
 from curvescope.models.model import Model
-from curvescope.models.running.attending import AS_IT_IS, Attending, attending, patterns
+from curvescope.models.running.attention_interventions import (
+    UNCHANGED_ATTENTION,
+    AttentionChange,
+    changed_attention,
+    patterns,
+)
 from curvescope.operators import GGN, Hessian
 from curvescope.problem import Problem
 from curvescope.studies.common.statistics import half_width, mean_interval
@@ -59,47 +64,47 @@ HOWS = {
     "gated": "heads × (1 − strength)",
     "activation": "stream at the first token × 2^strength",
 }
-"""What the strength of each way is."""
+"""Meaning of the strength of each intervention."""
 
 
-class Way(NamedTuple):
-    """One way at one strength."""
+class Intervention(NamedTuple):
+    """One intervention at one strength."""
 
     how: str
     strength: float
 
     @property
     def name(self) -> str:
-        """`bias.2`; `unchanged` at strength 0."""
+        """Name such as `bias.2`; `unchanged` at strength 0."""
         return f"{self.how}.{self.strength:g}" if self.strength else UNCHANGED
 
     @property
-    def attending(self) -> Attending:
-        """What is changed in the module."""
+    def change(self) -> AttentionChange:
+        """Return the change of the module's attention."""
         s = self.strength
-        changes: dict[str, Attending] = {
-            "bias": Attending(bias=s),
-            "key": Attending(key=1 + s),
-            "softmax_one": Attending(extra=s),
-            "gated": Attending(gate=1 - s),
-            "activation": Attending(first=2**s),
+        changes: dict[str, AttentionChange] = {
+            "bias": AttentionChange(bias=s),
+            "key": AttentionChange(key=1 + s),
+            "softmax_one": AttentionChange(extra=s),
+            "gated": AttentionChange(gate=1 - s),
+            "activation": AttentionChange(first=2**s),
         }
-        return changes.get(self.how, AS_IT_IS) if s else AS_IT_IS
+        return changes.get(self.how, UNCHANGED_ATTENTION) if s else UNCHANGED_ATTENTION
 
     @property
     def num_inserted(self) -> int:
-        """Tokens put in front of every sequence."""
+        """Number of tokens inserted before every sequence."""
         return int(self.strength) if self.how == "inserted" else 0
 
     def batches(self, batches: Batches, token: int) -> Batches:
-        """The data as this way wants them; the terms of the loss stay the same."""
+        """Return the data for this intervention; the terms of the loss stay the same."""
         if not self.num_inserted:
             return batches
         return Batches([_inserted(b, self.num_inserted, token) for b in batches], name=batches.name)
 
 
 def _inserted(batch: Batch, count: int, token: int) -> Batch:
-    """`count` copies of a token in front of every sequence, with targets that do not count."""
+    """Insert `count` copies of a token before every sequence, with targets that do not count."""
     assert isinstance(batch.inputs, Tensor)
     front = batch.inputs.new_full((len(batch.inputs), count), token)
     weights = batch.weights
@@ -109,11 +114,13 @@ def _inserted(batch: Batch, count: int, token: int) -> Batch:
     return Batch(torch.cat([front, batch.inputs], dim=1), targets, weights)
 
 
-def possible(ways: list[Way], model: Model, batches: Batches) -> tuple[list[Way], list[str]]:
-    """The ways that this model and these data have, and a sentence on those that are left out."""
+def possible(
+    ways: list[Intervention], model: Model, batches: Batches
+) -> tuple[list[Intervention], list[str]]:
+    """Return the interventions that are possible for this model and data, and a note on the others."""
     refused: dict[str, list[str]] = {}
     for way in {way.how: way for way in ways}.values():
-        why = reach(model, batches, way.attending)
+        why = reach(model, batches, way.change)
         if why:
             refused.setdefault(why, []).append(way.how)
     ways = [way for way in ways if not any(way.how in hows for hows in refused.values())]
@@ -122,14 +129,16 @@ def possible(ways: list[Way], model: Model, batches: Batches) -> tuple[list[Way]
     why = _not_insertable(max((way.num_inserted for way in inserted), default=0), model, batches)
     if inserted and why:
         ways = [way for way in ways if not way.num_inserted]
-        notes.append(f"no token can be put in front: {why}; left out: inserted")
+        notes.append(f"no token can be inserted: {why}; left out: inserted")
     return ways, notes
 
 
-def reach(model: Model, batches: Batches, how: Attending) -> str:
-    """Why a model cannot be told to attend so, from one sequence; empty where it can."""
+def reach(model: Model, batches: Batches, how: AttentionChange) -> str:
+    """Return the reason if the model's attention cannot be changed in this way, tested on one sequence; else
+    an empty text.
+    """
     try:
-        with attending(model, how):
+        with changed_attention(model, how):
             model.evaluate(batches[0][:1].inputs)
     except UsageError as error:
         return str(error)
@@ -140,36 +149,39 @@ def _not_insertable(most: int, model: Model, batches: Batches) -> str:
     inputs, targets = batches[0].inputs, batches[0].targets
     tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
     if not tokens or not isinstance(targets, Tensor) or targets.shape != inputs.shape:
-        return "the data are no tokens with a target for each"
+        return "the data are not tokens with a target for each"
     length = max(b.targets.shape[1] for b in batches) + most
     if model.n_ctx is not None and length > model.n_ctx:
         return f"{length} positions are more than the {model.n_ctx} of {model.name}"
     return ""
 
 
-def sink_token(model: Model, asked: int | None = None) -> int:
-    """The one asked for; else the beginning of a text where the configuration names one, a new line, 0."""
+def sink_token(model: Model, requested: int | None = None) -> int:
+    """Return the requested token; by default the model's beginning-of-sequence token, a new line, or 0."""
     config: Any = getattr(model.module, "config", None)
     named, vocab = getattr(config, "bos_token_id", None), model.facts.get("vocab_size", 0)
-    if asked is not None:
-        if not 0 <= asked < (vocab or asked + 1):
-            raise UsageError(f"token: expected an id from 0 to {vocab - 1} of {model.name!r}, got {asked}")
-        return asked
+    if requested is not None:
+        if not 0 <= requested < (vocab or requested + 1):
+            raise UsageError(
+                f"token: expected an id from 0 to {vocab - 1} of {model.name!r}, got {requested}"
+            )
+        return requested
     if isinstance(named, int) and 0 <= named < vocab:
         return named
     return as_tokenizer(model.tokenizer).encode("\n")[0] if model.tokenizer is not None else 0
 
 
-def sink_mass(model: Model, batches: Batches, way: Way) -> float:
-    """Mean over heads and queries behind the sink of the weight that goes to no token behind it.
+def sink_mass(model: Model, batches: Batches, way: Intervention) -> float:
+    """Mean attention weight of the sink, over heads and over the queries after it.
 
-    That is what the first token, the inserted ones and the one in a denominator take; before a gate.
+    It is one minus the weight on tokens after the sink: the weight on the first token, the inserted tokens,
+    and the one in the denominator, before a gate.
     """
     sinks = max(1, way.num_inserted)
     total, count = 0.0, 0
     for batch in batches:
         inputs = batch.map(lambda t: t.to(model.device)).inputs
-        for P in patterns(model, inputs, way.attending):
+        for P in patterns(model, inputs, way.change):
             mass = 1 - P[:, :, sinks:, sinks:].double().sum(-1)
             total, count = total + float(mass.sum()), count + mass.numel()
     return total / max(count, 1)
@@ -181,20 +193,22 @@ Inputs = Tensor | Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Heads(Result):
-    """Sinks of L layers with h heads; what a model does not show is nan, and `notes` say why."""
+class SinkHeads(Result):
+    """Sinks of L layers with h heads. Quantities that the model does not expose are nan; `notes` give the
+    reasons.
+    """
 
-    mass: np.ndarray  # (L, h) mean weight on the first token over queries behind it
+    mass: np.ndarray  # (L, h) mean weight on the first token over later queries
     mass_spread: np.ndarray  # (L, h) standard deviation over sequences
     values: np.ndarray  # (L, h) norm of the first token's value over the mean norm of the others'
-    points: list[str]  # of the stream: in, L0, L1, …
+    points: list[str]  # points of the stream: in, L0, L1, …
     massive: np.ndarray  # (N,) largest |x| over the median |x| at the first token, mean over sequences
     massive_others: np.ndarray  # (N,) the same, mean over the other tokens
     notes: list[str]
 
 
-def find_sinks(model: Model, batches: Batches) -> Heads:
-    """On all sequences; nothing is changed."""
+def find_sinks(model: Model, batches: Batches) -> SinkHeads:
+    """Measure the sinks of the unchanged model on all sequences."""
     placed = [batch.map(lambda t: t.to(model.device)).inputs for batch in batches]
     notes: list[str] = []
     mass = _tried(lambda: torch.cat([_masses(model, x) for x in placed]), notes)
@@ -203,7 +217,7 @@ def find_sinks(model: Model, batches: Batches) -> Heads:
     names = [] if points is None else ["in", *(f"L{i}" for i in range(points.shape[-1] - 1))]
     both = np.full((2, 0), np.nan) if points is None else points.mean(0).numpy()
     nothing = np.full((0, 0), np.nan) if mass is None else np.full(mass.shape[1:], np.nan)
-    return Heads(
+    return SinkHeads(
         mass=nothing if mass is None else mass.mean(0).numpy(),
         mass_spread=nothing if mass is None else mass.std(0, correction=0).numpy(),
         values=nothing if values is None else values.mean(0).numpy(),
@@ -215,7 +229,7 @@ def find_sinks(model: Model, batches: Batches) -> Heads:
 
 
 def _tried(measure: Callable[[], Tensor], notes: list[str]) -> Tensor | None:
-    """What is measured, or None with a note where the model does not show it."""
+    """Return the measurement, or None with a note if the model does not expose it."""
     try:
         return measure().double().cpu()
     except UsageError as error:
@@ -225,15 +239,19 @@ def _tried(measure: Callable[[], Tensor], notes: list[str]) -> Tensor | None:
 
 
 def _masses(model: Model, inputs: Inputs) -> Tensor:
-    """(B, L, h)."""
+    """Mean attention weight on the first token: (B, L, h)."""
     found = patterns(model, inputs)
     if found[0].shape[-2] < 2:
-        raise UsageError("expected sequences of at least two tokens, to see what later ones look at")
+        raise UsageError(
+            "expected sequences of at least two tokens, because later tokens attend to the first"
+        )
     return torch.stack([P[:, :, 1:, 0].mean(-1) for P in found], dim=1)
 
 
 def _value_ratios(model: Model, inputs: Inputs) -> Tensor:
-    """‖v_0‖ over the mean of ‖v_j‖, j ≥ 1, for every sequence: (B, L, h); heads of a group share theirs."""
+    """‖v_0‖ over the mean of ‖v_j‖, j ≥ 1, for every sequence: (B, L, h); heads of a group share their
+    values.
+    """
     reads = capture(model, inputs, "L*.attn.in")
     h, kv = int(model.facts["n_heads"]), int(model.facts.get("n_kv_heads", model.facts["n_heads"]))
     layers = []
@@ -242,7 +260,7 @@ def _value_ratios(model: Model, inputs: Inputs) -> Tensor:
         for j in range(kv):
             W, b = weight(model, f"L{i}.h{j}.W_V"), weight(model, f"L{i}.h{j}.b_V")
             if W is None:
-                raise UsageError(f"the values of single heads of {model.name} are not known")
+                raise UsageError(f"the values of the single heads of {model.name} are unknown")
             norms = (x @ W if b is None else x @ W + b).norm(dim=-1)
             ratios.append(norms[:, 0] / norms[:, 1:].mean(-1))
         layers.append(torch.stack(ratios, dim=-1).repeat_interleave(h // kv, dim=-1))
@@ -258,17 +276,17 @@ def _massive(model: Model, inputs: Inputs) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------ lines
 
-ROUNDINGS = 16  # of the largest Ritz value: products are not more exact than that
-EARLIER = 2  # steps less, to see what the last ones changed
-NOTHING = 1e-25  # a weight of rounding: of what lies beyond an exhausted space
-BASIS_GIB = 4  # memory that bases may take; above, vectors are orthogonal to the last two alone
+ROUNDINGS = 16  # precision of the products, in roundings of the largest Ritz value
+EARLIER = 2  # number of last steps whose effect is measured
+NOTHING = 1e-25  # smaller weights are rounding errors of an exhausted Krylov space
+BASIS_GIB = 4  # memory limit of the bases; above it, vectors are orthogonalized only against the last two
 
 
 Nodes = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-class Ends(NamedTuple):
-    """An eigenvalue lies within an error of each end; λ_max is not below `top`, nor λ_min above `bottom`."""
+class SpectrumEnds(NamedTuple):
+    """Ends of a spectrum: an eigenvalue lies within the error; λ_max ≥ `top` and λ_min ≤ `bottom`."""
 
     top: np.ndarray  # (X,)
     top_error: np.ndarray
@@ -276,58 +294,60 @@ class Ends(NamedTuple):
     bottom_error: np.ndarray
 
 
-class Split(NamedTuple):
-    """Bulk and outliers, probe by probe."""
+class BulkSplit(NamedTuple):
+    """Bulk width and number of outliers for each probe."""
 
     width: np.ndarray  # (X, P)
     outliers: np.ndarray  # (X, P)
 
 
 @dataclass(frozen=True)
-class Lines(Result):
+class RitzLines(Result):
     """P Lanczos runs of at most m steps on each of X operators of one size."""
 
     alpha: np.ndarray  # (X, P, m)
-    beta: np.ndarray  # (X, P, m); the last one couples to the vector that was not used
-    lengths: np.ndarray  # (X, P) steps until a space was exhausted
+    beta: np.ndarray  # (X, P, m); the last one couples to the next, unused vector
+    lengths: np.ndarray  # (X, P) steps until the Krylov space was exhausted
     size: int  # n
-    eps: float  # a rounding of the products
+    eps: float  # rounding error of the products
 
     @property
     def num_steps(self) -> int:
         """m."""
         return self.alpha.shape[-1]
 
-    def ends(self) -> Ends:
-        """The outermost Ritz values over the probes of each operator, with their residuals."""
+    def ends(self) -> SpectrumEnds:
+        """Outermost Ritz values over the probes of each operator, with their residuals."""
         return self._ends
 
     @cached_property
-    def _ends(self) -> Ends:
+    def _ends(self) -> SpectrumEnds:
         theta, weights, residuals = (part.reshape(len(self.alpha), -1) for part in self._nodes(0))
         there = weights > NOTHING
         row = np.arange(len(theta))
         high, low = (np.where(there, sign * theta, -np.inf).argmax(1) for sign in (1, -1))
         rounding = ROUNDINGS * self.eps * np.maximum(np.abs(theta[row, high]), np.abs(theta[row, low]))
         errors = [residuals[row, at] + rounding for at in (high, low)]
-        return Ends(theta[row, high], errors[0], theta[row, low], errors[1])
+        return SpectrumEnds(theta[row, high], errors[0], theta[row, low], errors[1])
 
-    def split(self, tau: np.ndarray, *, earlier: int = 0) -> Split:
-        """Bulk and outliers at the thresholds τ (X,); `earlier` leaves out that many of the last steps."""
+    def split(self, tau: np.ndarray, *, earlier: int = 0) -> BulkSplit:
+        """Bulk width and outliers at the thresholds τ (X,), without the last `earlier` steps."""
         theta, weights, _ = self._nodes(earlier)
         far = (theta / tau[:, None, None]) ** 4
         outliers = self.size * (weights * far / (1 + far)).sum(-1)
         squares = self.size * (weights * theta**2 / (1 + far)).sum(-1)
-        return Split(np.sqrt(squares / (self.size - outliers)), outliers)
+        return BulkSplit(np.sqrt(squares / (self.size - outliers)), outliers)
 
     def _nodes(self, earlier: int) -> Nodes:
-        """Nodes, weights and residuals of all runs, (X, P, m) each; those of a space's end weigh nothing."""
-        if earlier not in self._found:
-            self._found[earlier] = self._diagonalized(earlier)
-        return self._found[earlier]
+        """Nodes, weights and residuals of all runs, (X, P, m) each; nodes beyond an exhausted space have
+        weight zero.
+        """
+        if earlier not in self._nodes_by_earlier:
+            self._nodes_by_earlier[earlier] = self._diagonalized(earlier)
+        return self._nodes_by_earlier[earlier]
 
     @cached_property
-    def _found(self) -> dict[int, Nodes]:
+    def _nodes_by_earlier(self) -> dict[int, Nodes]:
         return {}
 
     def _diagonalized(self, earlier: int) -> Nodes:
@@ -340,24 +360,26 @@ class Lines(Result):
         return theta, S[..., 0, :] ** 2, self.beta[..., m - 1, None] * np.abs(S[..., -1, :])
 
 
-def measure_lines(op: LinearOperator, *, num_probes: int, num_steps: int, seed: int, first: int = 0) -> Lines:
-    """Of one operator, X = 1; equal seeds are equal probes, from number `first` on, whatever it is."""
+def measure_lines(
+    op: LinearOperator, *, num_probes: int, num_steps: int, seed: int, first: int = 0
+) -> RitzLines:
+    """Run Lanczos on one operator (X = 1). Equal seeds give equal probes, numbered from `first`."""
     start = probes(op.shape[0], num_probes, seed=seed, first=first, dtype=op.dtype, device=op.device)
     kept = basis_length(op, num_probes, num_steps) > num_steps
-    found = lanczos(op, start, num_steps, reorthogonalize=kept)
+    runs = lanczos(op, start, num_steps, reorthogonalize=kept)
     eps = torch.finfo(op.dtype).eps
-    return Lines(found.alpha[None], found.beta[None], found.lengths[None], op.shape[0], eps)
+    return RitzLines(runs.alpha[None], runs.beta[None], runs.lengths[None], op.shape[0], eps)
 
 
 def basis_length(op: LinearOperator, num_probes: int, num_steps: int) -> int:
-    """Vectors that each run keeps: all, or the last two where all of them take too much memory."""
+    """Number of vectors that each run stores: all, or two if all of them need too much memory."""
     size = num_probes * (num_steps + 1) * op.shape[0] * op.dtype.itemsize
     return num_steps + 1 if size <= BASIS_GIB * GIB else 2
 
 
-def stacked(lines: list[Lines]) -> Lines:
-    """Several of one shape as one."""
-    return Lines(
+def stacked(lines: list[RitzLines]) -> RitzLines:
+    """Concatenate results of the same shape."""
+    return RitzLines(
         alpha=np.concatenate([one.alpha for one in lines]),
         beta=np.concatenate([one.beta for one in lines]),
         lengths=np.concatenate([one.lengths for one in lines]),
@@ -376,12 +398,12 @@ GROUPS = {
     "norms, biases": ("L*.b_*", "*.g", "*.b"),
     "unembedding": ("U",),
 }
-"""Blocks that are looked at together, by globs."""
+"""Groups of blocks that are measured together, by glob patterns."""
 
 
 @dataclass(frozen=True)
-class Effort(Result):
-    """How hard to look."""
+class SinkEffort(Result):
+    """Numbers of probes and steps, and the execution of products."""
 
     num_probes: int
     num_steps: int
@@ -393,63 +415,65 @@ class Effort(Result):
 
 
 @dataclass(frozen=True)
-class Moved(Result):
-    """One way at one strength, on X texts."""
+class SinkSpectra(Result):
+    """Measurements for one intervention at one strength, on X texts."""
 
-    mass: np.ndarray  # (X,) weight that the sink takes; nan where attention is not reached
+    mass: np.ndarray  # (X,) attention weight of the sink; nan if attention is not accessible
     loss: np.ndarray  # (X,)
-    hessian: Lines
-    ggn: Lines  # from one probe
+    hessian: RitzLines
+    ggn: RitzLines  # from a single probe
 
 
 @dataclass(frozen=True)
-class Blocks(Result):
-    """λ_max of groups of diagonal blocks of the Hessian on one text; an eigenvalue lies within an error."""
+class SinkBlocks(Result):
+    """λ_max of groups of diagonal blocks of the Hessian on one text; an eigenvalue lies within the error."""
 
     names: list[str]
     values: np.ndarray  # (G,)
     errors: np.ndarray  # (G,)
 
 
-def measure_moved(texts: list[Problem], way: Way, token: int, effort: Effort, *, reached: bool) -> Moved:
-    """Sink mass, loss and both spectra on every text."""
+def measure_moved(
+    texts: list[Problem], way: Intervention, token: int, effort: SinkEffort, *, reached: bool
+) -> SinkSpectra:
+    """Measure sink mass, loss and both spectra on every text."""
     model, options = texts[0].model, {"engine": effort.engine, "checkpoint": effort.checkpoint}
     found = [_problem(text, way, token) for text in texts]
     masses = [sink_mass(model, text.batches, way) if reached else np.nan for text in found]
     how = {"num_probes": effort.num_probes, "num_steps": effort.num_steps, "seed": effort.seed}
     one = {"num_probes": 1, "num_steps": effort.ggn_steps, "seed": effort.seed}
-    with attending(model, way.attending):
+    with changed_attention(model, way.change):
         losses = [text.loss_value() for text in found]
         own = [(x * effort.num_probes, text) for x, text in enumerate(found)]  # probes of each text
         hessians = [measure_lines(Hessian(text, **options), **how, first=first) for first, text in own]
         ggns = [measure_lines(GGN(text, **options), **one, first=first) for first, text in own]
-    return Moved(np.array(masses), np.array(losses), stacked(hessians), stacked(ggns))
+    return SinkSpectra(np.array(masses), np.array(losses), stacked(hessians), stacked(ggns))
 
 
-def measure_blocks(text: Problem, way: Way, token: int, effort: Effort) -> Blocks:
-    """λ_max of every group on one text."""
+def measure_blocks(text: Problem, way: Intervention, token: int, effort: SinkEffort) -> SinkBlocks:
+    """Measure λ_max of every group on one text."""
     H = Hessian(_problem(text, way, token), engine=effort.engine, checkpoint=effort.checkpoint)  # pyright: ignore[reportArgumentType]
     names, values, errors = [], [], []
     how = {"num_probes": 1, "num_steps": effort.block_steps, "seed": effort.seed}
-    with attending(text.model, way.attending):
+    with changed_attention(text.model, way.change):
         for name, globs in groups(text).items():
             ends = measure_lines(H.block(globs), **how).ends()
             names.append(name)
             values.append(ends.top[0])
             errors.append(ends.top_error[0])
-    return Blocks(names, np.array(values), np.array(errors))
+    return SinkBlocks(names, np.array(values), np.array(errors))
 
 
 def groups(problem: Problem) -> dict[str, tuple[str, ...]]:
-    """The groups that a model has, with the globs that match something."""
+    """Return the groups that the model has, with the glob patterns that match."""
     blocks = [block.name for block in problem.space()]
-    found = {
+    matching = {
         name: tuple(glob for glob in globs if fnmatch.filter(blocks, glob)) for name, globs in GROUPS.items()
     }
-    return {name: globs for name, globs in found.items() if globs}
+    return {name: globs for name, globs in matching.items() if globs}
 
 
-def _problem(text: Problem, way: Way, token: int) -> Problem:
+def _problem(text: Problem, way: Intervention, token: int) -> Problem:
     batches = text.batches
     assert isinstance(batches, Batches)
     if not way.num_inserted:
@@ -470,61 +494,59 @@ QUANTITIES: dict[Quantity, str] = {
 }
 
 
-class Effect(NamedTuple):
-    """Factors against the unchanged model."""
+class SinkEffect(NamedTuple):
+    """Factors relative to the unchanged model."""
 
     texts: np.ndarray  # (X,)
-    errors: np.ndarray  # (X,) relative: a factor is within texts · exp(± error)
-    mean: float  # geometric
+    errors: np.ndarray  # (X,) relative: a factor lies within texts · exp(± error)
+    mean: float  # geometric mean
     low: float  # ends of the 95 % interval over texts; nan for one text
     high: float
 
     @property
     def direction(self) -> int:
-        """1: more, −1: less; 0: neither is sure.
+        """Direction on other texts: 1 for an increase, −1 for a decrease, 0 if the 95 % interval includes
+        one.
 
-        Sure is what the interval over texts says, or every text beyond its own error.
+        A single text has no such interval, so its direction is 0.
         """
-        logs = np.log(self.texts)
-        more = self.low > 1 or (logs > self.errors).all()
-        less = self.high < 1 or (-logs > self.errors).all()
-        return int(more) - int(less)
+        return int(self.low > 1) - int(self.high < 1)
 
 
-def effect(result: Sinks, name: str, quantity: Quantity) -> Effect:
-    """Of a way at a strength, by the name of its measurement."""
+def effect(result: Sinks, name: str, quantity: Quantity) -> SinkEffect:
+    """Effect of an intervention at a strength, by the name of its measurement."""
     before, after = _logs(result, UNCHANGED, quantity), _logs(result, name, quantity)
     change = after[0] - before[0]  # (X, P), or (X, 1)
     errors = after[1] + before[1] + np.nan_to_num(half_width(change)) + _unsettled(result, name, quantity)
-    errors = errors * (name != UNCHANGED)  # against itself
+    errors = errors * (name != UNCHANGED)  # relative to itself, the unchanged model is exact
     logs = change.mean(1)
     mean, low, high = mean_interval(logs)
-    return Effect(np.exp(logs), errors, float(np.exp(mean)), float(np.exp(low)), float(np.exp(high)))
+    return SinkEffect(np.exp(logs), errors, float(np.exp(mean)), float(np.exp(low)), float(np.exp(high)))
 
 
 def thresholds(result: Sinks) -> np.ndarray:
-    """τ of every text (X,): a share of the unchanged model's largest |λ|."""
+    """Threshold τ of every text (X,): a share of the unchanged model's largest |λ|."""
     ends = result.moved[UNCHANGED].hessian.ends()
     return result.threshold * np.maximum(np.abs(ends.top), np.abs(ends.bottom))
 
 
-def ends(result: Sinks, name: str) -> Ends:
-    """Of the Hessian."""
+def ends(result: Sinks, name: str) -> SpectrumEnds:
+    """Ends of the spectrum of the Hessian."""
     return result.moved[name].hessian.ends()
 
 
-def ggn_ends(result: Sinks, name: str) -> Ends:
-    """Of the GGN; its lower end is zero, which few steps do not find."""
+def ggn_ends(result: Sinks, name: str) -> SpectrumEnds:
+    """Ends of the spectrum of the GGN; a few steps do not resolve its lower end, zero."""
     return result.moved[name].ggn.ends()
 
 
-def split(result: Sinks, name: str, *, earlier: int = 0) -> Split:
-    """Bulk and outliers of the Hessian, (X, P) each."""
+def split(result: Sinks, name: str, *, earlier: int = 0) -> BulkSplit:
+    """Bulk width and outliers of the Hessian, (X, P) each."""
     return result.moved[name].hessian.split(thresholds(result), earlier=earlier)
 
 
 def _logs(result: Sinks, name: str, quantity: Quantity) -> tuple[np.ndarray, np.ndarray]:
-    """Logarithms (X, P) or (X, 1), and relative errors that are no noise of probes (X,)."""
+    """Return logarithms (X, P) or (X, 1), and relative errors besides the noise of probes (X,)."""
     if quantity in ("bulk_width", "outliers"):
         found = _of_split(split(result, name), quantity)
         return np.log(found), np.zeros(len(found))
@@ -534,16 +556,16 @@ def _logs(result: Sinks, name: str, quantity: Quantity) -> tuple[np.ndarray, np.
     found = ggn_ends(result, name) if quantity == "ggn_lambda_max" else ends(result, name)
     lower = quantity == "lambda_min"
     values, errors = (-found.bottom, found.bottom_error) if lower else (found.top, found.top_error)
-    with np.errstate(invalid="ignore", divide="ignore"):  # an end that is not there has no logarithm
+    with np.errstate(invalid="ignore", divide="ignore"):  # a missing end has no logarithm
         return np.log(values)[:, None], errors / np.abs(values)
 
 
-def _of_split(found: Split, quantity: Quantity) -> np.ndarray:
+def _of_split(found: BulkSplit, quantity: Quantity) -> np.ndarray:
     return found.width if quantity in ("bulk_width", "stretch") else found.outliers
 
 
 def _unsettled(result: Sinks, name: str, quantity: Quantity) -> np.ndarray:
-    """How much the last steps moved the change of bulk or outliers (X,)."""
+    """Change of bulk or outliers by the last Lanczos steps: (X,)."""
     if quantity not in ("bulk_width", "outliers", "stretch"):
         return np.zeros(len(result.moved[name].loss))
     changes = [

@@ -12,26 +12,26 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from curvescope.core.config import as_tuples, at_least, setting
+from curvescope.core.config import setting
 from curvescope.core.errors import UsageError
-from curvescope.core.numbers import plural
+from curvescope.core.number_format import plural
 from curvescope.core.progress import Progress
 from curvescope.data.batches import Batches
-from curvescope.models.running.attending import Attending
+from curvescope.models.running.attention_interventions import AttentionChange
 from curvescope.problem import Problem
-from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Shown
-from curvescope.runs.study import Cost, Plan
-from curvescope.runs.work import Finished, Piece, State, work_through
-from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.runs.fingerprints import fingerprint
+from curvescope.runs.resumable_loop import FinishedPieces, Piece, State, work_through
+from curvescope.runs.study import Plan, Step
+from curvescope.runs.study_result import Shown
+from curvescope.studies.problem_config import ModelOnData, make_problem, notes_of
 from curvescope.studies.sinks.analysis import (
     HOWS,
     UNCHANGED,
-    Blocks,
-    Effort,
-    Heads,
-    Moved,
-    Way,
+    Intervention,
+    SinkBlocks,
+    SinkEffort,
+    SinkHeads,
+    SinkSpectra,
     find_sinks,
     groups,
     measure_blocks,
@@ -47,80 +47,86 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config(ModelOnData):
-    """What to grow and how hard to look. The defaults take under two minutes on two cores."""
+    """Interventions and effort. The defaults take under two minutes on two cores."""
 
-    tokens: int = setting(144, "of all texts together")
+    tokens: int = setting(144, "tokens of all texts together")
     seq_len: int = setting(48, "tokens of one sequence")
-    texts: int = setting(3, "disjoint parts of the data, to see what holds on others of the kind")
-    hows: tuple[str, ...] = setting(tuple(HOWS), f"ways to grow a sink: {', '.join(HOWS)}")
-    biases: tuple[float, ...] = setting((2.0, 4.0, 8.0), "strengths of bias")
-    strengths: tuple[float, ...] = setting(
-        (4.0,), "of key (× 1 + s), inserted (s tokens), softmax_one (weight s), activation (× 2^s)"
+    texts: int = setting(
+        3,
+        "disjoint parts of the data, which show if an effect holds on other texts of the same kind",
+        least=1,
     )
-    gates: tuple[float, ...] = setting((0.9,), "strengths of gated: 1 − g for a gate g on all heads")
-    token: int | None = setting(None, "id of an inserted token; by default the model's first, or a new line")
-    threshold: float = setting(0.2, "τ of outliers, of the largest |λ| of the unchanged model on a text")
-    num_probes: int = setting(5, "seeds: random vectors with a Lanczos run each, on every text")
-    num_steps: int = setting(10, "Lanczos steps of each, on the Hessian")
-    ggn_steps: int = setting(6, "Lanczos steps on the GGN, for its λ_max, from one vector")
-    block_steps: int = setting(4, "on groups of blocks, at the last strength of each way; 0: none")
+    hows: tuple[str, ...] = setting(tuple(HOWS), f"interventions that grow a sink: {', '.join(HOWS)}")
+    biases: tuple[float, ...] = setting((2.0, 4.0, 8.0), "strengths of the intervention bias")
+    strengths: tuple[float, ...] = setting(
+        (4.0,), "strengths of key (× 1 + s), inserted (s tokens), softmax_one (weight s), activation (× 2^s)"
+    )
+    gates: tuple[float, ...] = setting(
+        (0.9,), "strengths of the intervention gated: 1 − g for a gate g on all heads"
+    )
+    token: int | None = setting(
+        None, "id of the inserted token; by default the model's beginning-of-sequence token, or a new line"
+    )
+    threshold: float = setting(
+        0.2, "threshold τ of outliers, relative to the largest |λ| of the unchanged model on a text"
+    )
+    num_probes: int = setting(5, "random vectors for Lanczos runs on every text", least=2)
+    num_steps: int = setting(10, "Lanczos steps per run on the Hessian", least=4)
+    ggn_steps: int = setting(6, "Lanczos steps on the GGN for its λ_max, from one vector", least=1)
+    block_steps: int = setting(
+        4, "Lanczos steps on groups of blocks, at the largest strength of each intervention; 0: none", least=0
+    )
 
     def __post_init__(self) -> None:
-        as_tuples(self, "hows", "biases", "strengths", "gates")
         super().__post_init__()
-        at_least(self, 1, "texts", "ggn_steps")
-        at_least(self, 2, "num_probes")
-        at_least(self, 4, "num_steps")
-        at_least(self, 0, "block_steps")
         for how in self.hows:
             if how not in HOWS:
                 raise UsageError(f"hows: expected some of {', '.join(HOWS)}, got {how!r}")
         if not all(0 < gate <= 1 for gate in self.gates):
-            raise UsageError(f"gates: expected numbers above 0, up to 1, got {self.gates}")
+            raise UsageError(f"gates: expected numbers above 0 and at most 1, got {self.gates}")
         if min(*self.biases, *self.strengths, 1) <= 0 or not 0 < self.threshold < 1:
-            raise UsageError("expected strengths above 0, and a threshold between 0 and 1")
+            raise UsageError("expected strengths above 0 and a threshold between 0 and 1")
 
     @property
-    def ways(self) -> list[Way]:
-        """All of them, the strengths of each ascending; whole numbers of tokens are inserted."""
+    def ways(self) -> list[Intervention]:
+        """Return all interventions, with ascending strengths; only whole numbers of tokens are inserted."""
         own = {"bias": self.biases, "gated": self.gates}
-        found = [Way(how, float(s)) for how in self.hows for s in sorted(own.get(how, self.strengths))]
-        return [way for way in found if way.how != "inserted" or way.strength == way.num_inserted]
+        interventions = [
+            Intervention(how, float(s)) for how in self.hows for s in sorted(own.get(how, self.strengths))
+        ]
+        return [way for way in interventions if way.how != "inserted" or way.strength == way.num_inserted]
 
 
 @dataclass(frozen=True)
 class Sinks(Shown):
-    """One model: its sinks, and its spectrum as they grow."""
+    """Sinks of one model, and its spectrum as the sinks grow."""
 
     model: str
     data: str
     loss_name: str
-    num_terms: list[float]  # of every text
+    num_terms: list[float]  # for every text
     num_parameters: int
     threshold: float
-    heads: Heads
-    hows: list[str]  # of each way but the unchanged
+    heads: SinkHeads
+    hows: list[str]  # intervention of each measurement except the unchanged model
     strengths: list[float]
-    moved: dict[str, Moved]  # by the name of the way; `unchanged` is one
-    blocks: dict[str, Blocks]  # unchanged, and each way at its last strength; empty where not asked for
+    moved: dict[str, SinkSpectra]  # by the name of the intervention, including `unchanged`
+    blocks: dict[
+        str, SinkBlocks
+    ]  # unchanged, and each intervention at its largest strength; empty if block_steps = 0
 
     @property
-    def ways(self) -> list[Way]:
-        """Those that were measured, without the unchanged."""
-        return [Way(how, s) for how, s in zip(self.hows, self.strengths, strict=True)]
+    def ways(self) -> list[Intervention]:
+        """Interventions that were measured, without the unchanged model."""
+        return [Intervention(how, s) for how, s in zip(self.hows, self.strengths, strict=True)]
 
-    def last(self) -> list[Way]:
-        """Each way at its largest strength."""
+    def last(self) -> list[Intervention]:
+        """Each intervention at its largest strength."""
         return list({way.how: way for way in self.ways}.values())
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Sinks:
-    """Find the sinks, grow them, and follow the spectrum.
-
-    Args:
-        progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the study goes, used when it goes on.
-    """
+    """Find the sinks, grow them, and measure the spectrum."""
     problem = make_problem(cfg)
     return measure(problem, cfg, notes_of(cfg, problem), progress=progress, state=state)
 
@@ -133,7 +139,7 @@ def measure(
     progress: Progress | None = None,
     state: State | None = None,
 ) -> Sinks:
-    """The study on a problem of one's own; of the settings, those of ways and probes count."""
+    """Run the study on a given problem; only the settings of interventions and probes are used."""
     sweep = prepare(problem, cfg, notes)
     contents = fingerprint(problem.model, sweep.whole)
     found = work_through(sweep.pieces(), contents=contents, progress=progress, state=state)
@@ -141,45 +147,47 @@ def measure(
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """All that is measured of one problem: its pieces, and the result that is made of them."""
+class SinkSweep:
+    """Work on one problem: its pieces, and the result made from them."""
 
     problem: Problem
     texts: list[Problem]
-    ways: list[Way]  # the unchanged first
-    effort: Effort
+    ways: list[Intervention]  # the unchanged model first
+    effort: SinkEffort
     token: int
     threshold: float
-    reached: bool  # whether attention is
+    reached: bool  # True if attention can be changed
     notes: list[str]
 
     @property
     def whole(self) -> Batches:
-        """The data of all texts."""
+        """Data of all texts."""
         return Batches(list(self.problem.batches), name=self.problem.batches.name)
 
     @property
-    def last(self) -> list[Way]:
-        """Whose blocks are looked at: the unchanged, and each way at its largest strength."""
+    def last(self) -> list[Intervention]:
+        """Interventions whose blocks are measured: unchanged, and each one at its largest strength."""
         return list({way.how: way for way in self.ways}.values()) if self.effort.block_steps else []
 
     def pieces(self, front: str = "") -> list[Piece]:
-        """One for the heads, one for each way at each strength; `front` is the beginning of their names."""
+        """Return a piece for the heads and one per intervention and strength; `front` is a prefix of their
+        names.
+        """
         said, where = front.replace(".", ": "), partial(find_sinks, self.problem.model, self.whole)
-        found = [Piece(f"{front}heads", where, f"{said}where sinks are")]
+        pieces = [Piece(f"{front}heads", where, f"{said}where sinks are")]
         for way in self.ways:
             work = partial(measure_moved, self.texts, way, self.token, self.effort, reached=self.reached)
             words = said + _words(way)
-            found.append(Piece(f"{front}{way.name}", work, words, kind=f"{front}spectra"))
+            pieces.append(Piece(f"{front}{way.name}", work, words, kind=f"{front}spectra"))
         for way in self.last:
             work = partial(measure_blocks, self.texts[0], way, self.token, self.effort)
             words = f"{said}blocks, {_words(way)}"
-            found.append(Piece(f"{front}blocks.{way.name}", work, words, kind=f"{front}blocks"))
-        return found
+            pieces.append(Piece(f"{front}blocks.{way.name}", work, words, kind=f"{front}blocks"))
+        return pieces
 
-    def result(self, found: Finished, front: str = "") -> Sinks:
-        """From the finished pieces."""
-        problem, heads = self.problem, found.take(Heads, f"{front}heads")
+    def result(self, found: FinishedPieces, front: str = "") -> Sinks:
+        """Make the result from the finished pieces."""
+        problem, heads = self.problem, found.take(SinkHeads, f"{front}heads")
         return Sinks(
             model=problem.model.name,
             data=problem.batches.name,
@@ -190,23 +198,23 @@ class Sweep:
             heads=heads,
             hows=[way.how for way in self.ways[1:]],
             strengths=[way.strength for way in self.ways[1:]],
-            moved={way.name: found.take(Moved, front + way.name) for way in self.ways},
-            blocks={way.name: found.take(Blocks, f"{front}blocks.{way.name}") for way in self.last},
+            moved={way.name: found.take(SinkSpectra, front + way.name) for way in self.ways},
+            blocks={way.name: found.take(SinkBlocks, f"{front}blocks.{way.name}") for way in self.last},
             notes=list(dict.fromkeys([*self.notes, *heads.notes])),
         )
 
 
-def prepare(problem: Problem, cfg: Config, notes: list[str]) -> Sweep:
-    """What is to be measured: the texts, and the ways that the model and the data have."""
+def prepare(problem: Problem, cfg: Config, notes: list[str]) -> SinkSweep:
+    """Choose the texts, and the interventions that the model and the data allow."""
     texts = cut_texts(problem, cfg.texts)
     if len(texts) < cfg.texts:
         notes = [*notes, f"{plural(len(texts), 'sequence')} make {len(texts)} texts, not {cfg.texts}"]
     ways, left_out = possible(cfg.ways, problem.model, texts[0].batches)
-    return Sweep(
+    return SinkSweep(
         problem=problem,
         texts=texts,
-        ways=[Way("", 0.0), *ways],
-        effort=Effort(
+        ways=[Intervention("", 0.0), *ways],
+        effort=SinkEffort(
             cfg.num_probes,
             cfg.num_steps,
             cfg.ggn_steps,
@@ -217,13 +225,13 @@ def prepare(problem: Problem, cfg: Config, notes: list[str]) -> Sweep:
         ),
         token=sink_token(problem.model, cfg.token),
         threshold=cfg.threshold,
-        reached=not reach(problem.model, texts[0].batches, Attending(gate=0.5)),
+        reached=not reach(problem.model, texts[0].batches, AttentionChange(gate=0.5)),
         notes=[*notes, *left_out],
     )
 
 
 def cut_texts(problem: Problem, count: int) -> list[Problem]:
-    """The sequences of a problem in `count` parts of about one size, fewer where there are fewer of them."""
+    """Split the sequences of a problem into `count` parts of about equal size, at most one per sequence."""
     batches = list(problem.batches)
     total = sum(batch.num_sequences for batch in batches)
     count = min(count, total)
@@ -240,37 +248,34 @@ def cut_texts(problem: Problem, count: int) -> list[Problem]:
     return found
 
 
-def _words(way: Way) -> str:
+def _words(way: Intervention) -> str:
     return f"{HOWS[way.how]}: {way.strength:g}" if way.strength else UNCHANGED
 
 
-# ------------------------------------------------------------------------------------------------------- plan
-
-FIRST = 1.5  # products of the whole that one on a part of the data, with its own graph, takes more
-
-
-def cost(cfg: Config, problem: Problem) -> Cost:
-    """Products over all tokens: one on a text counts as its share of them."""
+def steps(cfg: Config, problem: Problem) -> list[Step]:
+    """Planned work: Lanczos on every text for each intervention, and on the blocks of the first text."""
     sweep = prepare(problem, cfg, [])
-    spectra, looks = len(sweep.ways), len(sweep.last) * len(groups(problem))
-    each = cfg.num_probes * cfg.num_steps + cfg.ggn_steps + FIRST * cfg.texts
-    products = spectra * each + looks * cfg.block_steps / cfg.texts
-    return Cost(len(sweep.pieces()), products, graphs=spectra)
-
-
-def blocks(cfg: Config) -> tuple[str, ...]:
-    """The parameters of a product: all."""
-    return ("*",)
+    share, spectra, looks = 1 / len(sweep.texts), len(sweep.ways), len(sweep.last)
+    texts = len(sweep.texts) * spectra
+    found = [
+        Step("spectra of H", "hessian", texts * cfg.num_probes * cfg.num_steps, basis=cfg.num_steps + 1),
+        Step("spectra of GGN", "ggn", texts * cfg.ggn_steps, basis=cfg.ggn_steps + 1),
+    ]
+    found = [step._replace(made=texts, share=share) for step in found]
+    if looks:
+        spaces = tuple(groups(problem).values())
+        products, basis = looks * len(spaces) * cfg.block_steps, cfg.block_steps + 1
+        found.append(Step("blocks", "hessian", products, basis=basis, spaces=spaces, made=looks, share=share))
+    return found
 
 
 PLAN = Plan(
-    blocks,
-    cost,
+    steps,
     (
         {"block_steps": 0},
         {"block_steps": 0, "num_probes": 4, "num_steps": 8, "ggn_steps": 6},
-        {"block_steps": 0, "num_probes": 3, "num_steps": 8, "ggn_steps": 6, "tokens": 96},
-        {"block_steps": 0, "num_probes": 2, "num_steps": 8, "ggn_steps": 4, "tokens": 96, "texts": 2},
-        {"block_steps": 0, "num_probes": 2, "num_steps": 6, "ggn_steps": 4, "tokens": 64, "texts": 2},
+        {"block_steps": 0, "num_probes": 3, "num_steps": 8, "ggn_steps": 6},
+        {"block_steps": 0, "num_probes": 2, "num_steps": 8, "ggn_steps": 4, "texts": 2},
+        {"block_steps": 0, "num_probes": 2, "num_steps": 6, "ggn_steps": 4, "texts": 2},
     ),
 )

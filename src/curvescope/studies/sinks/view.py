@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.core.numbers import plural, with_error
-from curvescope.runs.shown import Line
+from curvescope.core.number_format import plural, with_error
+from curvescope.runs.study_result import Line, Tables
 from curvescope.studies.sinks.analysis import (
     EARLIER,
     HOWS,
     QUANTITIES,
     UNCHANGED,
+    Intervention,
     Quantity,
-    Way,
     effect,
     ends,
     ggn_ends,
@@ -25,17 +25,14 @@ from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from curvescope.studies.sinks.study import Sinks
 
 
-def tables(result: Sinks) -> dict[str, pd.DataFrame]:
-    """By name."""
-    import pandas as pd
-
+def tables(result: Sinks) -> Tables:
+    """Return every table by name."""
     found = {
         "sinks": [sink_row(result, way) for way in all_ways(result)],
         "texts": [row for way in all_ways(result) for row in _text_rows(result, way)],
@@ -43,21 +40,21 @@ def tables(result: Sinks) -> dict[str, pd.DataFrame]:
         "stream": _stream_rows(result),
         "blocks": _block_rows(result),
     }
-    return {name: pd.DataFrame(rows) for name, rows in found.items() if rows}
+    return {name: rows for name, rows in found.items() if rows}
 
 
-def all_ways(result: Sinks) -> list[Way]:
-    """Every way, from its strength 0 on, which is the unchanged model."""
-    starts = {way.how: Way(way.how, 0.0) for way in result.ways}
-    found = []
+def all_ways(result: Sinks) -> list[Intervention]:
+    """Return every intervention, starting at strength 0, the unchanged model."""
+    starts = {way.how: Intervention(way.how, 0.0) for way in result.ways}
+    ways = []
     for way in result.ways:
-        found += [starts.pop(way.how)] if way.how in starts else []
-        found.append(way)
-    return found
+        ways += [starts.pop(way.how)] if way.how in starts else []
+        ways.append(way)
+    return ways
 
 
-def sink_row(result: Sinks, way: Way) -> dict[str, Any]:
-    """One way at one strength: means over texts, and factors against the unchanged model."""
+def sink_row(result: Sinks, way: Intervention) -> dict[str, Any]:
+    """One intervention at one strength: means over texts, and factors relative to the unchanged model."""
     name, one = way.name, result.moved[way.name]
     h, g, bulk = ends(result, name), ggn_ends(result, name), split(result, name)
     settled = np.abs(bulk.width - split(result, name, earlier=EARLIER).width).mean()
@@ -85,12 +82,12 @@ def sink_row(result: Sinks, way: Way) -> dict[str, Any]:
 
 
 def probe_error(samples: np.ndarray) -> float:
-    """Standard error over probes of the mean over texts of (X, P); every text has probes of its own."""
+    """Standard error over probes of the mean over texts of (X, P); each text has its own probes."""
     texts, count = samples.shape
     return float(np.sqrt((samples.var(axis=1, ddof=1) / count).sum()) / texts)
 
 
-def _text_rows(result: Sinks, way: Way) -> list[dict[str, Any]]:
+def _text_rows(result: Sinks, way: Intervention) -> list[dict[str, Any]]:
     name, one = way.name, result.moved[way.name]
     h, g, bulk = ends(result, name), ggn_ends(result, name), split(result, name)
     factors = {quantity: effect(result, name, quantity) for quantity in QUANTITIES}
@@ -132,7 +129,7 @@ def _stream_rows(result: Sinks) -> list[dict[str, Any]]:
 
 def _block_rows(result: Sinks) -> list[dict[str, Any]]:
     rows = []
-    for way in [Way("", 0.0), *result.last()] if result.blocks else []:
+    for way in [Intervention("", 0.0), *result.last()] if result.blocks else []:
         one, before = result.blocks[way.name], result.blocks[UNCHANGED]
         for name, value, error, start in zip(one.names, one.values, one.errors, before.values, strict=True):
             row = {"how": way.how or UNCHANGED, "strength": way.strength, "blocks": name}
@@ -141,20 +138,18 @@ def _block_rows(result: Sinks) -> list[dict[str, Any]]:
     return rows
 
 
-# ---------------------------------------------------------------------------------------------------- figures
-
 ROWS: tuple[tuple[str, tuple[Quantity, ...]], ...] = (
     ("λ_max, times", ("lambda_max", "ggn_lambda_max")),
-    ("bulk width, times", ("bulk_width",)),
+    ("factor on the bulk width", ("bulk_width",)),
     ("outliers, times", ("outliers",)),
 )
-DENSE = 1.2  # decades that have room for three labels each
-ASIDE = 0.022  # of an axis: from text to text at one strength
-NUMBERED = 12  # rows and columns of a map that fit a number in each cell
+DENSE = 1.2  # decades in which three labels fit
+ASIDE = 0.022  # horizontal shift between texts at one strength, as a share of the axis
+NUMBERED = 12  # rows and columns up to which a map has numbers in its cells
 
 
 def figures(result: Sinks) -> dict[str, Figure]:
-    """By name; what was not measured is left out."""
+    """Return the figures by name, without those that were not measured."""
     found = {"spectra": _spectra(result)} if result.ways else {}
     if result.heads.mass.size:
         found["heads"] = _heads(result)
@@ -164,11 +159,9 @@ def figures(result: Sinks) -> dict[str, Figure]:
 
 
 def _spectra(result: Sinks) -> Figure:
-    import matplotlib.pyplot as plt
-
     hows = list(dict.fromkeys(result.hows))
     size = (1.4 + max(1.95 * len(hows), 3.0), 6.6)
-    figure, axes = plt.subplots(3, len(hows), figsize=size, sharey="row", squeeze=False, layout="constrained")
+    figure, axes = style.subplots(3, len(hows), figsize=size, sharey="row", squeeze=False)
     for column, how in enumerate(hows):
         ways = [way for way in all_ways(result) if way.how == how]
         names, strengths = [way.name for way in ways], [way.strength for way in ways]
@@ -194,7 +187,7 @@ def _spectra(result: Sinks) -> Figure:
 
 
 def few_ticks(ax: Axes) -> None:
-    """Labels of a logarithmic axis, as many as fit."""
+    """Draw as many labels of a logarithmic axis as fit."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     low, high = ax.get_ylim()
@@ -208,7 +201,7 @@ def few_ticks(ax: Axes) -> None:
 def _follow(
     ax: Axes, result: Sinks, names: list[str], quantity: Quantity, *, color: str, dashed: bool
 ) -> None:
-    """Means over texts as a line; where it is not dashed, texts as dots with errors, beside each other."""
+    """Draw means over texts as a line; unless it is dashed, also texts as dots with errors."""
     found = [effect(result, name, quantity) for name in names]
     x = np.arange(len(names))
     ax.plot(x, [one.mean for one in found], "--" if dashed else "-", lw=1.2, color=color)
@@ -224,14 +217,12 @@ def _follow(
 
 
 def _heads(result: Sinks) -> Figure:
-    import matplotlib.pyplot as plt
-
     heads = result.heads
     panels = 2 + bool(heads.massive.size)
-    figure, axes = plt.subplots(1, panels, figsize=(3.9 * panels, 3.1), layout="constrained", squeeze=False)
+    figure, axes = style.subplots(1, panels, figsize=(3.9 * panels, 3.1), squeeze=False)
     _map(axes[0][0], heads.mass, "weight on the first token", (0.0, 1.0))
     high = float(np.nanmax(heads.values)) if np.isfinite(heads.values).any() else 1.0
-    _map(axes[0][1], heads.values, "‖v‖ at the first token over others'", (0.0, max(high, 1.0)))
+    _map(axes[0][1], heads.values, "‖v‖ at the first token / at others", (0.0, max(high, 1.0)))
     if panels > 2:
         ax, x = axes[0][2], np.arange(len(heads.points))
         ax.plot(x, heads.massive, "-o", ms=4, lw=1.2, color=PALETTE[1], label="first token")
@@ -247,10 +238,7 @@ def _heads(result: Sinks) -> Figure:
 def _map(ax: Axes, values: np.ndarray, title: str, limits: tuple[float, float]) -> None:
     image = ax.imshow(values, cmap=style.MAP, vmin=limits[0], vmax=limits[1], aspect="auto")
     if max(values.shape) <= NUMBERED:
-        for (i, j), value in np.ndenumerate(values):
-            if np.isfinite(value):
-                color = style.ink_at(image, value)
-                ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
+        style.write_cells(ax, "{:.2f}".format, size=7)
     ax.set_xticks(range(0, values.shape[1], max(1, values.shape[1] // NUMBERED)))
     ax.set_yticks(range(0, values.shape[0], max(1, values.shape[0] // NUMBERED)))
     ax.set_xlabel("head", fontsize=8)
@@ -260,16 +248,13 @@ def _map(ax: Axes, values: np.ndarray, title: str, limits: tuple[float, float]) 
 
 
 def _blocks(result: Sinks) -> Figure:
-    """λ_max of every group of blocks at the last strength of each way, as a factor."""
-    import matplotlib.pyplot as plt
+    """Draw λ_max of every group of blocks at the largest strength of each intervention, as a factor."""
     from matplotlib.colors import LogNorm
 
     before, ways = result.blocks[UNCHANGED], result.last()
     times = np.array([result.blocks[way.name].values for way in ways]).T / before.values[:, None]
     far = max(float(np.nanmax(np.abs(np.log(np.where(times > 0, times, np.nan))))), 0.1)
-    figure, ax = plt.subplots(
-        figsize=(2.6 + 1.1 * len(ways), 1.3 + 0.42 * len(before.names)), layout="constrained"
-    )
+    figure, ax = style.subplots(figsize=(2.6 + 1.1 * len(ways), 1.3 + 0.42 * len(before.names)))
     norm = LogNorm(vmin=np.exp(-far), vmax=np.exp(far))
     image = ax.imshow(np.ma.masked_less_equal(times, 0), norm=norm, cmap=style.SIGNED, aspect="auto")
     for (i, j), value in np.ndenumerate(times):
@@ -280,15 +265,12 @@ def _blocks(result: Sinks) -> Figure:
     ax.set_xticks(range(len(ways)), [f"{way.how} {way.strength:g}" for way in ways])
     rows = [f"{name} ({value:.3g})" for name, value in zip(before.names, before.values, strict=True)]
     ax.set_yticks(range(len(rows)), rows)
-    figure.colorbar(image, ax=ax, label="λ_max, times")
+    figure.colorbar(image, ax=ax, label="factor on λ_max")
     return figure
 
 
-# --------------------------------------------------------------------------------------------------- captions
-
-
 def summary(result: Sinks) -> list[Line]:
-    """The numbers to look at first: label, value, words."""
+    """Return the main numbers, each with a label and an explanation."""
     one = result.moved[UNCHANGED]
     terms = f"{sum(result.num_terms):g} terms of {result.data} in {plural(len(one.loss), 'text')}"
     found = [("loss", f"{one.loss.mean():.4f}", f"{result.loss_name}, {terms}")]
@@ -313,18 +295,21 @@ def summary(result: Sinks) -> list[Line]:
 
 
 def opening(result: Sinks) -> str:
-    """Where the strongest sink is, and what growing one does to the largest eigenvalue."""
+    """State where the strongest sink is, and the effect of growing a sink on the largest eigenvalue."""
     strongest = _strongest(result)
-    said = f"{strongest[0][1]} {strongest[0][2]}." if strongest else ""
+    sink = f"{strongest[0][1]} {strongest[0][2]}." if strongest else ""
     effects = {way: effect(result, way.name, "lambda_max") for way in result.last()}
     sure = {way: found for way, found in effects.items() if found.direction}
     if not effects:
-        return said
+        return sink
     if not sure:
-        return f"{said} No way of growing a sink moves λ_max beyond its error.".strip()
-    way = max(sure, key=lambda one: abs(np.log(sure[one].mean)))
-    moved = f"multiplies λ_max by {sure[way].mean:.2f} ({sure[way].low:.2f} to {sure[way].high:.2f})"
-    return f"{said} Of {plural(len(effects), 'way')} to grow one, {way.how} {way.strength:g} {moved}.".strip()
+        return f"{sink} No intervention changes λ_max beyond its error.".strip()
+    way = max(sure, key=lambda way: abs(np.log(sure[way].mean)))
+    effect_text = f"multiplies λ_max by {sure[way].mean:.2f} ({sure[way].low:.2f} to {sure[way].high:.2f})"
+    return (
+        f"{sink} Among {plural(len(effects), 'intervention')} that grow a sink, {way.how} "
+        f"{way.strength:g} has the largest effect: it {effect_text}."
+    ).strip()
 
 
 def _strongest(result: Sinks) -> list[Line]:
@@ -332,23 +317,23 @@ def _strongest(result: Sinks) -> list[Line]:
     if not heads.mass.size:
         return []
     i, j = np.unravel_index(int(heads.mass.argmax()), heads.mass.shape)
-    words = f"of the weight of L{i}.h{j} goes to the first token, the most of any head; "
+    words = f"of the attention weight of L{i}.h{j} goes to the first token, the largest share of any head; "
     words += f"{100 * heads.mass.mean():.0f} % over all heads"
     found = [("strongest sink", f"{100 * heads.mass[i, j]:.0f} %", words)]
     if heads.massive.size:
         n = int(heads.massive.argmax())
         words = f"largest over median |x| of the stream at the first token, {heads.points[n]}; "
-        words += f"{heads.massive_others[n]:.1f} at others"
+        words += f"{heads.massive_others[n]:.1f} at other tokens"
         found.append(("massive activation", f"{heads.massive[n]:.1f}", words))
     return found
 
 
 def _moved(result: Sinks, how: str, name: str, strength: float) -> Line:
-    """What a way does at its last strength."""
+    """Effect of an intervention at its largest strength."""
 
     def said(quantity: Quantity, label: str) -> str:
         found = effect(result, name, quantity)
-        sure = "" if found.direction else ", not sure"
+        sure = "" if found.direction else ", undecided"
         return f"{label} × {found.mean:.2f} ({found.low:.2f} to {found.high:.2f}{sure})"
 
     mass = result.moved[name].mass.mean()
@@ -361,35 +346,39 @@ def _moved(result: Sinks, how: str, name: str, strength: float) -> Line:
 
 
 def captions(result: Sinks) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Return the caption of each figure and table."""
     one = result.moved[UNCHANGED]
     texts = plural(len(one.loss), "text")
     probes, steps = one.hessian.alpha.shape[1:]
     bulk = (
-        f"Outliers are counted softly, by x⁴/(1 + x⁴) of x = λ/τ with τ = {result.threshold:g} of the "
-        "largest |λ| of the unchanged model on the same text; the bulk width is the root mean square of the "
-        "other eigenvalues"
+        f"Outliers are counted softly, as x⁴/(1 + x⁴) with x = λ/τ, where τ is {result.threshold:g} of "
+        "the largest |λ| of the unchanged model on the same text. The bulk width is the root mean "
+        "square of the other eigenvalues"
     )
-    how = f"From {plural(probes, 'probe')} with {steps} Lanczos steps on each of {texts}, paired over ways"
+    how = (
+        f"From {plural(probes, 'probe')} with {steps} Lanczos steps on each of {texts}, paired over "
+        "interventions"
+    )
     factors = (
-        "Factors are against the unchanged model on the same text and with the same probes; low and high are "
-        "a 95 % interval over texts; a direction of 1 or −1 is sure: that interval leaves out one, or every "
-        "text moved to this side beyond its error (residuals of eigenvalues; of the bulk the 95 % interval "
-        "over probes and what the last steps moved); 0, `not sure` in the first numbers, is neither"
+        "Factors are relative to the unchanged model on the same text and with the same probes. low and "
+        "high: 95 % interval over texts (sampling). direction is 1 or −1 if this interval excludes one, "
+        "so the effect holds on other texts; 0 (`undecided` in the summary) if it includes one, or if "
+        "there is a single text. Errors of single texts are numerical: residuals for eigenvalues; for "
+        "the bulk, the 95 % interval over probes and the change by the last Lanczos steps"
     )
     return {
-        "sinks": f"The spectrum as a sink grows. {how}. {bulk}. λ_max and λ_min: an eigenvalue lies within "
-        "the error. Sink mass: weight that goes to no token behind the first (behind the inserted ones), "
-        f"before a gate. {factors}.",
-        "texts": f"The same, text by text. {factors}.",
-        "spectra": f"Factors on λ_max (GGN dashed), bulk width and number of outliers as a sink grows, one "
-        f"column for each way. {how}. {bulk}. Dots are texts with their errors, lines "
-        "geometric means; a move is sure where all dots lie beyond their errors on one side of one, or the "
-        "interval over texts leaves out one.",
-        "heads": "Mean weight on the first token over later queries and sequences, its standard deviation "
-        "over sequences, and the norm of the first token's value over the mean norm of the others'.",
-        "stream": "Massive activations: largest over median |x| in the residual stream, at the first token "
-        "and at others, where it enters and behind each layer.",
-        "blocks": "λ_max of groups of diagonal blocks on the first text, unchanged and at the last strength "
-        "of each way, and as a factor; an eigenvalue lies within the error.",
+        "sinks": f"The spectrum as a sink grows. {how}. {bulk}. An eigenvalue lies within the errors of "
+        "λ_max and λ_min. Sink mass: attention weight on the first token (and on the inserted ones) "
+        f"from later tokens, before a gate. {factors}.",
+        "texts": f"The spectrum as a sink grows, for each text. {factors}.",
+        "spectra": "Factors on λ_max (dashed: GGN), bulk width and number of outliers as a sink grows, one "
+        f"column per intervention. {how}. {bulk}. Dots are texts with their errors, lines geometric "
+        "means. An effect is decided if the 95 % interval over texts excludes one.",
+        "heads": "Mean attention weight on the first token over later queries and sequences, its standard "
+        "deviation over sequences, and the norm of the first token's value over the mean norm of the "
+        "others.",
+        "stream": "Massive activations: largest over median |x| in the residual stream at the first token "
+        "and at other tokens, at the input and after each layer.",
+        "blocks": "λ_max of groups of diagonal blocks on the first text, unchanged and at the largest "
+        "strength of each intervention, and as a factor; an eigenvalue lies within the error.",
     }

@@ -7,7 +7,7 @@ run that was stopped goes on from there and ends with the same numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,44 +24,71 @@ from curvescope.algorithms import (
     eigsh,
     spectral_density,
 )
-from curvescope.core.config import at_least, setting
-from curvescope.core.numbers import below_noise, rounded, with_error
-from curvescope.core.operator import LinearOperator
-from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
+from curvescope.core.config import setting
+from curvescope.core.errors import UsageError
+from curvescope.core.hessian_terms import MATRIX_SYMBOLS, TITLES
+from curvescope.core.number_format import below_noise, with_error
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.curvature import OPERATORS
 from curvescope.problem import Problem
-from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Line, Shown
-from curvescope.runs.study import Cost, Plan, Step
-from curvescope.runs.work import Finished, Piece, State, work_through
-from curvescope.studies.common.planning import PlannedMatrix, density, eigenvalues, probed
-from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.runs.fingerprints import fingerprint
+from curvescope.runs.resumable_loop import FinishedPieces, Piece, Planned, State, work_through
+from curvescope.runs.study import Plan, Selection, Step
+from curvescope.runs.study_result import Line, Shown
+from curvescope.sampling import Sampled
+from curvescope.studies.common.planning import (
+    OF_BLOCK,
+    PlannedMatrix,
+    density,
+    eigenvalues,
+    owned,
+    probed,
+    sampled_ends,
+)
+from curvescope.studies.common.sampling import (
+    NUM_PROBES,
+    OFF,
+    SampledExtremes,
+    SampledNumbers,
+    columns_of,
+    line,
+    notes_of_sampling,
+    sampled_extremes,
+    sampled_norms,
+    sampled_sums,
+)
+from curvescope.studies.problem_config import SampledOnData, make_problem, notes_of, sequences_there
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 @dataclass(frozen=True)
-class Config(ModelOnData):
+class Config(SampledOnData):
     """What to look at and how hard. The defaults take about a minute on a CPU."""
 
     blocks: tuple[str, ...] = setting(("*",), "the parameters of the operators, by globs")
     map_blocks: tuple[str, ...] = setting(
         ("E", "P", "L*.W_*", "U", "W_*"), "of those, the blocks of the map; all where none matches"
     )
-    num_probes: int = setting(4, "random vectors of each density")
-    num_steps: int = setting(40, "Lanczos steps of each of them, at least 3")
-    num_eigenvalues: int = setting(3, "extreme eigenvalues at each end")
-    num_trace_probes: int = setting(32, "random vectors of the traces, which all blocks share")
-    num_map_probes: int = setting(4, "random vectors of each block of the map")
+    operators: tuple[str, ...] = setting(
+        ("hessian", "ggn", "functional"), "some of hessian, ggn, functional; the Hessian is always among them"
+    )
+    num_probes: int = setting(4, "random vectors of each density", least=1)
+    num_steps: int = setting(40, "Lanczos steps of each of them, at least 3", least=1)
+    num_eigenvalues: int = setting(3, "extreme eigenvalues at each end", least=1)
+    num_trace_probes: int = setting(32, "random vectors of the traces, which all blocks share", least=1)
+    num_map_probes: int = setting(4, "random vectors of each block of the map", least=1)
     max_products: int = setting(400, "most products for the extreme eigenvalues of one operator")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "num_probes", "num_steps", "num_eigenvalues", "num_trace_probes", "num_map_probes")
+        unknown = [name for name in self.operators if name not in OPERATORS]
+        if unknown or "hessian" not in self.operators:
+            got = ", ".join(map(str, self.operators)) or "none"
+            raise UsageError(f"operators: expected hessian, and ggn or functional beside it, got {got}")
 
 
 @dataclass(frozen=True)
@@ -72,12 +99,29 @@ class Part(Result):
     extremes: Eigenpairs  # both ends, ascending; of the GGN the upper end
     traces: BlockTraces
     map: BlockNorms
+    sampled: dict[str, Sampled] = field(default_factory=dict)  # lambda_max, lambda_min, trace, norm
+    sampled_norms: dict[str, Sampled] = field(default_factory=dict)  # of the blocks with the largest norms
 
     @property
     def trace(self) -> tuple[float, float]:
         """Estimate and standard error: the blocks' samples, summed probe by probe."""
         total = self.traces.total
         return total.value, total.stderr
+
+    def headlines(self) -> dict[str, Sampled]:
+        """Every number with a sampling error, by name."""
+        return {**self.sampled, **{f"norm of {block}": n for block, n in self.sampled_norms.items()}}
+
+    def headline(self, name: str, value: float, numerical: float) -> str:
+        """A number with one standard error, or its order of magnitude if other data would change it."""
+        return self.sampled[name].headline if name in self.sampled else with_error(value, numerical)
+
+    def columns_at(self, i: int) -> dict[str, float]:
+        """Eigenvalue i with its residual as columns; the outermost have a sampling error too."""
+        names = {0: "lambda_min", len(self.extremes.values) - 1: "lambda_max"}
+        number = self.sampled.get(names.get(i, ""))
+        value, residual = float(self.extremes.values[i]), float(self.extremes.residuals[i])
+        return columns_of(number, "eigenvalue", value, residual)
 
 
 @dataclass(frozen=True)
@@ -96,22 +140,42 @@ class Spectrum(Shown):
 
     def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
-        H, G, F = (self.parts[name] for name in OPERATORS)
+        H, G, F = (self.parts.get(name) for name in OPERATORS)
+        assert H is not None
         ends = H.extremes.values
         unsure = _unsure(H.extremes)
+        ratio = f"{abs(ends[0] / ends[-1]):.2g} of the largest, in size{unsure}"
+        words = f"over {self.num_terms:g} terms of {self.data}"
         return [
-            ("loss", f"{self.loss:.4f}", f"{self.loss_name} over {self.num_terms:g} terms of {self.data}"),
+            _line("λ_max", H, "lambda_max", ends[-1], 0.0, f"largest eigenvalue of the Hessian{unsure}"),
+            _line("λ_min", H, "lambda_min", ends[0], 0.0, ratio),
+            _line(
+                "trace",
+                H,
+                "trace",
+                *H.trace,
+                "" if G is None else f"of the GGN {G.headline('trace', *G.trace)}",
+            ),
+            *([line("‖H‖", H.sampled["norm"], "Frobenius norm")] if "norm" in H.sampled else []),
+            *([] if F is None else self._functional(F)),
+            ("loss", f"{self.loss:.4f}", f"{self.loss_name} {words}"),
             ("‖gradient‖", f"{self.gradient_norm:.3g}", f"over {self.num_parameters:,} parameters"),
-            ("λ_max", rounded(ends[-1]), f"largest eigenvalue of the Hessian{unsure}"),
-            ("λ_min", rounded(ends[0]), f"{abs(ends[0] / ends[-1]):.2g} of the largest, in size{unsure}"),
-            ("trace", with_error(*H.trace), f"of the GGN {with_error(*G.trace)}; ± is a standard error"),
-            ("functional Hessian", rounded(max(abs(F.extremes.values))), "its largest eigenvalue in size"),
             *(("note", "", note) for note in self.notes),
         ]
 
+    def _functional(self, F: Part) -> list[Line]:
+        """The functional Hessian's largest eigenvalue in size, from whichever end it is."""
+        at = int(np.abs(F.extremes.values).argmax())
+        value, name = float(F.extremes.values[at]), "lambda_min" if at == 0 else "lambda_max"
+        words = "its largest eigenvalue in size"
+        return [_line("functional Hessian", F, name, value, 0.0, words)]
+
     def tables(self) -> dict[str, pd.DataFrame]:
         """Tables by name, for CSV files and the report."""
-        return {"extremes": self._extremes(), "traces": self._traces(), "block_norms": self._norms()}
+        headline = {"headline": self._headline()} if self.parts["hessian"].sampled else {}
+        return headline | {
+            "extremes": self._extremes(), "traces": self._traces(), "block_norms": self._norms()
+        }  # fmt: skip
 
     def _extremes(self) -> pd.DataFrame:
         import pandas as pd
@@ -119,13 +183,22 @@ class Spectrum(Shown):
         rows = [
             {
                 "operator": MATRIX_SYMBOLS[name],
-                "eigenvalue": value,
-                "residual": part.extremes.residuals[i],
+                **part.columns_at(i),
                 "converged": bool(part.extremes.converged_mask[i]),
                 "verified": part.extremes.converged,
             }
             for name, part in self.parts.items()
-            for i, value in enumerate(part.extremes.values)
+            for i in range(len(part.extremes.values))
+        ]
+        return pd.DataFrame(rows)
+
+    def _headline(self) -> pd.DataFrame:
+        import pandas as pd
+
+        rows = [
+            {"operator": MATRIX_SYMBOLS[name], "quantity": quantity, **number.columns("value")}
+            for name, part in self.parts.items()
+            for quantity, number in part.headlines().items()
         ]
         return pd.DataFrame(rows)
 
@@ -134,11 +207,11 @@ class Spectrum(Shown):
 
         table = pd.DataFrame({"block": self.parts["hessian"].traces.names})
         for name, part in self.parts.items():
-            high = part.traces.interval[1]
-            psd = part.traces.psd
+            low, high = part.traces.interval
+            psd, title = part.traces.psd, f"tr {MATRIX_SYMBOLS[name]}"
             pairs = zip(part.traces.values.tolist(), high.tolist(), strict=True)
-            table[f"tr {MATRIX_SYMBOLS[name]}"] = [below_noise(*pair) if psd else pair[0] for pair in pairs]
-            table[f"± {MATRIX_SYMBOLS[name]}"] = part.traces.stderr
+            table[title] = [below_noise(*pair) if psd else pair[0] for pair in pairs]
+            table[f"{title}_numerical_low"], table[f"{title}_numerical_high"] = low, high
         return table
 
     def _norms(self) -> pd.DataFrame:
@@ -147,9 +220,18 @@ class Spectrum(Shown):
         first = self.parts["hessian"].map
         table = pd.DataFrame({"block": first.names, "parameters": first.sizes})
         for name, part in self.parts.items():
-            table[f"‖{MATRIX_SYMBOLS[name]}‖"] = np.diag(part.map.frobenius)
-            table[f"± {MATRIX_SYMBOLS[name]}"] = np.diag(part.map.stderr)
+            title, (low, high) = f"‖{MATRIX_SYMBOLS[name]}‖", part.map.interval
+            table[title] = np.diag(part.map.frobenius)
+            table[f"{title}_numerical_low"], table[f"{title}_numerical_high"] = np.diag(low), np.diag(high)
         return table
+
+
+def _line(label: str, part: Part, name: str, value: float, numerical: float, words: str) -> Line:
+    """A headline: with its verdict first, if a sampling error is known."""
+    if name in part.sampled:
+        return line(label, part.sampled[name], words)
+    error = "; ± is one standard error over probes (numerical)" if numerical else ""
+    return label, with_error(value, numerical), f"{words}{error}"
 
 
 def _unsure(found: Eigenpairs) -> str:
@@ -170,17 +252,33 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     """
     problem = make_problem(cfg)
     how: dict[str, Any] = {"engine": cfg.engine, "checkpoint": cfg.checkpoint}
-    operators = {name: make(problem, *cfg.blocks, **how) for name, make in OPERATORS.items()}
+    operators = {
+        name: make(problem, *cfg.blocks, **how) for name, make in OPERATORS.items() if name in cfg.operators
+    }
     mapped(problem.space(*cfg.blocks).in_blocks().slices, cfg)  # raises where a pattern matches nothing
-    pieces = [
-        Piece(f"{name}.{piece}", partial(work, op), f"{piece} of the {TITLES[name]}", partial(answer, name))
-        for name, op in operators.items()
-        for piece, work in _pieces(cfg).items()
-    ]
-    contents = fingerprint(problem.model, problem.batches)
-    found = work_through(pieces, contents=contents, progress=progress, state=state)
-    parts = {name: _part(found, name) for name in OPERATORS}
-    return _result(problem, operators["hessian"], parts, notes_of(cfg, problem))
+
+    def pieces(cfg: Config) -> list[Piece]:
+        return [
+            Piece(
+                f"{name}.{piece}",
+                partial(work, op),
+                f"{piece} of the {TITLES[name]}",
+                partial(answer, name),
+                needs=tuple(f"{name}.{other}" for other in NEEDS.get(piece, ())),
+            )
+            for name, op in operators.items()
+            if name in cfg.operators
+            for piece, work in _pieces(cfg, name).items()
+        ]
+
+    contents, planned = fingerprint(problem.model, problem.batches), Planned(cfg, problem, pieces)
+    found = work_through(pieces(cfg), contents=contents, progress=progress, state=state, planned=planned)
+    whole = {name: all(f"{name}.{piece}" in found for piece in _pieces(cfg, name)) for name in operators}
+    parts = {name: _part(found, name, cfg) for name in operators if whole[name]}
+    reason = found.take(SampledExtremes, "hessian.extremes").sampled.reason
+    text = sequences_there(cfg, problem.model) is not None
+    notes = [*notes_of(cfg, problem), *notes_of_sampling(cfg, reason, text=text)]
+    return _result(problem, operators["hessian"], parts, notes)
 
 
 def answer(name: str, found: Result) -> str:
@@ -189,6 +287,10 @@ def answer(name: str, found: Result) -> str:
     if isinstance(found, SpectralDensity):
         low, high = found.extremes
         return f"{symbol}: eigenvalues from {low:.3g} or less to {high:.3g} or more"
+    if isinstance(found, SampledNumbers):
+        return f"{symbol}: {'; '.join(f'{n.quantity} {n.headline}' for n in found.numbers.values())}"
+    if isinstance(found, SampledExtremes):
+        found = found.pairs
     if isinstance(found, Eigenpairs):
         ends = f"λ_max {found.values[-1]:.4g}"
         return f"{symbol}: {ends}" if name == "ggn" else f"{symbol}: {ends}, λ_min {found.values[0]:.4g}"
@@ -197,12 +299,20 @@ def answer(name: str, found: Result) -> str:
     return f"{symbol}: the map is done"
 
 
-def _part(found: Finished, name: str) -> Part:
+def _part(found: FinishedPieces, name: str, cfg: Config) -> Part:
+    ends = found.take(SampledExtremes, f"{name}.extremes")
+    pieces = _pieces(cfg, name)
+    sums, norms = (
+        found.take(SampledNumbers, f"{name}.{piece}").numbers if piece in pieces else {}
+        for piece in ("sampling", "ranking")
+    )
     return Part(
         density=found.take(SpectralDensity, f"{name}.density"),
-        extremes=found.take(Eigenpairs, f"{name}.extremes"),
+        extremes=ends.pairs,
         traces=found.take(BlockTraces, f"{name}.traces"),
         map=found.take(BlockNorms, f"{name}.map"),
+        sampled={**ends.sampled.numbers, **sums},
+        sampled_norms=norms,
     )
 
 
@@ -221,9 +331,13 @@ def _result(problem: Problem, H: CurvatureOperator, parts: dict[str, Part], note
     )
 
 
-def _pieces(cfg: Config) -> dict[str, Callable[[CurvatureOperator], Result]]:
+NEEDS = {"sampling": ("traces",), "ranking": ("map",)}
+MOST_RANKED = 4  # blocks with the largest norms whose order is checked on other data
+
+
+def _pieces(cfg: Config, name: str) -> dict[str, Callable[..., Result]]:
     """What is measured of one operator."""
-    return {
+    pieces: dict[str, Callable[..., Result]] = {
         "density": lambda op: spectral_density(
             op, num_probes=cfg.num_probes, num_steps=cfg.num_steps, seed=cfg.seed
         ),
@@ -231,22 +345,40 @@ def _pieces(cfg: Config) -> dict[str, Callable[[CurvatureOperator], Result]]:
         "traces": lambda op: block_traces(op, num_probes=cfg.num_trace_probes, seed=cfg.seed),
         "map": lambda op: _map(op.in_blocks(), cfg),
     }
+    if cfg.sampling:
+        pieces["sampling"] = lambda op, traces: _sums(op, traces, cfg)
+    if cfg.sampling and name == "hessian":
+        pieces["ranking"] = lambda op, norms: _ranked_norms(op, norms, cfg)
+    return pieces
 
 
-def _extremes(op: LinearOperator, cfg: Config) -> Eigenpairs:
+def _sums(op: CurvatureOperator, traces: BlockTraces, cfg: Config) -> SampledNumbers:
+    total = traces.total
+    return sampled_sums(op, cfg, trace=(total.value, total.stderr, len(total.samples)))
+
+
+def _ranked_norms(op: CurvatureOperator, norms: BlockNorms, cfg: Config) -> SampledNumbers:
+    """Norms of the largest diagonal blocks with their sampling errors."""
+    first = np.argsort(-np.diag(norms.frobenius))[:MOST_RANKED]
+    return sampled_norms(op, [norms.names[i] for i in first], cfg)
+
+
+def _extremes(op: CurvatureOperator, cfg: Config) -> SampledExtremes:
     """The lowest and highest eigenvalues, ascending; of a positive semi-definite operator the highest.
 
     The low end of such an operator is a crowd at zero, which no Krylov method tells apart.
     """
     k = min(cfg.num_eigenvalues if op.psd else 2 * cfg.num_eigenvalues, op.shape[0])
     which = "LA" if op.psd else "BE"
-    found = eigsh(op, k, which=which, vectors=False, max_products=cfg.max_products, seed=cfg.seed)
-    if which == "BE":
-        return found
-    backwards = {
-        name: getattr(found, name)[::-1].copy() for name in ("values", "residuals", "converged_mask")
-    }
-    return replace(found, **backwards)
+    found = eigsh(op, k, which=which, vectors=cfg.sampling, max_products=cfg.max_products, seed=cfg.seed)
+    order = np.argsort(found.values, kind="stable")
+    found = replace(
+        found,
+        vectors=None if found.vectors is None else found.vectors[:, order.copy()],
+        **{name: getattr(found, name)[order] for name in ("values", "residuals", "converged_mask")},
+    )
+    sampled = sampled_extremes(op, found, cfg) if cfg.sampling else SampledNumbers(reason=OFF)
+    return SampledExtremes(replace(found, vectors=None), sampled)
 
 
 def _map(op: CurvatureOperator, cfg: Config) -> BlockNorms:
@@ -265,30 +397,29 @@ def mapped(slices: dict[str, slice], cfg: Config) -> dict[str, slice]:
 
 # ------------------------------------------------------------------------------------------------------- plan
 
-PIECES = 4  # of each operator
-
-
-def cost(cfg: Config, problem: Problem) -> Cost:
-    """Density, eigenvalues, traces and map of every operator."""
-    columns = len(mapped(problem.space(*cfg.blocks).in_blocks().slices, cfg))
-    density = cfg.num_probes * cfg.num_steps
-    each = density + cfg.max_products + cfg.num_trace_probes + cfg.num_map_probes * columns
-    return Cost(len(OPERATORS) * PIECES, len(OPERATORS) * each)
-
 
 def steps(cfg: Config, problem: Problem) -> list[Step]:
-    """The same in the order in which it is done, of eigenvalues as many products as they usually take."""
+    """Density, eigenvalues, traces and map of every operator; eigenvalues usually take less than the most."""
     columns = len(mapped(problem.space(*cfg.blocks).in_blocks().slices, cfg))
     found = []
-    for name in OPERATORS:
+    for name in [name for name in OPERATORS if name in cfg.operators]:
         part = PlannedMatrix(problem, name, cfg.blocks)
         k = cfg.num_eigenvalues if part.psd else 2 * cfg.num_eigenvalues
         found += [
-            density("density", part, cfg.num_probes, cfg.num_steps),
-            eigenvalues("eigenvalues", part, k, cfg.max_products),
-            probed("traces", part, cfg.num_trace_probes),
-            probed("block map", part, cfg.num_map_probes, times=columns),
+            owned(density("density", part, cfg.num_probes, cfg.num_steps), f"{name}.density"),
+            owned(eigenvalues("eigenvalues", part, k, cfg.max_products), f"{name}.extremes"),
+            owned(probed("traces", part, cfg.num_trace_probes), f"{name}.traces"),
+            owned(probed("block map", part, cfg.num_map_probes, times=columns), f"{name}.map"),
         ]
+        if cfg.sampling:
+            found += [
+                sampled_ends("parts of the data", part, f"{name}.extremes", ends=1 if part.psd else 2),
+                owned(probed("trace and norm on groups", part, NUM_PROBES), f"{name}.sampling"),
+            ]
+        if cfg.sampling and name == "hessian":
+            products = NUM_PROBES * min(MOST_RANKED, columns)
+            ranked = Step("norms on groups", part.kind, products, share=OF_BLOCK, spaces=(part.space,))
+            found.append(owned(ranked, f"{name}.ranking"))
     return found
 
 
@@ -297,27 +428,43 @@ def blocks(cfg: Config) -> tuple[str, ...]:
     return cfg.blocks
 
 
+ALONE = {"operators": ("hessian",)}
+SMALLEST = {
+    "num_probes": 1, "num_steps": 16, "num_eigenvalues": 1, "num_trace_probes": 6, "num_map_probes": 1,
+    "max_products": 30,
+}  # fmt: skip
 PLAN = Plan(
-    blocks,
-    cost,
+    steps,
     (
-        {"tokens": 256, "num_probes": 3, "num_trace_probes": 24, "num_map_probes": 2, "max_products": 250},
+        {"num_probes": 3, "num_trace_probes": 24, "num_map_probes": 2, "max_products": 250},
         {
-            "tokens": 128, "num_probes": 2, "num_steps": 30, "num_eigenvalues": 2, "num_trace_probes": 16,
+            "num_probes": 2, "num_steps": 30, "num_eigenvalues": 2, "num_trace_probes": 16,
             "num_map_probes": 1, "max_products": 120,
         },
         {
-            "tokens": 64, "num_probes": 2, "num_steps": 20, "num_eigenvalues": 1, "num_trace_probes": 12,
+            "num_probes": 2, "num_steps": 20, "num_eigenvalues": 1, "num_trace_probes": 12,
             "num_map_probes": 1, "max_products": 60,
         },
         {
-            "tokens": 64, "num_probes": 1, "num_steps": 20, "num_eigenvalues": 1, "num_trace_probes": 8,
+            "num_probes": 1, "num_steps": 20, "num_eigenvalues": 1, "num_trace_probes": 8,
             "num_map_probes": 1, "max_products": 40,
         },
-        {
-            "tokens": 32, "num_probes": 1, "num_steps": 16, "num_eigenvalues": 1, "num_trace_probes": 6,
-            "num_map_probes": 1, "max_products": 30,
-        },
+        SMALLEST,
     ),
-    steps,
+    blocks,
+    selections=(
+        Selection({**SMALLEST, "operators": ("hessian", "ggn")}, "the Hessian and the GGN"),
+        Selection({**SMALLEST, **ALONE}, "the Hessian alone"),
+        Selection(
+            {**SMALLEST, **ALONE, "map_blocks": ("E", "P", "U")},
+            "the Hessian alone, without the map of the layers' blocks",
+        ),
+        Selection(
+            {
+                **SMALLEST, **ALONE, "map_blocks": ("E", "P", "U"), "num_steps": 6, "num_trace_probes": 3,
+                "max_products": 12,
+            },
+            "extreme eigenvalues, trace and density of the Hessian, each from few products",
+        ),
+    ),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,11 +10,12 @@ import numpy as np
 
 from curvescope.algorithms import SpectralDensity
 from curvescope.algorithms.estimates.intervals import may_be_largest
-from curvescope.core.numbers import one_of, plural, rounded, with_error
-from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
-from curvescope.viz import blocks, spectrum
+from curvescope.core.hessian_terms import MATRIX_SYMBOLS, TITLES
+from curvescope.core.number_format import one_of, plural, rounded
+from curvescope.sampling import rank
+from curvescope.viz import blocks
 from curvescope.viz.interactive import Scene
-from curvescope.viz.scenes import Cell, density, estimated, grid_map, layer_map, said, switched
+from curvescope.viz.scenes import Cell, density, grid_map, in_interval, layer_map, said, switched
 from curvescope.viz.scenes.curves import nothing
 from curvescope.viz.scenes.density import Spectrum as Shape
 from curvescope.viz.scenes.density import eigenvalue_words, spectra
@@ -46,13 +47,15 @@ def _densities(result: Spectrum) -> Figure:
     """Above, densities as a kernel shows them; below, cumulative distributions between their bounds."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, 3, figsize=(13, 6.4), layout="constrained")
+    columns = len(result.parts)
+    size = (4.3 * columns, 6.4)
+    figure, axes = plt.subplots(2, columns, figsize=size, layout="constrained", squeeze=False)
     for (upper, lower), color, (name, part) in zip(
         axes.T, blocks.PALETTE, result.parts.items(), strict=False
     ):
         d = replace(part.density, psd=name == "ggn")  # older results do not say
         upper.set_prop_cycle(color=[color])
-        spectrum.density(upper, *d.band(), nodes=part.extremes.values, log_y=True)
+        d.plot(upper, eigenvalues=part.extremes.values, note=False)
         upper.set_title(TITLES[name], fontsize=11)
         upper.axvline(0, color="0.6", lw=0.6)
         upper.locator_params(axis="x", nbins=5)
@@ -71,7 +74,10 @@ def _maps(result: Spectrum) -> Figure:
     positive = np.concatenate([values[values > 0] for values in scaled.values()])
     top = float(positive.max(initial=1e-300))
     limits = (max(top * 1e-6, float(positive.min(initial=top))), top)
-    figure, axes = plt.subplots(1, 3, figsize=(11.5, 4.2), layout="constrained", sharey=True)
+    figure, grid = plt.subplots(
+        1, len(maps), figsize=(3.8 * len(maps), 4.2), layout="constrained", sharey=True, squeeze=False
+    )
+    axes = grid[0]
     for ax, (name, values) in zip(axes, scaled.items(), strict=True):
         blocks.heat_map(ax, maps[name].names, values, limits=limits, color_bar=False)
         ax.set_title(TITLES[name], fontsize=11)
@@ -124,17 +130,26 @@ NAMED = 3  # blocks of the largest norms
 
 def of_blocks(result: Spectrum) -> str:
     """Which diagonal block of the Hessian is the largest, as far as intervals tell."""
-    found = result.parts["hessian"].map
-    norms, errors, low, high = (np.diag(x) for x in (found.frobenius, found.stderr, *found.interval))
+    part = result.parts["hessian"]
+    found = part.map
+    norms, low, high = (np.diag(x) for x in (found.frobenius, *found.interval))
     median = f"the median of {len(norms)} is {rounded(float(np.median(norms)), 2)}"
     first = may_be_largest(norms, low, high)
-    if np.isnan(errors[first[0]]):
+    if np.isnan(high[first[0]]) and not part.sampled_norms:
         each = ", ".join(f"{found.names[i]} {rounded(float(norms[i]), 2)}" for i in first[:NAMED])
         return (
             "Frobenius norms of the diagonal blocks of the Hessian are from one probe each and have no "
             f"error, so that their order is not known; the largest estimates are {each}, and {median}."
         )
-    each = [f"{found.names[i]} ({with_error(float(norms[i]), float(errors[i]))})" for i in first]
+    if part.sampled_norms:
+        order = rank(part.sampled_norms)
+        top = part.sampled_norms[order.names[0]]
+        return (
+            f"The diagonal block of the Hessian with the largest Frobenius norm is {order.names[0]} "
+            f"({top.headline}, {top.verdict()}); {median}. Of the blocks with the {len(order.names)} largest "
+            f"norms {order.words}."
+        )
+    each = [f"{found.names[i]} ({in_interval(norms[i], low[i], high[i])})" for i in first]
     untold = ", which are not told apart" if len(each) > 1 else ""
     return (
         f"The diagonal block of the Hessian with the largest Frobenius norm is {one_of(each, NAMED)}{untold}"
@@ -143,22 +158,26 @@ def of_blocks(result: Spectrum) -> str:
 
 
 def opening(result: Spectrum) -> str:
-    """How far the ends reach, and which part of the Hessian they come from."""
-    H, G, F = (result.parts[name] for name in ("hessian", "ggn", "functional"))
+    """How far the ends reach and how sure that is, and which part of the Hessian they come from."""
+    H, G, F = (result.parts.get(name) for name in ("hessian", "ggn", "functional"))
+    assert H is not None
     low, high = float(H.extremes.values[0]), float(H.extremes.values[-1])
-    found = "" if H.extremes.converged else " as far as the search went"
-    said = f"The Hessian's eigenvalues reach from {rounded(low)} to {rounded(high)}{found}"
+    searched = "" if H.extremes.converged else " as far as the search went"
+    ends = [H.headline(name, x, 0.0) for name, x in (("lambda_min", low), ("lambda_max", high))]
+    said = f"The Hessian's eigenvalues reach from {ends[0]} to {ends[1]}{searched}"
+    if "lambda_max" in H.sampled:
+        said += f" (λ_max: {H.sampled['lambda_max'].verdict()})"
     trace, error = H.trace
     if trace > 2 * error > 0 and high > 0:
-        said += f", and its trace is {with_error(trace, error)}, {rounded(trace / high, 2)} times the largest"
+        said += f"; the trace is {H.headline('trace', trace, error)}, {rounded(trace / high, 2)} times λ_max"
     said += "."
-    if not G.traces.psd:
+    if G is None or F is None or not G.traces.psd:
         return said
     top, functional = float(G.extremes.values[-1]), float(np.abs(F.extremes.values).max())
-    negative = ", which brings every negative one" if low < 0 else ""
+    negative = "; all negative eigenvalues come from it" if low < 0 else ""
     return (
-        f"{said} The GGN alone reaches {rounded(top)}, the functional Hessian {rounded(functional)} in size"
-        f"{negative}."
+        f"{said} The GGN alone reaches {G.headline('lambda_max', top, 0.0)}, the functional Hessian "
+        f"{rounded(functional, 2)} in size{negative}."
     )
 
 
@@ -168,7 +187,9 @@ def captions(result: Spectrum) -> dict[str, str]:
     shared = plural(len(H.traces.samples), "probe")
     return {
         "density": f"Above: {quadrature(H.density)} (Hessian; each panel says its own): what is narrower is "
-        f"not seen. {errors(H.density)}; ticks mark the extreme eigenvalues, found by Lanczos. "
+        "not seen; dotted where the shape is the kernel's or little is certain. Gray: what the steps leave "
+        "open; dark bar: 90 % of eigenvalues or more, where the kernel hides their shape. "
+        f"{errors(H.density)}; ticks mark the extreme eigenvalues, found by Lanczos. "
         "Below: the share of eigenvalues up to λ, without a kernel. For these probes it is certain to "
         "lie in the dark band; that of all eigenvalues lies in the light one 95 times in 100.",
         "block_map": "Diagonal blocks, layers to the right and roles downwards, those of no layer "
@@ -177,12 +198,16 @@ def captions(result: Spectrum) -> dict[str, str]:
         "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale. "
         "Where a name is that of a layer, its blocks follow in the order of the table of norms.",
         "traces": f"Trace of every diagonal block, from {shared} that all blocks "
-        "share. In the figure bars are 95 % intervals; the table has the small blocks too, ± are standard "
-        "errors, < x: below noise, the trace of a positive semi-definite block came out below zero.",
+        "share. In the figure bars are 95 % intervals over probes (numerical), in the table their ends are "
+        "_numerical_low and _numerical_high; the table has the small blocks too, < x: below noise, the trace "
+        "of a positive semi-definite block came out below zero.",
         "norms": f"Frobenius norm of every diagonal block; {_caption_bars(H.map)}.",
-        "extremes": "Extreme eigenvalues with the residual ‖A v − λ v‖ of a unit vector v: there is an "
-        "eigenvalue within that distance. Converged: the residual is within the tolerance; verified: a "
-        "search outside these vectors found none beyond them.",
+        "headline": "Headline numbers with one standard error over probes or a residual (numerical), one "
+        "over other data of this kind and size (sampling), and the 95 % interval from both (low to high).",
+        "extremes": "Extreme eigenvalues with the residual ‖A v − λ v‖ of a unit vector v (numerical): there "
+        "is an eigenvalue within that distance. The outermost have a standard error over other data of this "
+        "size (sampling) and a 95 % interval from both errors. Converged: the residual is within "
+        "the tolerance; verified: a search outside these vectors found none beyond them.",
     }
 
 
@@ -217,7 +242,7 @@ def _caption_bars(found: BlockNorms) -> str:
     """What bars of norms are."""
     if found.num_products == len(found.names):
         return "from one probe for each block, so that their errors are not known"
-    return "bars are 95 % intervals, ± in the table is a standard error"
+    return "bars are 95 % intervals over probes, _numerical_low and _numerical_high in the table"
 
 
 # ----------------------------------------------------------------------------------------------------- scenes
@@ -244,7 +269,8 @@ def scenes(result: Spectrum) -> dict[str, Scene]:
 
 def shape(name: str, density: SpectralDensity, extremes: Eigenpairs | None) -> Shape:
     """The spectrum of a matrix as a scene draws it."""
-    grid, values, (low, high) = density.band()
+    known = None if extremes is None else extremes.values
+    grid, values, (low, high) = density.band(ends=known)
     kept = np.unique(np.linspace(0, len(grid) - 1, min(len(grid), POINTS)).round().astype(int))
     edges, share, bounds = density.shares()
     out = density.outliers()
@@ -287,20 +313,21 @@ def _block_map(result: Spectrum) -> Scene:
 def _cells(part: Part, symbol: str, quantity: str) -> Mapping[str, Cell]:
     size = dict(zip(part.map.names, part.map.sizes.tolist(), strict=True))
     if quantity == "trace":
-        found = zip(part.traces.names, part.traces.values.tolist(), part.traces.stderr.tolist(), strict=True)
+        names, numbers = part.traces.names, np.array([part.traces.values, *part.traces.interval])
     else:
-        norms, errors = np.diag(part.map.frobenius), np.diag(part.map.stderr)
-        scale = part.map.sizes if quantity == "rms" else np.ones(len(norms))
-        found = zip(part.map.names, (norms / scale).tolist(), (errors / scale).tolist(), strict=True)
+        names = part.map.names
+        numbers = np.array([np.diag(x) for x in (part.map.frobenius, *part.map.interval)])
+        numbers = numbers / (part.map.sizes if quantity == "rms" else 1.0)
+    what = f"{QUANTITIES[quantity]} of {symbol}"
     return {
-        name: Cell(value, _words(name, f"{QUANTITIES[quantity]} of {symbol}", value, error, size.get(name)))
-        for name, value, error in found
+        name: Cell(own[0], _words(name, what, own, size.get(name)))
+        for name, own in zip(names, numbers.T.tolist(), strict=True)
     }
 
 
-def _words(name: str, what: str, value: float, error: float, size: int | None) -> str:
+def _words(name: str, what: str, numbers: Sequence[float], size: int | None) -> str:
     count = f"<br>{size:,} parameters" if size else ""
-    return f"<b>{name}</b><br>{what}: {estimated(value, error)}{count}"
+    return f"<b>{name}</b><br>{what}: {in_interval(*numbers)}{count}"
 
 
 def _pairs(result: Spectrum) -> Scene:
@@ -313,11 +340,12 @@ def _pairs(result: Spectrum) -> Scene:
 
     def draw(matrix: str) -> Scene:
         name = matrices[matrix]
-        m, scale = result.parts[name].map, scales[name]
+        m = result.parts[name].map
+        numbers = np.array([m.frobenius, *m.interval]) / scales[name]
         cells = [
             [
-                Cell(float(m.frobenius[i, j] / scale[i, j]), f"<b>{a}, {b}</b><br>root mean square entry: "
-                     + estimated(float(m.frobenius[i, j] / scale[i, j]), float(m.stderr[i, j] / scale[i, j])))
+                Cell(float(numbers[0, i, j]), f"<b>{a}, {b}</b><br>root mean square entry: "
+                     + in_interval(*numbers[:, i, j].tolist()))
                 for j, b in enumerate(m.names)
             ]
             for i, a in enumerate(m.names)

@@ -1,8 +1,8 @@
-"""Gradient descent itself, on all data: beside its prediction, and to a point where there is one.
+"""Gradient descent on all data, measured and predicted, at the model and next to a point that fits the data.
 
-A *settled* point θ* is one where the model fits its data, found by Adam. What is left of the gradient there
-would hide what the ceiling 2/λ_max says of a stationary point, so descent near θ* is on the loss without its
-slope, L(θ) − ∇L(θ*)ᵀ(θ − θ*): its gradient is zero at θ*, and all higher derivatives are those of L.
+A *settled* point θ* fits the data; Adam finds it. The remaining gradient at θ* would hide the effect of the
+ceiling 2/λ_max, which holds at stationary points. Descent near θ* is therefore on the loss without its slope,
+L(θ) − ∇L(θ*)ᵀ(θ − θ*): its gradient is zero at θ*, and all higher derivatives equal those of L.
 """
 
 from __future__ import annotations
@@ -25,55 +25,59 @@ from curvescope.models.model import Model
 from curvescope.operators import Hessian, LossLine, LossPlane, loss_line, loss_plane, per_sample
 from curvescope.operators.taylor.directions import dot, own_vector
 from curvescope.problem import Problem
-from curvescope.runs.work import Piece
+from curvescope.runs.resumable_loop import Piece
 
 if TYPE_CHECKING:
     from curvescope.studies.taylor.study import Config
 
-NEAR = {torch.float64: 1e-3}  # of the radius of the quadratic, where descent near a settled point begins
-NEAR_ROUNDED = 0.03  # in other types, whose rounding would show nearer
-WITHIN = 0.05  # of the largest change so far: a trajectory that is predicted
+NEAR = {
+    torch.float64: 1e-3
+}  # start of the descent near a settled point, relative to the radius of the quadratic
+NEAR_ROUNDED = 0.03  # for other types, because rounding errors would be visible at a smaller distance
+WITHIN = 0.05  # error relative to the largest change so far, within which a trajectory counts as predicted
 ADAM_EPS = 1e-8
-LEAST = 30.0  # a loss that is so many times that at the start, and its gradient too, has diverged
+LEAST = 30.0  # a descent has diverged if its final gradient is this many times the initial one
 
 
 @dataclass(frozen=True)
-class Descent(Result):
-    """K steps of gradient descent with one learning rate; nan behind a step that is no number."""
+class DescentRun(Result):
+    """K steps of gradient descent with one learning rate; nan after a step that is not finite."""
 
-    share: float  # of 2/λ_max
+    share: float  # learning rate as a share of 2/λ_max
     learning_rate: float
-    change: np.ndarray  # (K + 1,) of the loss, zero at first
+    change: np.ndarray  # (K + 1,) change of the loss, zero at the start
     gradient_norm: np.ndarray  # (K + 1,)
-    along: np.ndarray  # (K + 1,) of the gradient along the top eigenvector at the start
-    sharpness: float  # λ_max where it ended; nan where that was not measured
+    along: np.ndarray  # (K + 1,) component of the gradient along the top eigenvector at the start
+    sharpness: float  # λ_max at the end; nan if not measured
 
     @property
     def num_finite(self) -> int:
-        """Steps, with the start, at which everything is a number."""
+        """Number of points with finite values, including the start."""
         return int(np.isfinite(self.change).sum())
 
     @property
     def diverged(self) -> bool:
-        """Whether it ended at no number, or with a gradient far above all that it began with."""
+        """Return True if the descent became non-finite, or its gradient grew far beyond the initial one."""
         last = self.gradient_norm[self.num_finite - 1]
         return self.num_finite < len(self.change) or bool(last > LEAST * self.gradient_norm[0])
 
     def errors(self, predicted: np.ndarray) -> np.ndarray:
-        """|predicted − found| change of the loss at every step, over the largest change so far: (K + 1,)."""
+        """Error of the predicted change of the loss at every step, relative to the largest change so far: (K
+        + 1,).
+        """
         largest = np.maximum.accumulate(np.abs(np.nan_to_num(self.change)))
-        found = np.abs(predicted - self.change) / np.where(largest > 0, largest, 1.0)
-        return np.where(np.isfinite(found), found, math.inf)
+        errors = np.abs(predicted - self.change) / np.where(largest > 0, largest, 1.0)
+        return np.where(np.isfinite(errors), errors, math.inf)
 
     def steps_within(self, predicted: np.ndarray, share: float = WITHIN) -> int:
-        """The last step up to which the change of the loss is predicted within a share."""
+        """Last step up to which the relative error of the predicted change is at most `share`."""
         outside = np.flatnonzero(self.errors(predicted) > share)
         return int(outside[0]) - 1 if len(outside) else len(self.change) - 1
 
 
 @dataclass(frozen=True)
 class Settled(Result):
-    """A point that fits the data, from θ by Adam on all of them."""
+    """A point that fits the data, found by Adam from θ on all data."""
 
     theta: np.ndarray  # (n,) in the type of the parameters
     losses: np.ndarray  # before each step, and at the end
@@ -81,15 +85,16 @@ class Settled(Result):
 
     @property
     def reached(self) -> bool:
-        """Whether the goal was."""
+        """Return True if the loss reached the goal."""
         return bool(self.losses.min() <= self.goal)
 
 
 def adam_direction(problem: Problem) -> Tensor:
-    """−m/(√v + ε): Adam's update per learning rate, m and v the moments of the sequences' gradients at θ.
+    """Adam's update per learning rate, −m/(√v + ε), with the moments m and v of the sequences' gradients at
+    θ.
 
-    They are what Adam's averages tend to where θ stays and every step sees one sequence, each as often as it
-    weighs.
+    Adam's averages converge to these moments if θ stays fixed and every step sees one sequence, drawn in
+    proportion to its weight.
     """
     samples = per_sample(problem)
     shares = torch.as_tensor(samples.shares)
@@ -106,8 +111,8 @@ def ceiling(pairs: Eigenpairs) -> float:
     top = float(pairs.values[0])
     if not top > 0:
         raise CurvescopeError(
-            f"λ_max is {top:.3g}, so gradient descent has no ceiling here",
-            hint="--set shares=[] leaves it out",
+            f"λ_max is {top:.3g}, so the learning rate of gradient descent has no ceiling here",
+            hint="set --set shares=[] to skip gradient descent",
         )
     return 2 / top
 
@@ -121,13 +126,13 @@ def descend(
     *,
     tilt: Tensor | None = None,
     measure: bool = True,
-) -> Descent:
-    """Gradient descent from a vector over all blocks, with a share of the ceiling as learning rate.
+) -> DescentRun:
+    """Run gradient descent from a vector over all blocks; the learning rate is a share of the ceiling.
 
     Args:
-        pairs: The first eigenvector is looked along.
-        tilt: A gradient that is taken away everywhere.
-        measure: Whether to take λ_max at the end.
+        pairs: Eigenpairs; the gradient along the first eigenvector is recorded.
+        tilt: A gradient that is subtracted at every step.
+        measure: True to measure λ_max at the end.
     """
     rate, v = share * ceiling(pairs), _vectors(pairs)[:, 0].to(start)
     theta, last, first, rows = start.clone(), start, 0.0, []
@@ -145,18 +150,18 @@ def descend(
     columns[:, : len(rows)] = np.array(rows).T
     whole = measure and len(rows) == num_steps + 1
     sharpness = float(_top(problem.at(last), v).values[0]) if whole else math.nan
-    return Descent(share, rate, *columns, sharpness=sharpness)
+    return DescentRun(share, rate, *columns, sharpness=sharpness)
 
 
 def predict(
     problem: Problem, g: Tensor, pairs: Eigenpairs, shares: tuple[float, ...], num_steps: int
 ) -> QuadraticDescent:
-    """What the quadratic at the problem's point says of descent with these shares of the ceiling."""
+    """Predict descent from the quadratic at the problem's point, for these shares of the ceiling."""
     return quadratic_descent(Hessian(problem), g, [share * ceiling(pairs) for share in shares], num_steps)
 
 
 def settle(problem: Problem, goal: float, num_steps: int, rate: float) -> Settled:
-    """Adam on all data until the loss is at most `goal`; the best point it came by."""
+    """Run Adam on all data until the loss is at most `goal`; return the best point of the run."""
     theta = own_vector(problem).clone()
     best, losses = theta.clone(), []
     adam = torch.optim.Adam([theta.requires_grad_()], lr=rate)
@@ -173,20 +178,22 @@ def settle(problem: Problem, goal: float, num_steps: int, rate: float) -> Settle
 
 
 def settled_problem(problem: Problem, settled: Settled) -> Problem:
-    """The problem at θ*."""
+    """Return the problem at θ*."""
     return problem.at(torch.as_tensor(settled.theta).to(problem.device, problem.dtype))
 
 
 def away(problem: Problem, pairs: Eigenpairs) -> Tensor:
-    """A direction of length one that has the top eigenvector in it and much else: v + g/‖g‖."""
+    """Return the unit direction of v + g/‖g‖: the top eigenvector and the gradient, which contains other
+    eigenvectors.
+    """
     g, v = problem.gradient(), _vectors(pairs)[:, 0].to(problem.device)
     along = v * (1.0 if dot(g, v) >= 0 else -1.0)
-    found = along + (g / math.sqrt(dot(g, g)) if bool((g != 0).any()) else 0)
-    return found / math.sqrt(dot(found, found))
+    direction = along + (g / math.sqrt(dot(g, g)) if bool((g != 0).any()) else 0)
+    return direction / math.sqrt(dot(direction, direction))
 
 
 def near(problem: Problem, pairs: Eigenpairs, along: LossLine) -> tuple[Tensor, Tensor]:
-    """Where descent near θ* begins, within the quadratic regime along `away`, and the gradient at θ*."""
+    """Return the start of descent near θ*, in the quadratic regime along `away`, and the gradient at θ*."""
     radius = along.radius(2)
     step = NEAR.get(problem.dtype, NEAR_ROUNDED) * (
         radius if math.isfinite(radius) else float(np.abs(along.t).max())
@@ -195,17 +202,18 @@ def near(problem: Problem, pairs: Eigenpairs, along: LossLine) -> tuple[Tensor, 
 
 
 def top_pairs(problem: Problem, k: int, seed: int) -> Eigenpairs:
-    """The largest eigenvalues of the Hessian with their vectors v, gᵀv ≤ 0: ahead along v the loss falls.
+    """Return the largest eigenvalues of the Hessian with eigenvectors v such that gᵀv ≤ 0: the loss falls
+    ahead along v.
 
-    Without that the sign of an eigenvector is one of rounding, and ahead and behind change places.
+    Otherwise the sign of an eigenvector would depend on rounding, and ahead and behind could swap.
     """
-    found = eigsh(Hessian(problem), min(k, problem.space().size), which="LA", seed=seed)
-    slopes = problem.gradient() @ _vectors(found)
-    return replace(found, vectors=torch.where(slopes > 0, -1, 1) * _vectors(found))
+    pairs = eigsh(Hessian(problem), min(k, problem.space().size), which="LA", seed=seed)
+    slopes = problem.gradient() @ _vectors(pairs)
+    return replace(pairs, vectors=torch.where(slopes > 0, -1, 1) * _vectors(pairs))
 
 
 def settled_line(problem: Problem, pairs: Eigenpairs, tolerance: float) -> LossLine:
-    """The loss along `away`, for the radius of the quadratic."""
+    """Return the loss along `away`, from which the radius of the quadratic follows."""
     return loss_line(problem, away(problem, pairs), num_points=21, tolerance=tolerance, cubic=False)
 
 
@@ -228,72 +236,72 @@ NO_LINES = (SHARP, PLANE)
 
 
 def descent(number: int) -> str:
-    """The piece of one learning rate."""
+    """Name of the piece of one learning rate."""
     return f"descent.{number}"
 
 
 def settled_descent(number: int) -> str:
-    """The same next to a settled point."""
+    """Name of the piece of one learning rate next to a settled point."""
     return f"settled.descent.{number}"
 
 
 def lines(cfg: Config, problem: Problem, other: Model | None) -> dict[str, Piece]:
-    """Sharpest directions, then lines and a plane, by what the line is along."""
+    """Return the pieces for the sharpest directions, for lines by their direction, and for a plane."""
     options: dict[str, Any] = {
         "num_points": cfg.num_points, "tolerance": cfg.tolerance, "cubic": cfg.cubic, "engine": cfg.engine
     }  # fmt: skip
 
     def along(name: str, **given: Any) -> Piece:
         work = partial(loss_line, problem, **options, **given)
-        return Piece(f"line.{name.replace(' ', '_')}", work, f"along {name}", _told(name), "lines")
+        return Piece(f"line.{name.replace(' ', '_')}", work, f"along {name}", _line_message(name), "lines")
 
     def top(i: int) -> Piece:
         def work(pairs: Result) -> LossLine:
             return loss_line(problem, _column(problem, pairs, i), **options)
 
         name = f"eigenvector {i + 1}"
-        return Piece(f"line.top_{i}", work, f"along {name}", _told(name), "lines", needs=(SHARP,))
+        return Piece(f"line.top_{i}", work, f"along {name}", _line_message(name), "lines", needs=(SHARP,))
 
     def update() -> LossLine:
         return loss_line(problem, adam_direction(problem), **options)
 
-    found = {SHARP: Piece(SHARP, partial(top_pairs, problem, cfg.num_top, cfg.seed), "sharpest directions")}
-    found["gradient"] = along("gradient", direction="gradient")
+    pieces = {SHARP: Piece(SHARP, partial(top_pairs, problem, cfg.num_top, cfg.seed), "sharpest directions")}
+    pieces["gradient"] = along("gradient", direction="gradient")
     if cfg.update:
-        found["Adam's update"] = Piece(
-            "line.update", update, "along an update", _told("Adam's update"), "lines"
+        pieces["Adam's update"] = Piece(
+            "line.update", update, "along an update", _line_message("Adam's update"), "lines"
         )
-    found |= {f"eigenvector {i + 1}": top(i) for i in range(min(cfg.num_top, problem.space().size))}
+    pieces |= {f"eigenvector {i + 1}": top(i) for i in range(min(cfg.num_top, problem.space().size))}
     for i in range(cfg.num_random):
         name = "random" if cfg.num_random == 1 else f"random {i + 1}"
-        found[name] = along(name, direction="random", seed=cfg.seed + i)
+        pieces[name] = along(name, direction="random", seed=cfg.seed + i)
     if other is not None:
-        found["checkpoint"] = along("checkpoint", to=other)
+        pieces["checkpoint"] = along("checkpoint", to=other)
     if cfg.plane_points:
-        found[PLANE] = Piece(PLANE, partial(_plane, cfg, problem), "plane", needs=(SHARP,))
-    return found
+        pieces[PLANE] = Piece(PLANE, partial(_plane, cfg, problem), "plane", needs=(SHARP,))
+    return pieces
 
 
 def descents(cfg: Config, problem: Problem) -> list[Piece]:
-    """The prediction at the model, and a descent for each learning rate."""
+    """Return the piece of the prediction at the model, and a descent for each learning rate."""
     if not cfg.shares:
         return []
 
     def predicted(pairs: Result) -> QuadraticDescent:
         return predict(problem, problem.gradient(), _as(Eigenpairs, pairs), cfg.shares, cfg.num_steps)
 
-    def taken(share: float, pairs: Result) -> Descent:
+    def measured(share: float, pairs: Result) -> DescentRun:
         return descend(problem, own_vector(problem), _as(Eigenpairs, pairs), share, cfg.num_steps)
 
-    found = [Piece(PREDICTED, predicted, "descent, predicted", needs=(SHARP,))]
+    pieces = [Piece(PREDICTED, predicted, "predicted gradient descent", needs=(SHARP,))]
     for i, share in enumerate(cfg.shares):
-        words = f"descent at {share:g} of the ceiling"
-        found.append(Piece(descent(i), partial(taken, share), words, kind="descents", needs=(SHARP,)))
-    return found
+        words = f"gradient descent at {share:g} of the ceiling"
+        pieces.append(Piece(descent(i), partial(measured, share), words, kind="descents", needs=(SHARP,)))
+    return pieces
 
 
 def settled(cfg: Config, problem: Problem) -> list[Piece]:
-    """A point that fits the data, and the same next to it."""
+    """Return the pieces for a point that fits the data, and for descent next to it."""
     if not cfg.shares or not cfg.settle:
         return []
     needs = (SETTLED, SETTLED_SHARP, SETTLED_LINE)
@@ -314,22 +322,24 @@ def settled(cfg: Config, problem: Problem) -> list[Piece]:
         g = here.at(start).gradient() - tilt
         return predict(here, g, _as(Eigenpairs, pairs), cfg.shares, cfg.num_steps)
 
-    def taken(share: float, point: Result, pairs: Result, way: Result) -> Descent:
+    def measured(share: float, point: Result, pairs: Result, way: Result) -> DescentRun:
         here = settled_problem(problem, _as(Settled, point))
         start, tilt = near(here, _as(Eigenpairs, pairs), _as(LossLine, way))
         top = _as(Eigenpairs, pairs)
         return descend(here, start, top, share, cfg.num_steps, tilt=tilt, measure=False)
 
-    found = [
+    pieces = [
         Piece(SETTLED, fitted, "settling"),
-        Piece(SETTLED_SHARP, sharp, "λ_max where it settled", needs=(SETTLED,)),
-        Piece(SETTLED_LINE, along, "line where it settled", needs=(SETTLED, SETTLED_SHARP)),
-        Piece(SETTLED_PREDICTED, predicted, "descent there, predicted", needs=needs),
+        Piece(SETTLED_SHARP, sharp, "λ_max at the settled point", needs=(SETTLED,)),
+        Piece(SETTLED_LINE, along, "line at the settled point", needs=(SETTLED, SETTLED_SHARP)),
+        Piece(SETTLED_PREDICTED, predicted, "predicted descent at the settled point", needs=needs),
     ]
     for i, share in enumerate(cfg.shares):
-        words = f"descent there at {share:g} of the ceiling"
-        found.append(Piece(settled_descent(i), partial(taken, share), words, kind="descents", needs=needs))
-    return found
+        words = f"descent at the settled point, {share:g} of the ceiling"
+        pieces.append(
+            Piece(settled_descent(i), partial(measured, share), words, kind="descents", needs=needs)
+        )
+    return pieces
 
 
 def _plane(cfg: Config, problem: Problem, pairs: Result) -> LossPlane:
@@ -345,20 +355,20 @@ def _plane(cfg: Config, problem: Problem, pairs: Result) -> LossPlane:
 
 
 def _column(problem: Problem, pairs: Result, i: int) -> Tensor:
-    """An eigenvector."""
+    """Return an eigenvector on the device of the problem."""
     vectors = _as(Eigenpairs, pairs).vectors
     assert vectors is not None
-    return vectors[:, i].to(problem.device)  # from a file they are on the CPU
+    return vectors[:, i].to(problem.device)  # eigenpairs read from a file are on the CPU
 
 
-def _told(name: str) -> Callable[[Result], str]:
-    def answer(found: Result) -> str:
-        one = _as(LossLine, found)
-        return f"{name}: the quadratic holds up to a distance of {one.distance():.3g}"
+def _line_message(name: str) -> Callable[[Result], str]:
+    def answer(result: Result) -> str:
+        line = _as(LossLine, result)
+        return f"{name}: the quadratic holds up to a distance of {line.distance():.3g}"
 
     return answer
 
 
-def _as(kind: type[R], found: Result) -> R:
-    assert isinstance(found, kind)
-    return found
+def _as(kind: type[R], result: Result) -> R:
+    assert isinstance(result, kind)
+    return result

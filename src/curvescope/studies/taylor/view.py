@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.core.numbers import rounded, with_error
+from curvescope.core.number_format import rounded, with_error
 from curvescope.operators.taylor.expansion import NAMES
 from curvescope.studies.taylor.analysis import WITHIN
-from curvescope.viz import slices
+from curvescope.viz import slices, style
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Curve, curves, switched
@@ -19,40 +19,38 @@ from curvescope.viz.scenes.maps import plane
 from curvescope.viz.style import LOOKS
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from curvescope.algorithms import QuadraticDescent
     from curvescope.operators import LossLine, LossPlane
-    from curvescope.runs.shown import Line as Said
-    from curvescope.studies.taylor.analysis import Descent
+    from curvescope.runs.study_result import Line as Said
+    from curvescope.runs.study_result import Tables
+    from curvescope.studies.taylor.analysis import DescentRun
     from curvescope.studies.taylor.study import SettledPart, Taylor
 
 
-def tables(found: Taylor) -> dict[str, pd.DataFrame]:
-    """Every table by name."""
-    import pandas as pd
-
-    lines = [one.to_frame().assign(direction=name) for name, one in found.lines.items()]
+def tables(result: Taylor) -> Tables:
+    """Return every table by name."""
+    lines = [one.to_frame().assign(direction=name) for name, one in result.lines.items()]
     tables = {
-        "radii": pd.DataFrame(radii(found)),
-        "lines": pd.concat(lines, ignore_index=True),
+        "radii": radii(result),
+        "lines": lines,
     }
-    if found.plane is not None:
-        tables["plane"] = found.plane.to_frame()
-    if found.predicted is not None:
-        rows = steps("the model", found.predicted, found.descents)
-        own = found.settled
+    if result.plane is not None:
+        tables["plane"] = result.plane.to_frame()
+    if result.predicted is not None:
+        rows = steps("the model", result.predicted, result.descents)
+        own = result.settled
         rows += steps("settled", own.predicted, own.descents) if own is not None else []
-        tables["descent"] = pd.DataFrame(rows)
-        tables["ceiling"] = pd.DataFrame(ceiling(found))
+        tables["descent"] = rows
+        tables["ceiling"] = ceiling(result)
     return tables
 
 
-def radii(found: Taylor) -> list[dict[str, Any]]:
+def radii(result: Taylor) -> list[dict[str, Any]]:
     """One row per direction, prediction and side."""
-    return [row for name, one in found.lines.items() for row in _radii(name, one)]
+    return [row for name, one in result.lines.items() for row in _radii(name, one)]
 
 
 def _radii(name: str, one: LossLine) -> list[dict[str, Any]]:
@@ -84,7 +82,7 @@ def _radii(name: str, one: LossLine) -> list[dict[str, Any]]:
     return rows
 
 
-def steps(where: str, predicted: QuadraticDescent, descents: list[Descent]) -> list[dict[str, Any]]:
+def steps(where: str, predicted: QuadraticDescent, descents: list[DescentRun]) -> list[dict[str, Any]]:
     """One row per learning rate and step."""
     rows = []
     for i, one in enumerate(descents):
@@ -107,12 +105,12 @@ def steps(where: str, predicted: QuadraticDescent, descents: list[Descent]) -> l
     return rows
 
 
-def ceiling(found: Taylor) -> list[dict[str, Any]]:
-    """One row per place and learning rate: how descent went, and how it was predicted to go."""
+def ceiling(result: Taylor) -> list[dict[str, Any]]:
+    """One row per start and learning rate: measured and predicted descent."""
     rows = []
-    places = [("the model", found.predicted, found.descents, float(found.sharpest[0]))]
-    if found.settled is not None:
-        own = found.settled
+    places = [("the model", result.predicted, result.descents, float(result.sharpest[0]))]
+    if result.settled is not None:
+        own = result.settled
         places.append(("settled", own.predicted, own.descents, own.sharpest))
     for where, predicted, descents, top in places:
         assert predicted is not None
@@ -137,19 +135,18 @@ def ceiling(found: Taylor) -> list[dict[str, Any]]:
     return rows
 
 
-# ----------------------------------------------------------------------------------------------------- scenes
-
-POINTS = 101  # of a prediction
-SCENE_ROOM = 0.12  # of the range of losses, left above and below
+POINTS = 101  # points of a predicted curve
+SCENE_ROOM = 0.12  # free space above and below, as a share of the range of losses
 PLANE = (
-    "The plane of the top eigenvector and the gradient, both of length one and at right angles: the loss, "
-    "the quadratic in the same colors, or their difference. Lines are of equal height; the cross is θ."
+    "The plane of the top eigenvector and the gradient, which are orthogonal unit vectors: the loss, "
+    "its quadratic approximation in the same colors, or their difference. Lines connect points of equal "
+    "height; the cross is θ."
 )
 LOSS, QUADRATIC, DIFFERENCE = "loss", "quadratic", "difference"
 
 
 def scenes(result: Taylor) -> dict[str, Scene]:
-    """Lines, one direction at a time, and the plane."""
+    """Return interactive figures: the loss along one direction at a time, and the plane."""
     found = {}
     if result.lines:
         lines = result.lines
@@ -164,9 +161,9 @@ def scenes(result: Taylor) -> dict[str, Scene]:
 
 
 def _slice(name: str, one: LossLine) -> Scene:
-    """The loss with its predictions; the range is that of the loss."""
+    """Draw the loss with its predictions; the axis shows the range of the loss."""
     words = f"t = %{{x:.4g}}<br>{LOSS}: %{{y:.6g}}"
-    found = [Curve(LOSS, one.t, one.loss, words, look=LOOKS[LOSS])]
+    drawn = [Curve(LOSS, one.t, one.loss, words, look=LOOKS[LOSS])]
     dense = np.linspace(float(one.t[0]), float(one.t[-1]), POINTS)
     for order in one.orders:
         kind = NAMES[order]
@@ -175,16 +172,16 @@ def _slice(name: str, one: LossLine) -> Scene:
             f"{r.value:.3g} {side}" for side, r in one.radii[kind].items() if r.value == r.value
         )
         words = f"t = %{{x:.4g}}<br>{kind}: %{{y:.6g}}<br>holds up to |t| = {reach}"
-        found.append(Curve(kind, dense, values, words, look=LOOKS[kind], marks=False))
+        drawn.append(Curve(kind, dense, values, words, look=LOOKS[kind], marks=False))
     finite = one.loss[np.isfinite(one.loss)]
     low, high = (float(f(finite)) for f in (np.min, np.max)) if finite.size else (0.0, 1.0)
     room = SCENE_ROOM * ((high - low) or abs(high) or 1.0)
     x = axis(f"t along {name}, in units of ‖d‖ = {one.length:.3g}")
-    return curves(found, x=x, y=axis("loss L(θ + t d)", range=[low - room, high + room]))
+    return curves(drawn, x=x, y=axis("loss L(θ + t d)", range=[low - room, high + room]))
 
 
 def _scene_plane(p: LossPlane, shown: str) -> Scene:
-    """Loss and quadratic in the same colors, cut off where only a few points are higher."""
+    """Draw loss or quadratic in the same colors, cut off above the 95th percentile of the loss."""
     titles = ("top eigenvector", "−∇L, orthogonal to it")
     if shown == DIFFERENCE:
         label = "loss − quadratic"
@@ -196,111 +193,122 @@ def _scene_plane(p: LossPlane, shown: str) -> Scene:
     )
 
 
-# --------------------------------------------------------------------------------------------------- captions
-
-
-def summary(found: Taylor) -> list[Said]:
-    """The numbers to look at first."""
-    top, residual = float(found.sharpest[0]), float(found.residuals[0])
+def summary(result: Taylor) -> list[Said]:
+    """Return the main numbers, each with a label and an explanation."""
+    top, residual = float(result.sharpest[0]), float(result.residuals[0])
     lines = [
-        ("loss", f"{found.loss:.4f}", f"{found.loss_name} of {found.model} on {found.data}"),
-        ("λ_max", with_error(top, residual), "the largest eigenvalue of the Hessian, ± its residual"),
+        ("loss", f"{result.loss:.4f}", f"{result.loss_name} of {result.model} on {result.data}"),
+        ("λ_max", with_error(top, residual), "largest eigenvalue of the Hessian, ± its residual"),
     ]
     if top > 0:
         lines.append(
             (
                 "ceiling 2/λ_max",
                 f"{2 / top:.3g}",
-                "of the learning rate of gradient descent, on the quadratic",
+                "of the learning rate of gradient descent, according to the quadratic",
             )
         )
-    lines += [_radius(name, one) for name, one in found.lines.items()]
-    lines += [_better(found)]
-    if found.predicted is not None:
-        changes = found.predicted.change
-        lines += [_descent(one, changes[i]) for i, one in enumerate(found.descents)]
-        lines.append(_seen(found.predicted))
-    if found.settled is not None:
-        lines += _settled(found.settled)
-    return [*lines, *(("note", "", note) for note in found.notes)]
+    lines += [_radius(name, one) for name, one in result.lines.items()]
+    lines += [_better(result)]
+    if result.predicted is not None:
+        changes = result.predicted.change
+        lines += [_descent(one, changes[i]) for i, one in enumerate(result.descents)]
+        lines.append(_least_curvature(result.predicted))
+    if result.settled is not None:
+        lines += _settled(result.settled)
+    return [*lines, *(("note", "", note) for note in result.notes)]
 
 
-def opening(found: Taylor) -> str:
-    """How far the quadratic carries along the shortest and the longest direction, and the ceiling."""
-    top = float(found.sharpest[0])
-    far = {name: one.distance() for name, one in found.lines.items() if math.isfinite(one.distance())}
+def opening(result: Taylor) -> str:
+    """State the range of the quadratic along the shortest and the longest direction, and the ceiling of the
+    learning rate.
+    """
+    top = float(result.sharpest[0])
+    far = {name: one.distance() for name, one in result.lines.items() if math.isfinite(one.distance())}
     said = []
     if far:
         short, long = (pick(far, key=far.__getitem__) for pick in (min, max))
-        tolerance = found.lines[short].agreement.tolerance
-        reach = f"The quadratic predicts the loss within {tolerance:.0%} up to a distance of {far[short]:.2g}"
-        more = f" along {short}, and {far[long]:.2g} along {long}" if long != short else f" along {short}"
+        tolerance = result.lines[short].agreement.tolerance
+        reach = (
+            f"The quadratic approximation predicts the loss within {tolerance:.0%} up to a distance of "
+            f"{far[short]:.2g}"
+        )
+        more = (
+            f" along {short}, and up to {far[long]:.2g} along {long}" if long != short else f" along {short}"
+        )
         said.append(f"{reach}{more}.")
     if top > 0:
         said.append(
-            f"With λ_max {with_error(top, float(found.residuals[0]))} the ceiling of a learning rate of "
-            f"gradient descent is {2 / top:.2g}."
+            f"With λ_max = {with_error(top, float(result.residuals[0]))}, the learning rate of gradient "
+            f"descent must stay below {2 / top:.2g}."
         )
     return " ".join(said)
 
 
 def _radius(name: str, one: LossLine) -> Said:
-    """Distances on both sides of both predictions."""
+    """Distances on both sides up to which each prediction holds."""
     said = []
     for order in one.orders:
         sides = one.radii[NAMES[order]]
         each = [f"{side} {radius.words()}" for side, radius in sides.items() if radius.limit > 0]
         said.append(f"{NAMES[order]}: {', '.join(each)}")
     relative = f", {one.distance() / one.theta_length:.2g} of ‖θ‖" if one.theta_length else ""
-    words = f"distance up to which the quadratic holds within {one.agreement.tolerance:.0%}{relative}; in t, "
+    words = (
+        f"distance up to which the quadratic holds within {one.agreement.tolerance:.0%}{relative}; "
+        "values of t: "
+    )
     return (f"radius, {name}", f"{one.distance():.3g}", words + "; ".join(said))
 
 
-def _better(found: Taylor) -> Said:
-    """Along how many sides the cubic holds farther than the quadratic."""
+def _better(result: Taylor) -> Said:
+    """Count the sides on which the cubic holds farther than the quadratic."""
     pairs = [
         (one.radii["quadratic"][side], one.radii["cubic"][side])
-        for one in found.lines.values()
+        for one in result.lines.values()
         if "cubic" in one.radii
         for side in ("ahead", "behind")
     ]
     known = [(q.value, c.value) for q, c in pairs if not math.isnan(q.value + c.value)]
     farther = sum(c > q for q, c in known)
-    words = "sides of directions along which the cubic holds farther than the quadratic"
+    words = "sides of all directions on which the cubic holds farther than the quadratic"
     return ("cubic farther", f"{farther} of {len(known)}", words)
 
 
-def _descent(one: Descent, predicted: np.ndarray) -> Said:
-    """What descent did at the model, beside what the quadratic said."""
+def _descent(one: DescentRun, predicted: np.ndarray) -> Said:
+    """Measured descent at the model, next to the prediction of the quadratic."""
     K, last = len(one.change) - 1, one.num_finite - 1
     went = "fell" if one.change[last] < 0 else "rose"
     how = f"in {last} steps the loss {went} by {abs(one.change[last]):.3g}"
     how = f"it diverged after {last} steps" if one.diverged else how
-    after = f"; λ_max there is {one.sharpness:.4g}" if math.isfinite(one.sharpness) else ""
+    after = f"; final λ_max is {one.sharpness:.4g}" if math.isfinite(one.sharpness) else ""
     within = one.steps_within(predicted)
     above = (
-        " although above the ceiling" if one.share > 1 and not one.diverged and one.change[last] < 0 else ""
+        " although the learning rate is above the ceiling"
+        if one.share > 1 and not one.diverged and one.change[last] < 0
+        else ""
     )
     words = f"of {K} steps predicted within {WITHIN:.0%} at {one.share:g} · 2/λ_max; {how}{above}{after}"
     return (f"descent, {one.share:g}", str(within), words)
 
 
-def _seen(predicted: QuadraticDescent) -> Said:
-    """Which curvatures the gradient reaches: where they are negative, the quadratic has no lowest point."""
+def _least_curvature(predicted: QuadraticDescent) -> Said:
+    """Smallest curvature that the gradient reaches; if it is negative, the quadratic has no minimum."""
     low, high = float(predicted.nodes.min()), float(predicted.nodes.max())
-    down = "so the quadratic falls without end along it" if low < 0 else "so the quadratic has a lowest point"
-    words = f"the least Ritz value in the Krylov space of the gradient, {down}; the largest is {high:.4g}"
+    down = (
+        "so the quadratic decreases without bound along it" if low < 0 else "so the quadratic has a minimum"
+    )
+    words = f"smallest Ritz value in the Krylov space of the gradient, {down}; the largest is {high:.4g}"
     return ("least curvature", f"{low:.4g}", words)
 
 
 def _settled(own: SettledPart) -> list[Said]:
-    """Descent next to a point that fits the data."""
-    how = "" if own.reached else ", not the goal"
-    found = [
+    """Measured descent next to a point that fits the data."""
+    how = "" if own.reached else "; the goal was not reached"
+    rows = [
         (
             "settled",
             rounded(own.loss),
-            f"loss after {len(own.losses) - 1} steps of Adam{how}; λ_max there is "
+            f"loss after {len(own.losses) - 1} steps of Adam{how}; λ_max at this point is "
             f"{with_error(own.sharpest, own.residual)}",
         )
     ]
@@ -310,94 +318,93 @@ def _settled(own: SettledPart) -> list[Said]:
         wanted = abs(1 - 2 * one.share) ** K
         verdict = "grew" if grown > 1 else "shrank"
         words = (
-            f"times: the gradient along the top eigenvector {verdict} over {last} steps at {one.share:g} · "
-            f"2/λ_max, |1 − ηλ|^k says {wanted:.3g}; loss predicted within {WITHIN:.0%} for "
+            f"times: the gradient along the top eigenvector {verdict} over {last} steps at {one.share:g} "
+            f"· 2/λ_max; |1 − ηλ|^k predicts {wanted:.3g}. Loss predicted within {WITHIN:.0%} for "
             f"{one.steps_within(own.predicted.change[i])} of {K} steps"
         )
-        found.append((f"settled, {one.share:g}", f"{grown:.3g}", words))
-    return found
+        rows.append((f"settled, {one.share:g}", f"{grown:.3g}", words))
+    return rows
 
 
-def captions(found: Taylor) -> dict[str, str]:
-    """What each figure and table shows."""
-    share = f"{next(iter(found.lines.values())).agreement.tolerance:.0%}"
+def captions(result: Taylor) -> dict[str, str]:
+    """Return the caption of each figure and table."""
+    share = f"{next(iter(result.lines.values())).agreement.tolerance:.0%}"
     holds = (
-        f"A prediction holds where its error is at most {share} of |t gᵀd| + ½ t² |dᵀHd|, and the rounding "
-        "of the loss could not have made the difference"
+        f"A prediction holds if its error is at most {share} of |t gᵀd| + ½ t² |dᵀHd| and cannot be "
+        "explained by rounding of the loss"
     )
     said = {
-        "radii": f"How far each prediction holds, on each side of θ. {holds}: it does at t_low, fails at "
-        "t_high and at no point before that was looked at; t is the middle, distance is t ‖d‖. Along the "
-        "gradient and the update t is a learning rate; on the way to a checkpoint, t = 1 is there.",
-        "lines": "Every point of every line: the loss, its predictions, their errors and what is allowed.",
-        "slices": "The loss along a direction, with what its derivatives at t = 0 predict.",
+        "radii": f"Range of each prediction on each side of θ. {holds}. It holds at t_low and fails at "
+        "t_high; no point in between was measured. t is the middle, distance is t ‖d‖. Along the "
+        "gradient and the update, t is a learning rate; on the line to a checkpoint, t = 1 is the "
+        "checkpoint.",
+        "lines": "Every point of every line: the loss, its predictions, their errors and the allowed error.",
+        "slices": "Loss along a direction, with the predictions of its derivatives at t = 0.",
         "reach": f"Distances t ‖d‖ up to which the predictions hold, ahead and behind. {holds}. A triangle: "
-        "up to the end of what was looked at, and perhaps beyond.",
+        "the prediction holds up to the end of the measured line, and perhaps beyond.",
     }
-    for name in found.lines:
+    for name in result.lines:
         said[key(name)] = (
-            f"The loss along a line, {name}, with what derivatives at t = 0 predict. Bars below: how far a "
-            "prediction holds. Right: errors against |t|, filled ahead of θ and hollow behind it, and what "
-            "is allowed; gray: rounding of the loss."
+            f"Loss along a line, {name}, with the predictions of its derivatives at t = 0. Bars below: "
+            "range of each prediction. Right: errors against |t|, filled ahead of θ and hollow behind "
+            "it, and the allowed error; gray: rounding of the loss."
         )
-    if found.plane is not None:
+    if result.plane is not None:
         said["plane"] = (
-            "The loss on the plane of the top eigenvector and the gradient, both of length one and at right "
-            "angles. White lines: equal loss. Dashed: the quadratic, at the same heights. Dots: where it "
-            "holds. The cross is θ."
+            "Loss on the plane of the top eigenvector and the gradient, which are orthogonal unit "
+            "vectors. White lines: equal loss. Dashed: the quadratic, at the same heights. Dots: the "
+            "quadratic holds. The cross is θ."
         )
-    return said | (_descent_captions(found) if found.predicted is not None else {})
+    return said | (_descent_captions(result) if result.predicted is not None else {})
 
 
-def _descent_captions(found: Taylor) -> dict[str, str]:
+def _descent_captions(result: Taylor) -> dict[str, str]:
     said = {
-        "descent": "Every step of gradient descent, taken, and as the quadratic has it, from one Lanczos "
-        "run; error is that of the predicted change of the loss, over the largest change so far. Settled: "
-        "on the loss without its slope, next to a point that fits the data.",
-        "ceiling": "How gradient descent went at shares of 2/λ_max. along_top: the gradient along the top "
-        "eigenvector at the end over that at the start; predicted is |1 − ηλ|^k. λ_max_after is measured "
-        "where it ended.",
-        "trajectories": "Gradient descent from the model as it is, at shares of the ceiling 2/λ_max: the "
-        "loss and the norm of its gradient, taken (solid) and predicted from the quadratic (dashed). A "
-        "dashed line ends where it leaves the picture.",
+        "descent": "Every step of gradient descent: measured, and predicted by the quadratic from one "
+        "Lanczos run. error is the error of the predicted change of the loss, relative to the largest "
+        "change so far. Settled: descent on the loss without its slope, next to a point that fits the "
+        "data.",
+        "ceiling": "Gradient descent at shares of 2/λ_max. along_top: final over initial gradient along the "
+        "top eigenvector, predicted as |1 − ηλ|^k. λ_max_after is measured at the final point.",
+        "trajectories": "Gradient descent from the model at shares of the ceiling 2/λ_max: the loss and the "
+        "norm of its gradient, measured (solid) and predicted by the quadratic (dashed). A dashed line "
+        "ends at the edge of the figure.",
     }
-    if found.settled is not None:
+    if result.settled is not None:
         said["critical"] = (
-            "Descent that begins next to a point that fits the data, on the loss without its slope there. "
-            "Left: the gradient along the top eigenvector, over that at the start, and |1 − ηλ|^k (dotted). "
-            "Right: the change of the loss, taken and predicted (dotted), on an axis that is linear around "
-            "zero."
+            "Descent that starts next to a point that fits the data, on the loss without its slope "
+            "there. Left: gradient along the top eigenvector relative to the start, and |1 − ηλ|^k "
+            "(dotted). Right: change of the loss, measured and predicted (dotted), on an axis that is "
+            "linear around zero."
         )
     return said
 
 
 def key(name: str) -> str:
-    """The name of a line's figure."""
+    """File name of the figure of a line."""
     return "line_" + name.lower().replace("'s", "").replace(" ", "_")
 
 
-# ---------------------------------------------------------------------------------------------------- figures
+FIGURE_ROOM = (
+    0.35  # how far a prediction may leave the measured range before its line ends, as a share of this range
+)
 
-FIGURE_ROOM = 0.35  # of the range of what was taken, that a prediction may leave it by before its line ends
 
-
-def figures(found: Taylor) -> dict[str, Figure]:
-    """A figure for every line, all radii, the plane, and the descents."""
-    figures = {"reach": _reach(found)}
-    figures |= {key(name): _line(name, one) for name, one in found.lines.items()}
-    if found.plane is not None:
-        figures["plane"] = _figure_plane(found)
-    if found.predicted is not None:
-        figures["trajectories"] = _trajectories(found)
-    if found.settled is not None:
-        figures["critical"] = _critical(found.settled)
+def figures(result: Taylor) -> dict[str, Figure]:
+    """Return a figure for every line, all radii, the plane, and the descents."""
+    figures = {"reach": _reach(result)}
+    figures |= {key(name): _line(name, one) for name, one in result.lines.items()}
+    if result.plane is not None:
+        figures["plane"] = _figure_plane(result)
+    if result.predicted is not None:
+        figures["trajectories"] = _trajectories(result)
+    if result.settled is not None:
+        figures["critical"] = _critical(result.settled)
     return figures
 
 
 def _panels(count: int, width: float = 10.5, height: float = 3.9) -> tuple[Figure, Any]:
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(1, count, figsize=(width, height), layout="constrained", squeeze=False)
+    return style.subplots(1, count, figsize=(width, height), squeeze=False)
 
 
 def _line(name: str, one: LossLine) -> Figure:
@@ -412,14 +419,13 @@ def _line(name: str, one: LossLine) -> Figure:
     return figure
 
 
-def _reach(found: Taylor) -> Figure:
-    """A row per direction and prediction; ahead filled, behind hollow."""
-    import matplotlib.pyplot as plt
+def _reach(result: Taylor) -> Figure:
+    """Draw a row per direction and prediction; markers ahead are filled, behind hollow."""
     from matplotlib.lines import Line2D
 
-    names = list(found.lines)
-    figure, ax = plt.subplots(figsize=(8.0, 1.5 + 0.5 * len(names)), layout="constrained")
-    for i, one in enumerate(found.lines.values()):
+    names = list(result.lines)
+    figure, ax = style.subplots(figsize=(8.0, 1.5 + 0.5 * len(names)))
+    for i, one in enumerate(result.lines.values()):
         for j, order in enumerate(one.orders):
             y, color = i + 0.22 * (j - 0.5) * (len(one.orders) > 1), slices.COLORS[NAMES[order]]
             for side, radius in one.radii[NAMES[order]].items():
@@ -437,15 +443,15 @@ def _reach(found: Taylor) -> Figure:
     ax.set_xlabel("distance up to which the prediction holds")
     handles = [
         Line2D([], [], ls="", marker="o", color=slices.COLORS[n], mfc=m, label=f"{n}, {s}")
-        for n in {NAMES[o]: 0 for one in found.lines.values() for o in one.orders}
+        for n in {NAMES[o]: 0 for one in result.lines.values() for o in one.orders}
         for s, m in (("ahead", slices.COLORS[n]), ("behind", "white"))
     ]
     figure.legend(handles=handles, ncols=4, loc="outside upper center")
     return figure
 
 
-def _figure_plane(found: Taylor) -> Figure:
-    p = found.plane
+def _figure_plane(result: Taylor) -> Figure:
+    p = result.plane
     assert p is not None
     figure, axes = _panels(1, 6.6, 5.2)
     names = ("top eigenvector", "−∇L, orthogonal to it")
@@ -453,15 +459,18 @@ def _figure_plane(found: Taylor) -> Figure:
     return figure
 
 
-def _trajectories(found: Taylor) -> Figure:
+def _trajectories(result: Taylor) -> Figure:
     figure, axes = _panels(2)
-    predicted = found.predicted
+    predicted = result.predicted
     assert predicted is not None
     left, right = axes[0]
     _pairs(
-        left, found.descents, [found.loss + d.change for d in found.descents], found.loss + predicted.change
+        left,
+        result.descents,
+        [result.loss + d.change for d in result.descents],
+        result.loss + predicted.change,
     )
-    _pairs(right, found.descents, [d.gradient_norm for d in found.descents], predicted.gradient_norm)
+    _pairs(right, result.descents, [d.gradient_norm for d in result.descents], predicted.gradient_norm)
     left.plot([], [], "--", color="0.4", lw=1.1, label="predicted")
     left.set_title("loss")
     right.set_title("norm of the gradient")
@@ -469,8 +478,10 @@ def _trajectories(found: Taylor) -> Figure:
     return figure
 
 
-def _pairs(ax: Axes, descents: list[Descent], taken: list[np.ndarray], predicted: np.ndarray) -> None:
-    """Solid lines, dashed ones of the same color; the range is that of what was taken."""
+def _pairs(ax: Axes, descents: list[DescentRun], taken: list[np.ndarray], predicted: np.ndarray) -> None:
+    """Draw measured curves (solid) and predictions in the same color (dashed); the axis shows the measured
+    range.
+    """
     values = np.concatenate([x[np.isfinite(x)] for x in taken])
     room = FIGURE_ROOM * ((values.max() - values.min()) or 1.0)
     low, high = values.min() - room, values.max() + room
@@ -497,7 +508,7 @@ def _critical(own: SettledPart) -> Figure:
     left.set_yscale("log")
     left.set_ylim(bottom=max(float(left.get_ylim()[0]), 1e-9))
     _signed_decades(right, [one.change for one in own.descents])
-    left.set_title("gradient along the top eigenvector, over its start")
+    left.set_title("gradient along the top eigenvector, relative to the start")
     right.set_title("change of the loss without its slope")
     left.legend(title="learning rate / (2/λ_max)", title_fontsize=8)
     for ax in (left, right):
@@ -506,7 +517,7 @@ def _critical(own: SettledPart) -> Figure:
 
 
 def _signed_decades(ax: Axes, curves: list[np.ndarray]) -> None:
-    """A logarithmic axis for both signs, linear up to the power of ten above the smallest curve."""
+    """Set a logarithmic axis for both signs, linear up to the power of ten above the smallest curve."""
     sizes = [float(np.nanmax(np.abs(curve))) for curve in curves]
     known = [size for size in sizes if size > 0]
     if not known:

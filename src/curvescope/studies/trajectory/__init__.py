@@ -1,4 +1,4 @@
-"""The paths of tokens through a model: does a token travel to the next one, and how?"""
+"""Study of token paths through a model: distance to the next token and other targets, layer by layer."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.trajectory.study import Config, Trajectory, run

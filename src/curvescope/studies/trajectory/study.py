@@ -1,7 +1,8 @@
-"""The paths of tokens through a model: does a token travel to the next one, and how?
+"""Paths of tokens through a model: does a token's state move to the next token, and how?
 
-First in the space itself, over many tokens: angles to where a token began, ends and should go, what the logit
-lens reads on the way, and who moves it; with shuffled targets beside it. Then the pictures of one prompt.
+The first part averages over many tokens: angles to the start, end and target of a path, the logit lens along
+the path, and the shares of attention and feed-forward. Shuffled targets give the baseline. The second part
+draws the path of one prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 from curvescope.core.config import at_least, setting
 from curvescope.core.errors import UsageError
-from curvescope.core.numbers import with_error
+from curvescope.core.number_format import with_error
 from curvescope.core.progress import Progress
 from curvescope.data.batches import Batches
 from curvescope.data.corpora import CORPORA, read_source
@@ -26,139 +27,148 @@ from curvescope.geometry.stream import stream
 from curvescope.geometry.trajectory.paths import Path, Trajectories, follow, trajectories
 from curvescope.geometry.vocabulary.names import names_of
 from curvescope.models.model import Model
-from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Line, Scene, Shown
-from curvescope.runs.work import Piece, State, work_through
+from curvescope.runs.fingerprints import fingerprint
+from curvescope.runs.resumable_loop import Piece, State, work_through
+from curvescope.runs.study_result import Line, Scene, Shown
 from curvescope.studies import traveling_words
-from curvescope.studies.setting import TASK, TokenModelOnData, load_token_model, read_data, short_notes
+from curvescope.studies.problem_config import TASK, TokenModelOnData, load_token_model, read_data, short_notes
 from curvescope.viz.writers import write_all
 
 if TYPE_CHECKING:
     pass
 
 PROMPT = "To kill two birds with one stone"
-PROMPT_WORDS = 8  # of a text of a person's own
+PROMPT_WORDS = 8  # words taken from a user's own text
 
 
 @dataclass(frozen=True)
 class Config(TokenModelOnData):
-    """What to follow. The defaults take a few seconds on a CPU."""
+    """Settings of the study. The defaults take a few seconds on a CPU."""
 
-    prompt: str = setting(PROMPT, "whose tokens are drawn; with a text of your own its first words")
-    token: int = setting(-2, "whose path is drawn; -2 is the one that should come to the last")
-    projection: Method = setting("pca", "of the states, for the pictures")
-    num_shuffles: int = setting(2, "permutations of the targets, to compare with")
-    neighbors: int = setting(15, "of UMAP")
-    min_dist: float = setting(0.1, "of UMAP")
+    prompt: str = setting(
+        PROMPT, "prompt whose tokens are drawn; by default, a user's own text gives its first words"
+    )
+    token: int = setting(-2, "position of the token whose path is drawn; -2 is the token before the last")
+    projection: Method = setting("pca", "projection of the states in the figures")
+    num_shuffles: int = setting(2, "permutations of the targets in the baseline", least=1)
+    neighbors: int = setting(15, "neighbors of UMAP", least=2)
+    min_dist: float = setting(0.1, "minimum distance of UMAP")
     legacy: bool = setting(
-        False, "the original's picture: Euclidean UMAP of raw embeddings, states put in later"
+        False, "draw the original's figure: Euclidean UMAP of raw embeddings, with states added later"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "num_shuffles", "tokens", "seq_len", "batch_size")
-        at_least(self, 2, "neighbors")
+        at_least(self, 1, "tokens", "seq_len", "batch_size")
 
 
 @dataclass(frozen=True)
 class Trajectory(Shown):
-    """Averages over a text, and one prompt."""
+    """Averages over a text, and the path of one prompt."""
 
     model: str
     data: str
     means: Trajectories
     path: Path
-    reads: list[list[str]]  # (T, N) the lens's first token, as text; empty without a lens
-    token: int  # whose path is drawn
-    target: int | None  # which of the prompt's tokens it should come to
-    picture: Projection  # of the T words, then of the T × N states
+    reads: list[list[str]]  # (T, N) first token of the logit lens, as text; empty without a lens
+    token: int  # position of the token whose path is drawn
+    target: int | None  # position of its target in the prompt
+    picture: Projection  # of T tokens, then of T × N states
 
     @property
     def words_xyz(self) -> np.ndarray:
-        """(T, 3) the prompt's tokens as the readout sees them."""
+        """(T, 3) coordinates of the prompt's tokens as the unembedding reads them."""
         return self.picture.coordinates[: len(self.path.tokens)]
 
     @property
     def states_xyz(self) -> np.ndarray:
-        """(T, N, 3) the states."""
+        """(T, N, 3) coordinates of the states."""
         T, N = self.path.states.shape[:2]
         return self.picture.coordinates[T:].reshape(T, N, -1)
 
     def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
+        """Return the main numbers, each with a label and an explanation."""
         m, words = self.means, []
         where = f"{m.num_tokens:,} tokens, {m.num_sequences} sequences of {self.data}"
         if "angle_target" in m.curves:
             c = m.curves["angle_target"]
             assert c.shuffled is not None
-            note = f"from {c.mean[0]:.1f}° at the input; {c.shuffled[-1]:.1f}° with shuffled targets; {where}"
+            note = f"at the input {c.mean[0]:.1f}°; with shuffled targets {c.shuffled[-1]:.1f}°; {where}"
             words.append((f"angle to {m.target}", f"{c.mean[-1]:.1f}°", note))
             shuffled = f"{c.shuffled[0]:.1f}° to {c.shuffled[-1]:.1f}°"
-            note = f"with depth, less that of shuffled targets ({shuffled}); "
-            note += f"{c.falling:.0%} of the tokens come nearer"
+            note = f"from input to output, minus the change with shuffled targets ({shuffled}); "
+            note += f"{c.falling:.0%} of the tokens come closer"
             words.append(("change of that angle", f"{with_error(c.change, c.change_stderr)}°", note))
         if "logp_target" in m.curves:
             c = m.curves["logp_target"]
-            note = f"by the lens, from {c.mean[0]:.2f} at the input"
-            words.append(("log p at the end", with_error(float(c.mean[-1]), float(c.stderr[-1])), note))
+            note = f"of the target, by the logit lens; {c.mean[0]:.2f} at the input"
+            words.append(("log p at the output", with_error(float(c.mean[-1]), float(c.stderr[-1])), note))
         length, angle = m.curves["length"].mean[-1], m.curves["angle_start"].mean[-1]
-        words.append(("path", f"{length:.0f}°", f"long on the sphere, its ends {angle:.0f}° apart"))
+        words.append(("path", f"{length:.0f}°", f"length on the sphere; its ends are {angle:.0f}° apart"))
         share = m.shares["attention_share"]
-        note = f"its largest share of a block's step, in {m.blocks[int(share.mean.argmax())]}"
+        note = f"largest share of attention in a block's step, in {m.blocks[int(share.mean.argmax())]}"
         words.append(("attention", f"{share.mean.max():.0%}", note))
         return words + [("note", "", note) for note in [*m.notes, *self.notes]]
 
     def opening(self) -> str:
-        """What these numbers say."""
+        """State the main result in one or two sentences."""
         m = self.means
         length, ends = m.curves["length"].mean[-1], m.curves["angle_start"].mean[-1]
-        said = f"A token of {self.data} travels {length:.0f}° on the sphere, to {ends:.0f}° from its start"
+        travels = (
+            f"On average, a token of {self.data} travels {length:.0f}° on the sphere and ends "
+            f"{ends:.0f}° from its start"
+        )
         if "angle_target" not in m.curves:
-            return f"{said}."
+            return f"{travels}."
         c = m.curves["angle_target"]
-        moved = f"{with_error(abs(c.change), c.change_stderr)}°"
+        shift = f"{with_error(abs(c.change), c.change_stderr)}°"
         if abs(c.change) < 2 * c.change_stderr:
-            return f"{said}; whether it comes nearer to {m.target} than to any other token is not decided."
-        way = "nearer to" if c.change < 0 else "farther from"
-        return f"{said}, {moved} {way} {m.target} than chance would have it ({c.falling:.0%} come nearer)."
+            return f"{travels}; the data do not decide if it comes closer to {m.target} than to other tokens."
+        way = "closer to" if c.change < 0 else "farther from"
+        return (
+            f"{travels}, {shift} {way} {m.target} than with shuffled targets ({c.falling:.0%} of the "
+            "tokens come closer)."
+        )
 
     def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
+        """Return the caption of each figure and table."""
         m = self.means
         bands = "bands are two standard errors, with sequences as the independent units"
         lens = "the logit lens (final norm and unembedding applied to the state)"
         apart = self.picture.method == APART
         how = "; tokens are raw embeddings" if apart else ", fitted to all points at once"
-        left_out = "A name that would lie on another is left out."
+        left_out = "Labels that would overlap are left out."
         own = f"{short_quote(self.path.prompt)}"
         return {
-            "target": f"Does a token come to {m.target}? Angle on the sphere of normalized states between "
-            f"the state and P(γ_f ∘ u) of the target, and what {lens} says of it; {bands}. Dashed: the same "
-            f"with the targets of other tokens ({m.num_shuffles} permutations). Small dots lie inside a "
-            "block, between attention and feed-forward. The rank is a geometric mean.",
-            "motion": f"How a token moves, averaged over {m.num_tokens:,} tokens; {bands}. Angles are "
-            "between normalized states. Every point but the input ends a step, of attention (small dots) or "
-            "feed-forward; a turn of 90° leaves at a right angle to the way it came. Shares are "
-            "⟨part, step⟩ / |step|² of each block's step.",
-            "prompt": f"{own}: angle to {m.target} at every point, and the token that the lens reads first. "
-            "Gray: no token to come to in the prompt.",
-            "grid": f"{own}: all tokens at the input and after the first and last blocks, with the path so "
-            f"far of one. {self.picture.words}{how}. {left_out}",
-            "path": f"{own}: the path of one token among the directions of the prompt's tokens, from three "
+            "target": f"Distance of a token's state from {m.target}: angle on the sphere of normalized "
+            "states between the state and P(γ_f ∘ u) of the target, and the target's probability by "
+            f"{lens}; {bands}. Dashed: the same with the targets of other tokens ({m.num_shuffles} "
+            "permutations). Small dots lie inside a block, between attention and feed-forward. The rank "
+            "is a geometric mean.",
+            "motion": f"Motion of a token, averaged over {m.num_tokens:,} tokens; {bands}. Angles are "
+            "between normalized states. Every point after the input ends a step of attention (small "
+            "dots) or feed-forward. A turn is the angle between two steps: 90° is orthogonal to the "
+            "previous step. Shares are ⟨part, step⟩ / |step|² of each block's step.",
+            "prompt": f"{own}: angle to {m.target} at every point, and the first token of the logit lens. "
+            "Gray: the prompt does not contain the target.",
+            "grid": f"{own}: all tokens at the input and after the first and last blocks, and the path of "
+            f"one token up to there. {self.picture.words}{how}. {left_out}",
+            "path": f"{own}: path of one token among the directions of the prompt's tokens, from three "
             f"sides. {self.picture.words}. {left_out}",
-            "paths": f"{own}: drag to turn, scroll to come nearer, choose whose path is drawn. "
+            "paths": f"{own}: drag to rotate, scroll to zoom, select the token whose path is drawn. "
             f"{self.picture.words}.",
-            "change": "Change from the input to the output less that with shuffled targets, token by token.",
-            "shares": "Attention's share of each block's step, and the lengths of both parts.",
-            "tokens": "The prompt's tokens: where they should go and what the lens reads at the end.",
+            "change": "Change from the input to the output, minus the change with shuffled targets, token "
+            "by token.",
+            "shares": "Share of attention in each block's step, and the lengths of both parts.",
+            "tokens": "Tokens of the prompt: their targets, and the tokens of the logit lens at the output.",
         }
 
     def files(self) -> dict[str, str]:
-        """The tables in other formats."""
+        """Return the tables in other formats."""
         return write_all(self.tables(), self.captions())
 
     def scenes(self) -> dict[str, Scene]:
-        """Figures to turn in a browser, as plotly's JSON."""
+        """Return figures to rotate in a browser, as plotly JSON."""
         from curvescope.viz.trajectory import path_scene
 
         p = self.path
@@ -166,18 +176,13 @@ class Trajectory(Shown):
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Trajectory:
-    """Measure the averages, follow the prompt, and project it.
-
-    Args:
-        progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the study goes, used when it goes on.
-    """
+    """Measure the averages, follow the prompt, and project it."""
     if cfg.legacy:
         need_umap()
     model = load_token_model(cfg)
     batches = read_data(cfg, model)
     prompt = _prompt(cfg, model, batches)
-    path = follow(model, prompt)  # before the rest: a prompt that does not fit is found at once
+    path = follow(model, prompt)  # first, because it raises an error if the prompt does not fit
     token = _token(cfg, path)
     means = partial(trajectories, model, batches, num_shuffles=cfg.num_shuffles, seed=cfg.seed)
     picture = partial(_picture_apart, cfg, model, path) if cfg.legacy else partial(_picture, cfg, path)
@@ -209,7 +214,7 @@ def _picture(cfg: Config, path: Path) -> Projection:
 
 
 def _picture_apart(cfg: Config, model: Model, path: Path) -> Projection:
-    """Raw embeddings of the prompt, then its states behind the final norm, one depth at a time."""
+    """Project raw embeddings of the prompt, then its states after the final norm, one depth at a time."""
     E = embedding(model)
     norm = norm_of(model, "ln_f") if has_lens(model) else Norm("none")
     ids = torch.from_numpy(path.ids)
@@ -228,9 +233,9 @@ def _picture_apart(cfg: Config, model: Model, path: Path) -> Projection:
 
 
 def _prompt(cfg: Config, model: Model, batches: Batches) -> str | list[int]:
-    """The prompt; unless one is given, the beginning of a person's own text.
+    """Return the prompt: the one in the settings, or the beginning of the user's own text.
 
-    For a model without a tokenizer the first sequence of the task.
+    Returns the first sequence of the task for a model without a tokenizer.
     """
     if model.tokenizer is not None:
         own = cfg.data not in CORPORA and not cfg.data.startswith((TASK, "hf:"))
@@ -240,7 +245,7 @@ def _prompt(cfg: Config, model: Model, batches: Batches) -> str | list[int]:
 
 
 def beginning(text: str) -> str:
-    """The first words of the first line that has some; the known prompt where none has three."""
+    """Return the first words of the first line with at least three words, or the default prompt."""
     lines = (line.split()[:PROMPT_WORDS] for line in text.splitlines())
     return " ".join(next((words for words in lines if len(words) > 2), PROMPT.split()))
 
@@ -260,5 +265,5 @@ def _reads(model: Model, path: Path) -> list[list[str]]:
 
 
 def short_quote(prompt: str, most: int = 60) -> str:
-    """The prompt in quotation marks, cut where it is long."""
+    """Return the prompt in quotation marks, shortened if it is long."""
     return f"'{prompt}'" if len(prompt) <= most else f"'{prompt[: most - 1]}…'"

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.runs.study_result import Tables
+from curvescope.viz import style
 from curvescope.viz import trajectory as viz
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
     from curvescope.studies.trajectory.study import Trajectory
 
-TARGET = {  # what has a target, with the words for it
+TARGET = {  # curves that have a target, with their labels
     "angle_target": "angle to the target (°)",
     "cos_target": "cosine to the target",
     "logp_target": "log p(target)",
@@ -30,44 +32,42 @@ MOTION = {
     "length": "path so far (°)",
     "turn": "turn (°)",
     "entropy": "entropy (nats)",
-    "kl_end": "KL(end ‖ here)",
+    "kl_end": "KL(end ‖ point)",
 }
 
 
-def tables(result: Trajectory) -> dict[str, pd.DataFrame]:
-    """Target and motion along the depth, the changes, the shares, and the prompt's tokens."""
-    import pandas as pd
-
+def tables(result: Trajectory) -> Tables:
+    """Target and motion by depth, changes, shares, and the tokens of the prompt."""
     m = result.means
     return {
-        "target": pd.DataFrame(_table_target(result)),
-        "motion": pd.DataFrame(_table_motion(result)),
+        "target": _table_target(result),
+        "motion": _table_motion(result),
         "change": _change(result),
-        "shares": pd.DataFrame(
+        "shares": (
             {"block": m.blocks}
             | {_words(name): c.mean for name, c in m.shares.items()}
             | {f"± {_words(name)}": c.stderr for name, c in m.shares.items()}
         ),
-        "tokens": pd.DataFrame(_tokens(result)),
+        "tokens": _tokens(result),
     }
 
 
 def _table_target(result: Trajectory) -> dict[str, object]:
-    found: dict[str, object] = {"point": result.means.names}
+    columns: dict[str, object] = {"point": result.means.names}
     for name, words in TARGET.items():
         if name in result.means.curves:
             c = result.means.curves[name]
-            found |= {words: c.mean, f"± {words}": c.stderr, f"shuffled {words}": c.shuffled}
-    return found
+            columns |= {words: c.mean, f"± {words}": c.stderr, f"shuffled {words}": c.shuffled}
+    return columns
 
 
 def _table_motion(result: Trajectory) -> dict[str, object]:
-    found: dict[str, object] = {"point": result.means.names}
+    columns: dict[str, object] = {"point": result.means.names}
     for name, words in MOTION.items():
         if name in result.means.curves:
             c = result.means.curves[name]
-            found |= {words: c.mean, f"± {words}": c.stderr}
-    return found
+            columns |= {words: c.mean, f"± {words}": c.stderr}
+    return columns
 
 
 def _change(result: Trajectory) -> pd.DataFrame:
@@ -76,9 +76,9 @@ def _change(result: Trajectory) -> pd.DataFrame:
     rows = [
         {
             "quantity": words,
-            "change beyond shuffled": c.change,
+            "change minus shuffled": c.change,
             "±": c.change_stderr,
-            "share of tokens where it falls": c.falling,
+            "share of tokens with a decrease": c.falling,
         }
         for name, words in TARGET.items()
         if (c := result.means.curves.get(name)) is not None
@@ -88,15 +88,15 @@ def _change(result: Trajectory) -> pd.DataFrame:
 
 def _tokens(result: Trajectory) -> dict[str, object]:
     p = result.path
-    found: dict[str, object] = {"token": [repr(t) for t in p.tokens], "id": p.ids}
+    columns: dict[str, object] = {"token": [repr(t) for t in p.tokens], "id": p.ids}
     for name, words in (("angle_target", "angle to the target"), ("logp_target", "log p(target)")):
         if name in p.values:
-            found |= {f"{words}, input": p.values[name][:, 0], f"{words}, output": p.values[name][:, -1]}
+            columns |= {f"{words}, input": p.values[name][:, 0], f"{words}, output": p.values[name][:, -1]}
     if "log_rank" in p.values:
-        found["rank, output"] = np.exp(p.values["log_rank"][:, -1])
+        columns["rank, output"] = np.exp(p.values["log_rank"][:, -1])
     if result.reads:
-        found |= {"reads": [repr(row[-1]) for row in result.reads], "p": p.reads_p[:, -1]}
-    return found | {"path (°)": p.values["length"][:, -1]}
+        columns |= {"reads": [repr(row[-1]) for row in result.reads], "p": p.reads_p[:, -1]}
+    return columns | {"path (°)": p.values["length"][:, -1]}
 
 
 def _words(name: str) -> str:
@@ -108,20 +108,18 @@ def _words(name: str) -> str:
     return known.get(name, name)
 
 
-# ---------------------------------------------------------------------------------------------------- figures
-
 NUM_BLOCKS = 6  # of the grid: the first three and the last three
 
 
 def figures(result: Trajectory) -> dict[str, Figure]:
-    """Curves, the map of the prompt, the grid and the single path, by name."""
-    found = {"target": _figure_target(result)} if "angle_target" in result.means.curves else {}
-    found["motion"] = _figure_motion(result)
+    """Return the figures by name: curves, the map of the prompt, the grid and the single path."""
+    panels = {"target": _figure_target(result)} if "angle_target" in result.means.curves else {}
+    panels["motion"] = _figure_motion(result)
     if "angle_target" in result.path.values:
-        found["prompt"] = _prompt(result)
-    found["grid"] = _grid(result)
+        panels["prompt"] = _prompt(result)
+    panels["grid"] = _grid(result)
     p = result.path
-    found["path"] = viz.single_path(
+    panels["path"] = viz.single_path(
         result.words_xyz,
         result.states_xyz[result.token],
         p.tokens,
@@ -129,18 +127,16 @@ def figures(result: Trajectory) -> dict[str, Figure]:
         names=p.names,
         target=result.target,
     )
-    return found
+    return panels
 
 
 def _figure_target(result: Trajectory) -> Figure:
-    import matplotlib.pyplot as plt
-
     m = result.means
     names = [n for n in ("angle_target", "logp_target", "log_rank", "gain", "top1") if n in m.curves]
     columns = min(3, len(names))
     rows = -(-len(names) // columns)
     size = (4.2 * columns + 0.3, 2.9 * rows)
-    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    figure, axes = style.subplots(rows, columns, figsize=size, squeeze=False)
     for ax, name in zip(axes.flat, names, strict=False):
         c = m.curves[name]
         title = "rank of the target (geometric mean)" if name == "log_rank" else TARGET[name]
@@ -156,19 +152,17 @@ def _figure_target(result: Trajectory) -> Figure:
 
 
 def _figure_motion(result: Trajectory) -> Figure:
-    import matplotlib.pyplot as plt
-
     m = result.means
     panels = {
-        "size of the state |x|": {"|x|": "norm"},
+        "norm of the state |x|": {"|x|": "norm"},
         "angle (°)": {"to the start": "angle_start", "to the end": "angle_end"},
         "step and turn at each point (°)": {"step": "step", "turn": "turn"},
         "path so far (°)": {"path": "length"},
-        "what the lens reads (nats)": {"entropy": "entropy", "KL(end ‖ here)": "kl_end"},
+        "logit lens (nats)": {"entropy": "entropy", "KL(end ‖ point)": "kl_end"},
     }
     shown = {t: {k: v for k, v in lines.items() if v in m.curves} for t, lines in panels.items()}
     shown = {title: lines for title, lines in shown.items() if lines}
-    figure, axes = plt.subplots(2, 3, figsize=(12.6, 5.8), layout="constrained")
+    figure, axes = style.subplots(2, 3, figsize=(12.6, 5.8))
     for ax, (title, lines) in zip(axes.flat, shown.items(), strict=False):
         curves = {k: (m.curves[v].mean, m.curves[v].stderr) for k, v in lines.items()}
         viz.depth_curve(ax, m.names, curves, title=title)
@@ -180,18 +174,16 @@ def _figure_motion(result: Trajectory) -> Figure:
 
 
 def _prompt(result: Trajectory) -> Figure:
-    import matplotlib.pyplot as plt
-
     p = result.path
     size = (max(6.0, 1.8 + 0.72 * len(p.tokens)), 1.6 + 0.3 * len(p.names))
-    figure, ax = plt.subplots(figsize=size, layout="constrained")
+    figure, ax = style.subplots(figsize=size)
     values, words = p.values["angle_target"], result.reads or None
     viz.token_map(ax, p.tokens, p.names, values, label=f"angle to {result.means.target} (°)", words=words)
     return figure
 
 
 def _grid(result: Trajectory) -> Figure:
-    """The input, and after the first three and the last three blocks."""
+    """Draw the input, and the states after the first three and the last three blocks."""
     p = result.path
     L = (len(p.names) - 1) // 2
     depths = list(range(1, L + 1))

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation
-from curvescope.core.numbers import plural
-from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin
+from curvescope.core.number_format import plural
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Tables
 from curvescope.studies.common.statistics import above
-from curvescope.studies.weight_norms.analysis import ROLES
+from curvescope.studies.weight_norms.study import ROLES
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.style import MANY
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -28,14 +28,14 @@ FAMILY = {"pre": "with norms", "none": "without norms"}
 
 
 def claims(result: WeightNorms) -> list[Claim]:
-    """All claims: over random models, then over training."""
+    """Claims over random models, then over training."""
     found = [claim for norm in result.random for claim in _claim_random(result, norm)]
     within = result.correlation("within", "all", "spectral")
     found.append(
-        _claim("over training λ_max of a block follows the spectral norm of its own weights", [within], OURS)
+        _claim("over training, λ_max of a block follows the spectral norm of its weights", [within], OURS)
     )
     pooled = result.correlation("blocks", "all", "spectral")
-    words = "over blocks and checkpoints, larger spectral norms of weights go with larger λ_max"
+    words = "over blocks and checkpoints, larger spectral norms of weights come with larger λ_max"
     return [*found, _claim(words, [pooled], OURS)]
 
 
@@ -57,25 +57,29 @@ def _claim_random(result: WeightNorms, norm: str) -> list[Claim]:
     ]
 
 
-def _claim(words: str, found: list[Correlation], origin: Origin) -> Claim:
-    """It holds if all intervals are above zero, and fails if one is below; nan decides nothing."""
-    measured = "ρ = " + ", ".join(one.words for one in found)
-    if all(one.low > 0 for one in found):
+def _claim(words: str, correlations: list[Correlation], origin: Origin) -> Claim:
+    """Claim that holds if all intervals are above zero, and fails if one is below; nan decides nothing."""
+    measured = "ρ = " + ", ".join(correlation.words for correlation in correlations)
+    if all(correlation.low > 0 for correlation in correlations):
         return Claim(words, "ρ > 0", measured, HOLDS, *origin)
-    return Claim(words, "ρ > 0", measured, FAILS if any(one.high < 0 for one in found) else OPEN, *origin)
+    return Claim(
+        words,
+        "ρ > 0",
+        measured,
+        FAILS if any(correlation.high < 0 for correlation in correlations) else OPEN,
+        *origin,
+    )
 
 
 def _spectral_tells_more(result: WeightNorms, norm: str, family: str) -> Claim:
-    """By the role whose norms tell most of λ_max, where there is something to compare."""
+    """Compare both norms for the role whose Frobenius norm has the largest rank correlation with λ_max."""
     best = max(ROLES, key=lambda role: abs(result.correlation(norm, role, "frobenius").value))
-    found = result.correlation(norm, best, "difference")
-    words = f"the spectral norm of weights tells more of λ_max than the Frobenius norm, {family}"
-    measured = f"{best}: ρ larger by {found.words}"
-    verdict = above(found)
-    return Claim(words, "more", measured, verdict, *OURS)
+    gain = result.correlation(norm, best, "difference")
+    words = f"λ_max correlates more with the spectral norm of weights than with the Frobenius norm, {family}"
+    measured = f"{best}: ρ larger by {gain.words}"
+    verdict = above(gain)
+    return Claim(words, "larger ρ", measured, verdict, *OURS)
 
-
-# ---------------------------------------------------------------------------------------------------- figures
 
 LABELS = {"pre": "with norms", "none": "without norms"}
 MARKS = "osD^v<>P*X"
@@ -83,15 +87,13 @@ TICKS = (0.01, 0.03, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
 def figures(result: WeightNorms) -> dict[str, Figure]:
-    """Blocks over training, and random models where there are any."""
-    found = {"over_training": _training(result)}
-    return found | ({"random_models": _figure_random(result)} if result.random else {})
+    """Draw blocks over training, and random models if there are any."""
+    panels = {"over_training": _training(result)}
+    return panels | ({"random_models": _figure_random(result)} if result.random else {})
 
 
 def _training(result: WeightNorms) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", width_ratios=[3, 2])
+    figure, (left, right) = style.subplots(1, 2, figsize=(11, 4.2), width_ratios=[3, 2])
     roles = list(dict.fromkeys(name.rpartition(".")[2] for name in result.blocks))
     sizes, tops = (
         np.array([getattr(t, name) for t in result.trained.values()]) for name in ("spectral", "lambda_max")
@@ -138,9 +140,7 @@ def _forest(ax: Axes, result: WeightNorms, rows: dict[str, str]) -> None:
 
 
 def _figure_random(result: WeightNorms) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 3, figsize=(11, 6), layout="constrained", sharey=True)
+    figure, axes = style.subplots(2, 3, figsize=(11, 6), sharey=True)
     for j, (ax, role) in enumerate(zip(axes.flat, ROLES, strict=True)):
         for i, (norm, models) in enumerate(result.random.items()):
             one = result.correlation(norm, role, "spectral")
@@ -152,22 +152,20 @@ def _figure_random(result: WeightNorms) -> Figure:
         ax.legend(fontsize=7, loc="upper left")
         ax.grid(visible=True)
     low, high = axes[0][0].get_ylim()
-    axes[0][0].set_ylim(low, high * (high / low) ** 0.25)  # room for the legends
+    axes[0][0].set_ylim(low, high * (high / low) ** 0.25)  # space for the legends
     figure.supxlabel("spectral norm ‖W‖₂", fontsize=10)
     figure.supylabel("λ_max of the Hessian", fontsize=10)
     return figure
 
 
 def _log_norms(ax: Axes) -> None:
-    """A logarithmic axis of norms with a few plain numbers under it."""
+    """Set a logarithmic axis of norms with a few plain tick labels."""
     ax.set_xscale("log")
     low, high = ax.get_xlim()
     ticks = [tick for tick in TICKS if low <= tick <= high]
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
     ax.minorticks_off()
 
-
-# --------------------------------------------------------------------------------------------------- captions
 
 WHERE = {
     "blocks": "blocks at checkpoints, pooled",
@@ -178,29 +176,27 @@ WHERE = {
 
 
 def summary(result: WeightNorms) -> list[Line]:
-    """Correlations over training, and the roles that λ_max follows over random models."""
-    found: list[Line] = []
+    """Rank correlations over training, and the roles that λ_max follows over random models."""
+    lines: list[Line] = []
     for where in ("within", "blocks"):
-        one = result.correlation(where, "all", "spectral")
+        correlation = result.correlation(where, "all", "spectral")
         words = f"Spearman's ρ of λ_max with ‖W‖₂, {WHERE[where]}; 95 % interval"
-        known = "not known" if math.isnan(one.value) else one.words
-        words += "" if not math.isnan(one.value) else "; no block has checkpoints enough for it"
-        found.append((f"over training, {where}", known, words))
+        known = "unknown" if math.isnan(correlation.value) else correlation.words
+        words += "" if not math.isnan(correlation.value) else "; no block has enough checkpoints"
+        lines.append((f"over training, {where}", known, words))
     for norm, models in result.random.items():
         each = {role: result.correlation(norm, role, "spectral") for role in ROLES}
         order = sorted(each, key=lambda role: -each[role].value)
         words = f"of {plural(len(models.lambda_max), 'model')}: " + ", ".join(
             f"{role} {each[role].words}" for role in order
         )
-        found.append((f"{WHERE[norm]}", f"{order[0]} first", words))
-    found += [(claim.verdict, "", f"{claim.claim}: {claim.measured}") for claim in result.claims()]
-    return [*found, *(("note", "", note) for note in result.notes)]
+        lines.append((f"{WHERE[norm]}", f"largest ρ: {order[0]}", words))
+    lines += [(claim.verdict, "", f"{claim.claim}: {claim.measured}") for claim in result.claims()]
+    return [*lines, *(("note", "", note) for note in result.notes)]
 
 
-def tables(result: WeightNorms) -> dict[str, pd.DataFrame]:
-    """One row per correlation; one per block and checkpoint; one per random model."""
-    import pandas as pd
-
+def tables(result: WeightNorms) -> Tables:
+    """One row per correlation, one per block and checkpoint, and one per random model."""
     norms = [_row(key, result) for key in result.correlations]
     training = [
         {
@@ -210,7 +206,7 @@ def tables(result: WeightNorms) -> dict[str, pd.DataFrame]:
         for name, t in result.trained.items()
         for i, block in enumerate(result.blocks)
     ]  # fmt: skip
-    found = {"norms": pd.DataFrame(norms), "training": pd.DataFrame(training)}
+    found = {"norms": norms, "training": training}
     random = [
         {"norms": norm, "loss": m.loss[i], "lambda_max": m.lambda_max[i], "lambda_max_error": m.error[i]}
         | {f"spectral_{role}": m.spectral[i, j] for j, role in enumerate(ROLES)}
@@ -218,7 +214,7 @@ def tables(result: WeightNorms) -> dict[str, pd.DataFrame]:
         for norm, m in result.random.items()
         for i in range(len(m.lambda_max))
     ]
-    return found | ({"random": pd.DataFrame(random)} if random else {})
+    return found | ({"random": random} if random else {})
 
 
 def _row(key: str, result: WeightNorms) -> dict[str, Any]:
@@ -231,23 +227,24 @@ def _row(key: str, result: WeightNorms) -> dict[str, Any]:
 
 
 def captions(result: WeightNorms) -> dict[str, str]:
-    """What each figure and table shows."""
-    found = {
-        "norms": "Spearman's ρ of λ_max with norms of weight matrices, and its 95 % interval by the "
-        "bootstrap over what is independent (drawn): blocks, each with all its checkpoints, or models; "
-        "difference: ρ with the spectral norm less that with the Frobenius norm. "
-        "Over training: λ_max of the block's own part of the Hessian. Over random models: λ_max of the "
-        "whole Hessian.",
-        "training": "λ_max of each weight matrix's block of the Hessian, within the error an eigenvalue, "
-        "beside the spectral and the Frobenius norm of the matrix.",
-        "over_training": f"λ_max of blocks against ‖W‖₂ at {plural(len(result.trained), 'checkpoint')}, a "
-        "line for each block: left all, right the rank correlations by role.",
+    """Return the caption of each figure and table."""
+    captions = {
+        "norms": "Spearman's ρ of λ_max with norms of weight matrices, with a 95 % bootstrap interval over "
+        "the independent units (drawn): blocks with all their checkpoints, or models. difference: ρ "
+        "with the spectral norm minus ρ with the Frobenius norm. Over training, λ_max is that of the "
+        "block's part of the Hessian; over random models, that of the full Hessian.",
+        "training": "λ_max of each weight matrix's block of the Hessian (an eigenvalue lies within the "
+        "error), with the spectral and the Frobenius norm of the matrix.",
+        "over_training": f"λ_max of blocks against ‖W‖₂ at {plural(len(result.trained), 'checkpoint')}, one "
+        "line per block. Left: all blocks. Right: rank correlations by role.",
     }
     if result.random:
-        found["random"] = (
-            "Random Transformers of one layer: each weight matrix has random singular vectors, a Frobenius "
-            "norm log-uniform over a factor of 16 and singular values that fall as i^(−a), a uniform up to "
-            "2, all drawn independently."
+        captions["random"] = (
+            "Random one-layer Transformers. Each weight matrix has random singular vectors, a Frobenius "
+            "norm that is log-uniform over a factor of 16, and singular values that fall as i^(−a) with "
+            "a uniform up to 2, all drawn independently."
         )
-        found["random_models"] = found["random"] + " λ_max of the whole Hessian against ‖W‖₂, role by role."
-    return found
+        captions["random_models"] = captions["random"] + (
+            "\x20λ_max of the full Hessian against ‖W‖₂, role by role."
+        )
+    return captions

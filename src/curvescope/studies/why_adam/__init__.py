@@ -1,4 +1,4 @@
-"""Why Adam: the gap between tuned SGD and tuned Adam beside the heterogeneity of curvature."""
+"""Study of why Adam beats SGD: the gap between tuned optimizers, and the heterogeneity of curvature."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.why_adam.study import Config, WhyAdam, run

@@ -1,8 +1,8 @@
-"""The study `why_adam`: does heterogeneous curvature explain why Adam beats SGD?
+"""Study `why_adam`: does heterogeneous curvature explain why Adam beats SGD?
 
-Transformers and MLPs on addition, each trained with Adam and with SGD at tuned rates. The gap is
-log₁₀ (final loss with SGD / with Adam). Beside it stands how different the curvature of blocks and of entries
-is, before training and along it.
+Transformers and MLPs are trained on addition with Adam and with SGD, each at a tuned learning rate. The gap
+is log₁₀ (final loss with SGD / with Adam). The study compares it with the heterogeneity of curvature between
+and within blocks, before and during training.
 """
 
 from __future__ import annotations
@@ -15,97 +15,93 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from curvescope.core.config import Config as BaseConfig
-from curvescope.core.config import as_tuples, at_least, setting
+from curvescope.core.config import at_least, setting
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.progress import Progress
-from curvescope.runs.shown import Shown
-from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.why_adam.analysis import (
-    CHOICES,
-    EVALUATED,
-    HEADS,
-    LOOKS,
-    MEASURES,
-    MOMENTS,
-    OPTIMIZERS,
-    Measured,
-    Size,
-    Tuned,
-    log_ratio,
-    measured,
-    tuned,
-)
+from curvescope.runs.resumable_loop import Piece, State, work_through
+from curvescope.runs.study_result import Shown
+from curvescope.studies.why_adam import analysis
 
 if TYPE_CHECKING:
     pass
 
 
-def tuning_notes(runs: Mapping[str, Tuned]) -> list[str]:
-    """What a reader should know of the runs."""
-    found = []
+def tuning_notes(runs: Mapping[str, analysis.TunedRuns]) -> list[str]:
+    """Return notes on the tuning of the runs."""
+    texts = []
     edge = [name for name, run in runs.items() if run.at_edge]
     if edge:
-        found.append(f"the best rate is still the end of the grid for {', '.join(edge)}")
+        texts.append(f"the best rate is at the end of the grid for {', '.join(edge)}")
     lost = [name for name, run in runs.items() if np.isinf(run.loss).any()]
     if lost:
-        found.append(f"a run at the rate of the other seeds diverged for {', '.join(lost)}")
-    return found
+        texts.append(f"a run at the rate selected by the other seeds diverged for {', '.join(lost)}")
+    return texts
 
 
-class Profile(NamedTuple):
-    """What a run of the study has unless a setting says otherwise."""
+class ScaleProfile(NamedTuple):
+    """Defaults of a scale."""
 
-    size: Size
+    size: analysis.NetworkSize
     seeds: int
     steps: int
     batch_size: int
 
 
 PROFILES = {
-    "quick": Profile(Size(width=16, layers=1, digits=2), seeds=5, steps=400, batch_size=16),
-    "full": Profile(Size(width=16, layers=2, digits=3), seeds=8, steps=2000, batch_size=32),
+    "quick": ScaleProfile(
+        analysis.NetworkSize(width=16, layers=1, digits=2), seeds=5, steps=400, batch_size=16
+    ),
+    "full": ScaleProfile(
+        analysis.NetworkSize(width=16, layers=2, digits=3), seeds=8, steps=2000, batch_size=32
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """What is trained. The defaults take a few minutes on a CPU."""
+    """Networks and training. The defaults take a few minutes on a CPU."""
 
-    scale: Literal["quick", "full"] = setting("quick", "minutes on a CPU; full: deeper, longer, more seeds")
-    configurations: tuple[str, ...] = setting(tuple(CHOICES), "of those that are known")
-    seeds: int = setting(0, "of weights and batches; 0: the scale's, 5 or 8")
-    steps: int = setting(0, "of every run; 0: the scale's, 400 or 2000")
-    width: int = setting(0, "of the Transformers' stream, even; MLPs have twice as much; 0: the scale's, 16")
-    batch_size: int = setting(0, "sums of a step; 0: the scale's, 16 or 32")
-    measured: int = setting(16, "sums whose loss has the curvature that is measured")
-    draws: int = setting(2000, "of the bootstrap")
-    device: str = setting("cpu", "cpu, cuda, …")
-    seed: int = setting(0, "of everything random")
+    scale: Literal["quick", "full"] = setting(
+        "quick", "quick takes minutes on a CPU; full has deeper networks, longer runs and more seeds"
+    )
+    configurations: tuple[str, ...] = setting(tuple(analysis.CHOICES), "configurations to train")
+    seeds: int = setting(0, "seeds of weights and batches; 0: the default of the scale, 5 or 8")
+    steps: int = setting(0, "steps of every run; 0: the default of the scale, 400 or 2000")
+    width: int = setting(
+        0,
+        "width of the Transformers, an even number; MLPs have twice as much; 0: the default of the scale, 16",
+        least=0,
+    )
+    batch_size: int = setting(0, "sums per training step; 0: the default of the scale, 16 or 32", least=0)
+    measured: int = setting(16, "sums whose loss has the curvature that is measured", least=2)
+    draws: int = setting(2000, "bootstrap samples", least=50)
+    device: str = setting("cpu", "device: cpu, cuda, …")
+    seed: int = setting(0, "seed of everything random")
 
     def __post_init__(self) -> None:
-        as_tuples(self, "configurations")
         super().__post_init__()
-        at_least(self, 0, "batch_size", "width")
-        at_least(self, 2, "measured")
-        at_least(self, 50, "draws")
         for name, fewest in {"seeds": 3, "steps": 40}.items():
             if getattr(self, name):
                 at_least(self, fewest, name)
         for name in self.configurations:
-            if name not in CHOICES:
-                raise UsageError(f"configurations: unknown {name!r}", hint=near_misses(name, list(CHOICES)))
+            if name not in analysis.CHOICES:
+                raise UsageError(
+                    f"configurations: unknown {name!r}", hint=near_misses(name, list(analysis.CHOICES))
+                )
         if not self.configurations or len(set(self.configurations)) < len(self.configurations):
-            raise UsageError(f"expected some configurations, each once, got {self.configurations}")
-        if self.width % HEADS:
-            raise UsageError(f"width: expected a multiple of {HEADS}, got {self.width}")
-        if self.measured > EVALUATED:
-            raise UsageError(f"measured: expected at most {EVALUATED}, got {self.measured}")
+            raise UsageError(
+                f"expected at least one configuration, each only once, got {self.configurations}"
+            )
+        if self.width % analysis.HEADS:
+            raise UsageError(f"width: expected a multiple of {analysis.HEADS}, got {self.width}")
+        if self.measured > analysis.EVALUATED:
+            raise UsageError(f"measured: expected at most {analysis.EVALUATED}, got {self.measured}")
 
     @property
-    def profile(self) -> Profile:
-        """The scale, with what was set in its place."""
+    def profile(self) -> ScaleProfile:
+        """Defaults of the scale, replaced by the settings that are given."""
         own = PROFILES[self.scale]
-        return Profile(
+        return ScaleProfile(
             replace(own.size, width=self.width or own.size.width),
             self.seeds or own.seeds,
             self.steps or own.steps,
@@ -113,11 +109,8 @@ class Config(BaseConfig):
         )
 
     def after(self, shares: tuple[float, ...]) -> list[int]:
-        """Steps of shares of a run."""
+        """Steps at the given shares of a run."""
         return [round(share * self.profile.steps) for share in shares]
-
-
-# ------------------------------------------------------------------------------------------------------ study
 
 
 @dataclass(frozen=True)
@@ -127,10 +120,10 @@ class WhyAdam(Shown):
     configurations: list[str]
     steps: int
     batch_size: int
-    num_measured: int  # sums of the curvature
+    num_measured: int  # number of sums on which curvature is measured
     look_steps: list[int]
-    runs: dict[str, Tuned]  # by `configuration/optimizer`
-    curvature: dict[str, Measured]  # by configuration
+    runs: dict[str, analysis.TunedRuns]  # by `configuration/optimizer`
+    curvature: dict[str, analysis.CurvatureMeasures]  # by configuration
     draws: int
     seed: int
 
@@ -140,60 +133,59 @@ class WhyAdam(Shown):
         return len(self.gaps()[0])
 
     def gap(self, name: str) -> np.ndarray:
-        """log₁₀ (final loss with SGD / with Adam) of a configuration, (S,)."""
-        return log_ratio(self.runs[f"{name}/sgd"].loss, self.runs[f"{name}/adam"].loss)
+        """log₁₀ (final loss with SGD / with Adam) of a configuration: (S,)."""
+        return analysis.log_ratio(self.runs[f"{name}/sgd"].loss, self.runs[f"{name}/adam"].loss)
 
     def gaps(self, names: list[str] | None = None) -> np.ndarray:
-        """Of several configurations, (C, S)."""
+        """Gaps of several configurations: (C, S)."""
         return np.stack([self.gap(name) for name in (self.configurations if names is None else names)])
 
     def heterogeneity(self, measure: str, when: str, names: list[str] | None = None) -> np.ndarray:
-        """A measure of several configurations, (C, S).
+        """A measure of heterogeneity for several configurations: (C, S).
 
         Args:
-            when: `start`, `hessian` (the Hessian's, at the start), a moment such as `sgd 25%`, or `adam` and
-                `sgd`: the mean over the checkpoints of these runs. The GGN's but for `hessian`.
+            when: `start`, `hessian` (of the Hessian at the start), a moment such as `sgd 25%`, or `adam` and
+                `sgd`: the mean over the checkpoints of these runs. All but `hessian` are of the GGN.
         """
-        which = list(MEASURES).index(measure)
-        found = []
+        which = list(analysis.MEASURES).index(measure)
+        values = []
         for name in self.configurations if names is None else names:
             one = self.curvature[name]
             if when == "hessian":
-                found.append(one.hessian[:, which])
+                values.append(one.hessian[:, which])
                 continue
-            rows = [i for i, moment in enumerate(MOMENTS) if moment == when or moment.split()[0] == when]
-            found.append(one.ggn[rows, :, which].mean(axis=0))
-        return np.stack(found)
+            rows = [
+                i for i, moment in enumerate(analysis.MOMENTS) if moment == when or moment.split()[0] == when
+            ]
+            values.append(one.ggn[rows, :, which].mean(axis=0))
+        return np.stack(values)
 
     def group(self, name: str) -> list[str]:
-        """Configurations of a kind: all, transformer, mlp, norm, bare."""
-        kinds = {one: ("all", CHOICES[one].family, "norm" if CHOICES[one].norm else "bare")
+        """Return the configurations of a kind: all, transformer, mlp, norm, bare."""
+        kinds = {one: ("all", analysis.CHOICES[one].family, "norm" if analysis.CHOICES[one].norm else "bare")
                  for one in self.configurations}  # fmt: skip
-        return [one for one in self.configurations if name in kinds[one]]
+        return [configuration for configuration in self.configurations if name in kinds[configuration]]
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> WhyAdam:
-    """Tune and train every configuration with both optimizers, then measure its curvature.
-
-    Args:
-        progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the study goes, used when it goes on.
-    """
+    """Tune and train every configuration with both optimizers, then measure its curvature."""
     pieces = [piece for name in cfg.configurations for piece in _pieces(cfg, name)]
     found = work_through(pieces, progress=progress, state=state)
     runs = {
-        f"{name}/{optimizer}": found.take(Tuned, f"{name}.{optimizer}")
+        f"{name}/{optimizer}": found.take(analysis.TunedRuns, f"{name}.{optimizer}")
         for name in cfg.configurations
-        for optimizer in OPTIMIZERS
+        for optimizer in analysis.OPTIMIZERS
     }
     return WhyAdam(
         configurations=list(cfg.configurations),
         steps=cfg.profile.steps,
         batch_size=cfg.profile.batch_size,
         num_measured=cfg.measured,
-        look_steps=cfg.after(LOOKS),
+        look_steps=cfg.after(analysis.LOOKS),
         runs={key: replace(one, parameters=np.zeros(0)) for key, one in runs.items()},
-        curvature={name: found.take(Measured, f"{name}.curvature") for name in cfg.configurations},
+        curvature={
+            name: found.take(analysis.CurvatureMeasures, f"{name}.curvature") for name in cfg.configurations
+        },
         draws=cfg.draws,
         seed=cfg.seed,
         notes=tuning_notes(runs),
@@ -201,16 +193,18 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 
 def _pieces(cfg: Config, name: str) -> list[Piece]:
-    """Two trainings, and the curvature along them."""
+    """Return two trainings, and the measurement of curvature along them."""
     trainings = [
         Piece(
             f"{name}.{optimizer}",
-            partial(tuned, cfg, name, optimizer),
+            partial(analysis.tuned, cfg, name, optimizer),
             f"{name}: {optimizer}, all seeds and rates",
             kind="trainings",
         )
-        for optimizer in OPTIMIZERS
+        for optimizer in analysis.OPTIMIZERS
     ]
     needs = tuple(piece.name for piece in trainings)
-    look = Piece(f"{name}.curvature", partial(measured, cfg, name), f"{name}: curvature", needs=needs)
+    look = Piece(
+        f"{name}.curvature", partial(analysis.measured, cfg, name), f"{name}: curvature", needs=needs
+    )
     return [*trainings, look]

@@ -7,28 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from curvescope.algorithms.estimates.ranks import FEWEST, Correlation
-from curvescope.core.numbers import plural
-from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin
+from curvescope.core.number_format import plural
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Tables
 from curvescope.studies.common.statistics import Interval, above, below, contrast
-from curvescope.studies.why_adam.analysis import (
-    CHECKPOINTS,
-    CHOICES,
-    FACTORS,
-    LAST,
-    MEASURES,
-    MOMENTS,
-    MOMENTUM,
-    OPTIMIZERS,
-    correlation,
-    pairs,
-    together,
-    words,
-)
+from curvescope.studies.why_adam import analysis
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -36,9 +22,9 @@ if TYPE_CHECKING:
 
 OURS: Origin = ("ours", "ours")
 SAID = {
-    "sizes": "how different the sizes of blocks are",
-    "spectra": "how different the spectra of blocks are",
-    "entries": "how different the entries inside blocks are",
+    "sizes": "the spread of block sizes",
+    "spectra": "the divergence of block spectra",
+    "entries": "the spread of entries within blocks",
 }
 WHEN = {
     "start": "at the start (GGN)",
@@ -48,60 +34,63 @@ WHEN = {
 }
 AMONG = {
     "all": "",
-    "transformer": ", among Transformers alone",
-    "norm": ", among networks with norms alone",
-    "bare": ", among networks without norms alone",
+    "transformer": ", among Transformers only",
+    "norm": ", among networks with norms only",
+    "bare": ", among networks without norms only",
 }
-"""Groups of configurations, and how a claim says so: a correlation over all may be that of two groups."""
-SCOPES = {"of these networks": True, "of others too": False}
-"""Whether a claim is about the networks of the study alone, with an interval over seeds, or in general."""
-NARROWS = {  # the sign that a change of the gap has to have
+"""Groups of configurations and their words in claims: a correlation over all may only separate two groups."""
+SCOPES = {"for these networks": True, "in general": False}
+"""True if a claim is only about the networks of the study, with an interval over seeds; else it is general.
+"""
+NARROWS = {  # the claim, and the sign of the change of the gap if the claim is true
     "merged": ("merging queries and keys narrows the gap", -1),
     "linear": ("attention without softmax narrows the gap", -1),
     "bare": ("norms narrow the gap", +1),
 }
 
 
-class Ranked(NamedTuple):
-    """A correlation of a measure with the gap."""
+class RankedMeasure(NamedTuple):
+    """A rank correlation of a measure with the gap."""
 
     measure: str
     when: str
-    among: str  # of AMONG
+    among: str  # a key of AMONG
     found: Correlation
 
 
 def claims(result: WhyAdam) -> list[Claim]:
-    """Correlations, families, paired changes."""
+    """Claims on correlations, families and paired changes."""
     return [*map(_ranks, correlations(result)), *_families(result), *_factors(result), *_same_way(result)]
 
 
-def correlations(result: WhyAdam) -> list[Ranked]:
-    """Of every measure with the gap: over all configurations, and at the start inside groups."""
+def correlations(result: WhyAdam) -> list[RankedMeasure]:
+    """Rank correlations of every measure with the gap: over all configurations, and at the start within
+    groups.
+    """
     groups = {name: result.group(name) for name in AMONG}
     smaller = [name for name, some in groups.items() if FEWEST <= len(some) < len(result.configurations)]
-    asked = [("all", measure, when) for when in WHEN for measure in MEASURES]
-    asked += [(name, measure, "start") for name in smaller for measure in MEASURES]
+    choices = [("all", measure, when) for when in WHEN for measure in analysis.MEASURES]
+    choices += [(name, measure, "start") for name in smaller for measure in analysis.MEASURES]
     return [
-        Ranked(
+        RankedMeasure(
             measure,
             when,
             among,
-            correlation(
+            analysis.correlation(
                 result.heterogeneity(measure, when, groups[among]),
                 result.gaps(groups[among]),
                 draws=result.draws,
                 seed=result.seed,
             ),
         )
-        for among, measure, when in asked
+        for among, measure, when in choices
     ]
 
 
-def _ranks(one: Ranked) -> Claim:
-    said = f"{SAID[one.measure]} {WHEN[one.when]} ranks the gap{AMONG[one.among]}"
-    measured = f"ρ = {one.found.words}, {one.found.groups} configurations"
-    return Claim(said, "ρ > 0", measured, above(one.found), *OURS)
+def _ranks(ranking: RankedMeasure) -> Claim:
+    claim = f"{SAID[ranking.measure]} {WHEN[ranking.when]} ranks the gap{AMONG[ranking.among]}"
+    measured = f"ρ = {ranking.found.words}, {ranking.found.groups} configurations"
+    return Claim(claim, "ρ > 0", measured, above(ranking.found), *OURS)
 
 
 def _families(result: WhyAdam) -> list[Claim]:
@@ -110,29 +99,31 @@ def _families(result: WhyAdam) -> list[Claim]:
         return []
     claims = []
     for scope, fixed in SCOPES.items():
-        found = contrast(*(result.gaps(names) for names in groups), fixed=fixed)
-        said = f"Transformers have a larger gap than MLPs, {scope}"
-        claims.append(Claim(said, "larger", f"larger by {words(found)}", above(found), *OURS))
+        difference = contrast(*(result.gaps(names) for names in groups), fixed=fixed)
+        claim = f"Transformers have a larger gap than MLPs, {scope}"
+        claims.append(
+            Claim(claim, "larger", f"larger by {analysis.words(difference)}", above(difference), *OURS)
+        )
     return claims
 
 
 def changes(
-    result: WhyAdam, found: list[tuple[str, str]], *, fixed: bool, tests: int = 1
+    result: WhyAdam, pairs: list[tuple[str, str]], *, fixed: bool, tests: int = 1
 ) -> dict[str, Interval]:
-    """What changes in the gap and in each measure at the start from the first to the second of some pairs.
+    """Changes of the gap and of each measure at the start, from the first to the second of each pair.
 
     Args:
-        fixed: of these pairs, over seeds alone; so it is for one.
-        tests: so many such intervals cover together.
+        fixed: True for a statement about these pairs only, with intervals over seeds; used for a single pair.
+        tests: number of intervals that must hold simultaneously.
     """
-    before, after = (list(names) for names in zip(*found, strict=True))
+    before, after = (list(names) for names in zip(*pairs, strict=True))
 
     def change(values: np.ndarray, others: np.ndarray) -> Interval:
         with np.errstate(invalid="ignore"):
             return contrast(values - others, fixed=fixed, tests=tests)
 
     measured = {"gap": change(result.gaps(after), result.gaps(before))}
-    for measure in MEASURES:
+    for measure in analysis.MEASURES:
         at = (result.heterogeneity(measure, "start", names) for names in (after, before))
         measured[measure] = change(*at)
     return measured
@@ -140,47 +131,45 @@ def changes(
 
 def _factors(result: WhyAdam) -> list[Claim]:
     claims = []
-    for factor, (before, after) in FACTORS.items():
-        found = pairs(factor, result.configurations)
-        for scope, fixed in SCOPES.items() if found else ():
-            said, sign = NARROWS[factor]
-            change = changes(result, found, fixed=fixed)["gap"]
+    for factor, (before, after) in analysis.FACTORS.items():
+        matching = analysis.pairs(factor, result.configurations)
+        for scope, fixed in SCOPES.items() if matching else ():
+            claim, sign = NARROWS[factor]
+            change = changes(result, matching, fixed=fixed)["gap"]
             decided = above(change) if sign > 0 else below(change)
-            measured = f"{before} to {after}: gap {words(change)}, {len(found)} pairs"
-            claims.append(Claim(f"{said}, {scope}", "narrower", measured, decided, *OURS))
+            measured = f"{before} to {after}: gap {analysis.words(change)}, {len(matching)} pairs"
+            claims.append(Claim(f"{claim}, {scope}", "narrower", measured, decided, *OURS))
     return claims
 
 
 def _same_way(result: WhyAdam) -> list[Claim]:
-    """Whether a measure and the gap go the same way, pair by pair, where seeds decide on both.
+    """Claims that a measure and the gap change in the same direction, over pairs that seeds decide.
 
-    The intervals of all pairs cover together, since chance would decide on some of so many. It holds if all
-    of those that are decided do, and fails if at least half of them do not; three have to be.
+    The intervals of all pairs hold simultaneously, because with so many pairs chance would decide some. A
+    claim holds if all decided pairs agree, and fails if at least half of them disagree; it needs three.
     """
-    found = [pair for factor in FACTORS for pair in pairs(factor, result.configurations)]
-    each = [changes(result, [pair], fixed=True, tests=len(found)) for pair in found]
+    all_pairs = [
+        pair for factor in analysis.FACTORS for pair in analysis.pairs(factor, result.configurations)
+    ]
+    each = [changes(result, [pair], fixed=True, tests=len(all_pairs)) for pair in all_pairs]
     claims = []
-    for measure in MEASURES if each else ():
-        ways = [together(change["gap"], change[measure]) for change in each]
+    for measure in analysis.MEASURES if each else ():
+        ways = [analysis.together(change["gap"], change[measure]) for change in each]
         same, other = ways.count(HOLDS), ways.count(FAILS)
         decided = same + other
         all_of = OPEN if decided < FEWEST else HOLDS if not other else FAILS if other >= same else OPEN
         measured = (
-            f"same way in {same}, the other way in {other} of {len(ways)} pairs; in the rest not decided"
+            f"same direction in {same}, opposite direction in {other} of {len(ways)} pairs; the rest is "
+            "undecided"
         )
-        said = f"what changes {SAID[measure]} at the start (GGN) changes the gap the same way"
-        claims.append(Claim(said, "same way", measured, all_of, *OURS))
+        claim = f"{SAID[measure]} at the start (GGN) and the gap change in the same direction"
+        claims.append(Claim(claim, "same direction", measured, all_of, *OURS))
     return claims
 
 
-# ----------------------------------------------------------------------------------------------------- tables
-
-
-def tables(result: WhyAdam) -> dict[str, pd.DataFrame]:
-    """By name."""
-    import pandas as pd
-
-    rows = {
+def tables(result: WhyAdam) -> Tables:
+    """Return every table by name."""
+    return {
         "gaps": _gaps(result),
         "correlations": _correlations(result),
         "changes": _changes(result),
@@ -189,7 +178,6 @@ def tables(result: WhyAdam) -> dict[str, pd.DataFrame]:
         "blocks": _blocks(result),
         "rates": _rates(result),
     }
-    return {name: pd.DataFrame(found) for name, found in rows.items()}
 
 
 def _named(interval: Interval, name: str = "mean") -> dict[str, float]:
@@ -201,7 +189,7 @@ def _gaps(result: WhyAdam) -> list[dict[str, Any]]:
     found = []
     for name in result.configurations:
         row: dict[str, Any] = {"configuration": name, "parameters": result.curvature[name].num_parameters}
-        for optimizer in OPTIMIZERS:
+        for optimizer in analysis.OPTIMIZERS:
             run = result.runs[f"{name}/{optimizer}"]
             rates, counts = np.unique(run.rates[run.chosen], return_counts=True)
             row[f"lr_{optimizer}"] = float(rates[counts.argmax()])
@@ -222,36 +210,36 @@ def _correlations(result: WhyAdam) -> list[dict[str, Any]]:
 
 
 def _changes(result: WhyAdam) -> list[dict[str, Any]]:
-    """What each factor changes, over its pairs."""
+    """One row per factor: its changes over all pairs."""
     return [
         {"from": before, "to": after, "of": of, "scope": scope, "pairs": len(found)}
         | _named(interval, "change")
-        for factor, (before, after) in FACTORS.items()
-        if (found := pairs(factor, result.configurations))
+        for factor, (before, after) in analysis.FACTORS.items()
+        if (found := analysis.pairs(factor, result.configurations))
         for scope, fixed in SCOPES.items()
         for of, interval in changes(result, found, fixed=fixed).items()
     ]
 
 
 def _pairs(result: WhyAdam) -> list[dict[str, Any]]:
-    """What changes in each pair."""
+    """One row per pair: its changes."""
     return [
         {"from": pair[0], "to": pair[1], "of": of} | _named(interval, "change")
-        for factor in FACTORS
-        for pair in pairs(factor, result.configurations)
+        for factor in analysis.FACTORS
+        for pair in analysis.pairs(factor, result.configurations)
         for of, interval in changes(result, [pair], fixed=True).items()
     ]
 
 
 def _heterogeneity(result: WhyAdam) -> list[dict[str, Any]]:
-    """Every measure at every moment."""
+    """One row per measure and moment."""
     return [
         {"configuration": name, "measure": measure, "matrix": "H" if when == "hessian" else "GGN",
          "when": "start" if when == "hessian" else when}
         | _named(contrast(result.heterogeneity(measure, when, [name])))
         for name in result.configurations
-        for measure in MEASURES
-        for when in ("hessian", *MOMENTS)
+        for measure in analysis.MEASURES
+        for when in ("hessian", *analysis.MOMENTS)
     ]  # fmt: skip
 
 
@@ -269,10 +257,10 @@ def _blocks(result: WhyAdam) -> list[dict[str, Any]]:
 
 
 def _rates(result: WhyAdam) -> list[dict[str, Any]]:
-    """Every rate that was tried."""
+    """One row per learning rate that was tried."""
     found = []
     for name in result.configurations:
-        for optimizer in OPTIMIZERS:
+        for optimizer in analysis.OPTIMIZERS:
             run = result.runs[f"{name}/{optimizer}"]
             for r, rate in enumerate(run.rates):
                 final = run.final[:, r]
@@ -284,25 +272,23 @@ def _rates(result: WhyAdam) -> list[dict[str, Any]]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------- figures
-
 KINDS = {"softmax": style.BLUE, "linear": style.ORANGE, "mlp": style.TEAL}
 NAMES = {"adam": "Adam", "sgd": "SGD"}
 LABELS = {
     "sizes": "sizes of blocks: spread of log₁₀ mean |λ|",
-    "spectra": "spectra of blocks: mean divergence, bits",
-    "entries": "inside blocks: spread of log₁₀ |diagonal|",
+    "spectra": "spectra of blocks: mean divergence (bits)",
+    "entries": "within blocks: spread of log₁₀ |diagonal|",
 }
 
 
 def figures(result: WhyAdam) -> dict[str, Figure]:
-    """By name."""
+    """Return every figure by name."""
     return {"gap": _gap(result), "along": _along(result), "tuning": _tuning(result)}
 
 
 def _style(name: str) -> dict[str, Any]:
-    """Color: attention or MLP. Shape: single or merged, or depth. Filled: with norms."""
-    choice = CHOICES[name]
+    """Style of a configuration. Color: attention or MLP. Shape: merged or depth. Filled: with norms."""
+    choice = analysis.CHOICES[name]
     mlp = choice.family == "mlp"
     color = KINDS["mlp" if mlp else choice.attention]
     shape = {1: "^", 3: "D"}[choice.hidden] if mlp else "s" if choice.merged else "o"
@@ -315,19 +301,12 @@ def _style(name: str) -> dict[str, Any]:
     }
 
 
-def _panels(rows: int, columns: int, **options: Any) -> tuple[Figure, Any]:
-    """A figure with its axes."""
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(rows, columns, layout="constrained", **options)
-
-
 def _gap(result: WhyAdam) -> Figure:
-    figure, axes = _panels(1, 3, figsize=(12.5, 4.2), sharey=True)
+    figure, axes = style.subplots(1, 3, figsize=(12.5, 4.2), sharey=True)
     ranked = {
         one.measure: one.found for one in correlations(result) if (one.when, one.among) == ("start", "all")
     }
-    for ax, measure in zip(axes, MEASURES, strict=True):
+    for ax, measure in zip(axes, analysis.MEASURES, strict=True):
         for name in result.configurations:
             x, y = contrast(result.heterogeneity(measure, "start", [name])), contrast(result.gaps([name]))
             bars = {"xerr": _ends(x), "yerr": _ends(y), "lw": 0, "elinewidth": 0.9, "capsize": 2}
@@ -342,21 +321,21 @@ def _gap(result: WhyAdam) -> Figure:
 
 
 def _along(result: WhyAdam) -> Figure:
-    figure, axes = _panels(2, 3, figsize=(12.5, 6.6), sharex=True, sharey="col")
-    where = np.array([0.0, *(100 * share for share in CHECKPOINTS)])
-    for row, optimizer in zip(axes, OPTIMIZERS, strict=True):
-        moments = ["start", *(f"{optimizer} {share:.0%}" for share in CHECKPOINTS)]
-        for ax, measure in zip(row, MEASURES, strict=True):
+    figure, axes = style.subplots(2, 3, figsize=(12.5, 6.6), sharex=True, sharey="col")
+    where = np.array([0.0, *(100 * share for share in analysis.CHECKPOINTS)])
+    for row, optimizer in zip(axes, analysis.OPTIMIZERS, strict=True):
+        moments = ["start", *(f"{optimizer} {share:.0%}" for share in analysis.CHECKPOINTS)]
+        for ax, measure in zip(row, analysis.MEASURES, strict=True):
             for i, name in enumerate(result.configurations):
                 each = [contrast(result.heterogeneity(measure, when, [name])) for when in moments]
                 bars = np.hstack([_ends(one) for one in each])
                 x = where + 0.9 * (i - len(result.configurations) / 2)
-                style = _style(name) | {"ms": 4.5}
-                ax.errorbar(x, [one[0] for one in each], bars, **style, lw=0.9, elinewidth=0.6, label=name)
+                look = _style(name) | {"ms": 4.5}
+                ax.errorbar(x, [one[0] for one in each], bars, **look, lw=0.9, elinewidth=0.6, label=name)
             ax.set_title(f"{NAMES[optimizer]}, {LABELS[measure]}", fontsize=9)
             ax.set_xticks(where, [f"{x:.0f}" for x in where])
     for ax in axes[-1]:
-        ax.set_xlabel("share of the run, %")
+        ax.set_xlabel("share of the run (%)")
     _legend(figure, axes[0, 0])
     return figure
 
@@ -365,11 +344,11 @@ def _tuning(result: WhyAdam) -> Figure:
     columns = min(4, len(result.configurations))
     rows = -(-len(result.configurations) // columns)
     size = (3 * columns, 2.3 * rows)
-    figure, axes = _panels(rows, columns, figsize=size, squeeze=False, sharex=True, sharey=True)
+    figure, axes = style.subplots(rows, columns, figsize=size, squeeze=False, sharex=True, sharey=True)
     for ax in axes.flat[len(result.configurations) :]:
         ax.set_visible(False)
     for ax, name in zip(axes.flat, result.configurations, strict=False):
-        for i, optimizer in enumerate(OPTIMIZERS):
+        for i, optimizer in enumerate(analysis.OPTIMIZERS):
             run = result.runs[f"{name}/{optimizer}"]
             known = np.isfinite(run.final)
             for s, final in enumerate(run.final):
@@ -397,7 +376,7 @@ def _tuning(result: WhyAdam) -> Figure:
 
 
 def _ends(interval: tuple[float, float, float]) -> np.ndarray:
-    """Lengths of both halves of a bar, (2, 1)."""
+    """Lengths of both halves of an error bar: (2, 1)."""
     mean, low, high = interval
     return np.nan_to_num(np.array([[mean - low], [high - mean]]), nan=0.0, posinf=0.0, neginf=0.0)
 
@@ -407,69 +386,74 @@ def _legend(figure: Figure, ax: Axes) -> None:
     figure.legend(handles, labels, loc="outside right center")
 
 
-# --------------------------------------------------------------------------------------------------- captions
-
-
 def summary(result: WhyAdam) -> list[Line]:
-    """The numbers to look at first: label, value, words."""
+    """Return the main numbers, each with a label and an explanation."""
     gaps = {name: contrast(result.gaps([name])) for name in result.configurations}
     order = sorted(gaps, key=lambda name: -gaps[name][0])
     found: list[Line] = [
-        (f"gap of {name}", f"{gaps[name][0]:+.3f}", f"95 % {words(gaps[name])}") for name in order
+        (
+            f"gap of {name}",
+            f"{gaps[name][0]:+.3f}",
+            f"95 % interval {analysis.words(gaps[name])}",
+        )
+        for name in order
     ]
     found += [(claim.verdict, "", f"{claim.claim}: {claim.measured}") for claim in result.claims()]
     return [*found, *(("note", "", note) for note in result.notes)]
 
 
 def opening(result: WhyAdam) -> str:
-    """The range of gaps, and what ranks them."""
+    """State the range of gaps and the correlations with heterogeneity."""
     means = {name: float(result.gap(name).mean()) for name in result.configurations}
     least, most = min(means, key=lambda name: means[name]), max(means, key=lambda name: means[name])
     return (
-        f"After {result.steps} steps with tuned rates SGD's loss is {10 ** means[least]:.2f} ({least}) to "
-        f"{10 ** means[most]:.2f} ({most}) times Adam's. {_verdicts(result)}"
+        f"After {result.steps} steps with tuned rates, SGD's loss is {10 ** means[least]:.2f} ({least}) "
+        f"to {10 ** means[most]:.2f} ({most}) times that of Adam. {_verdicts(result)}"
     )
 
 
 def captions(result: WhyAdam) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Return the caption of each figure and table."""
     how = (
         f"Gap: log₁₀ (final loss with SGD / with Adam) after {result.steps} steps of {result.batch_size} "
-        f"sums, a factor of {10:g} is 1. SGD has momentum {MOMENTUM:g}; neither has a schedule or weight "
-        f"decay. The final loss is the mean of the last {LAST} looks at sums that are the same for all. "
-        "The rate of a seed is the best one of the other seeds, on a grid that grows until it is inside"
+        f"sums; a factor of {10:g} is 1. SGD has momentum {analysis.MOMENTUM:g}; neither has a schedule "
+        f"or weight decay. The final loss is the mean of the last {analysis.LAST} measurements, on the "
+        "same sums for all runs. The rate of a seed is the best one of the other seeds, on a grid that "
+        "grows until the best rate is inside"
     )
     ends = f"95 % intervals over {plural(result.num_seeds, 'seed')}"
-    measures = "; ".join(f"{name}: {said}" for name, said in MEASURES.items())
+    measures = "; ".join(f"{name}: {said}" for name, said in analysis.MEASURES.items())
     curvature = (
         f"Exact, from dense blocks of all weight matrices on {result.num_measured} sums. {measures}. "
         "Spectra are compared by their Jensen–Shannon divergence in bits"
     )
     return {
-        "gap": f"{how}. Across: heterogeneity of the GGN before training. {curvature}. Bars are {ends}. "
-        f"{_verdicts(result)} Correlation over configurations that were chosen, not cause.",
+        "gap": f"{how}. Horizontal: heterogeneity of the GGN before training. {curvature}. Bars are {ends}. "
+        f"{_verdicts(result)} The correlations are over selected configurations and do not imply a cause.",
         "along": f"Heterogeneity of the GGN along the chosen runs. {curvature}. Bars are {ends}.",
-        "tuning": f"Final loss against learning rate, means over seeds where all are "
-        f"finite; a dot for every seed, losses above 3 are not shown. {how}.",
-        "gaps": f"{how}. low and high: {ends}; lr: the rate that most seeds have.",
-        "correlations": "Spearman's ρ of heterogeneity with the gap over configurations, of means over "
-        f"seeds; interval: a bootstrap that draws configurations and seeds, {result.draws} draws. adam "
+        "tuning": "Final loss against learning rate: means over seeds if all are finite, and one dot per "
+        f"seed. Losses above 3 are not shown. {how}.",
+        "gaps": f"{how}. low and high: {ends}; lr: the most frequent rate over seeds.",
+        "correlations": "Spearman's ρ of heterogeneity with the gap over configurations, for means over "
+        f"seeds. The interval is a bootstrap over configurations and seeds, {result.draws} samples. adam "
         "and sgd: means over checkpoints of the chosen runs.",
-        "changes": "What changes in the gap and in heterogeneity at the start (GGN) between configurations "
-        "that differ in one thing: mean over pairs and seeds; Student's 95 % interval over "
-        "seeds for these networks, over pairs too for others.",
-        "pairs": "The same of each pair, over seeds.",
+        "changes": "Change of the gap and of heterogeneity at the start (GGN) between configurations that "
+        "differ in one factor: mean over pairs and seeds, with Student's 95 % interval over seeds (for "
+        "these networks), or over pairs and seeds (in general).",
+        "pairs": "Change of the gap and of heterogeneity at the start (GGN) in each pair, with intervals "
+        "over seeds.",
         "heterogeneity": f"{curvature}. low and high: {ends}.",
         "blocks": "Mean |λ| of each block at the start, geometric mean over seeds.",
-        "rates": f"All rates tried: mean final loss, runs that diverged, seeds that have it. {how}.",
+        "rates": "All rates tried: mean final loss, number of runs that diverged, number of seeds that use "
+        f"the rate. {how}.",
     }
 
 
 def _verdicts(result: WhyAdam) -> str:
-    """What the figure decides, in a sentence."""
-    found = [
+    """State the correlations at the start with their verdicts in one sentence."""
+    verdicts = [
         f"{one.measure} ρ = {one.found.words}, {above(one.found)}"
         for one in correlations(result)
         if one.when == "start" and one.among == "all"
     ]
-    return f"That heterogeneity ranks the gap: {'; '.join(found)}."
+    return f"Correlation of heterogeneity with the gap: {'; '.join(verdicts)}."

@@ -1,9 +1,8 @@
-"""Interactive figures as plotly's JSON, made of plain dictionaries: arrays in, a `Scene` out.
-
-No scene has a color of its ground or of its letters: the page that shows it is light or dark.
+"""Interactive figures as plotly's JSON: functions from arrays to a `Scene` of plain dictionaries. Scenes
+set no background or text colors, because the page may be light or dark.
 """
 
-from curvescope.viz.scenes.curves import Curve, curves, estimated, said, switched
+from curvescope.viz.scenes.curves import Curve, curves, in_interval, said, switched
 from curvescope.viz.scenes.maps import Cell, grid_map, layer_map
 
-__all__ = ["Cell", "Curve", "curves", "estimated", "grid_map", "layer_map", "said", "switched"]
+__all__ = ["Cell", "Curve", "curves", "grid_map", "in_interval", "layer_map", "said", "switched"]

@@ -1,4 +1,4 @@
-"""Curves with bands or bars of their errors, on axes that may be logarithmic with both signs."""
+"""Curves with error bands or bars, on linear, logarithmic or signed logarithmic axes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from curvescope.core.numbers import rounded, with_error
+from curvescope.core.number_format import between, rounded, with_error
 from curvescope.viz.interactive import Scene
 from curvescope.viz.style import MARKS, ON_SCREEN, SUBSCRIPT, Look, on_screen
 
@@ -22,12 +22,12 @@ SYMBOLS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v"
 
 
 def symbols(text: str) -> str:
-    """Subscripts of words as HTML: λ_max to λ<sub>max</sub>."""
+    """Convert subscripts to HTML: λ_max to λ<sub>max</sub>."""
     return SUBSCRIPT.sub(r"\1<sub>\2</sub>", text)
 
 
 def switched(controls: Mapping[str, Sequence[str]], draw: Callable[..., Scene]) -> Scene:
-    """A scene with switches: `draw` is called with one choice of every control, for all combinations."""
+    """Return a scene with switches; `draw` is called for all combinations of one choice per control."""
     made = {"|".join(chosen): draw(*chosen) for chosen in product(*controls.values())}
     first = next(iter(made.values()))
     if len(made) == 1:
@@ -37,27 +37,29 @@ def switched(controls: Mapping[str, Sequence[str]], draw: Callable[..., Scene]) 
 
 
 def numbers(values: ArrayLike, digits: int = 6) -> list[float | None]:
-    """So many digits, None for what is not finite: JSON has no NaN."""
+    """Round to `digits` digits; None for values that are not finite, because JSON has no NaN."""
     found = np.asarray(values, dtype=float).ravel().tolist()
     return [float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in found]
 
 
 def said(value: float, stderr: float = math.nan) -> str:
-    """A number rounded to its error, or four digits of it; a dash where there is none."""
+    """Format a number rounded to its error, or to four digits; a dash for nan."""
     if not math.isfinite(value):
         return "–"
     return with_error(value, stderr) if stderr > 0 else rounded(value)
 
 
-def estimated(value: float, stderr: float) -> str:
-    """An estimate with its standard error; one from a single probe has none, and two digits."""
-    if math.isnan(stderr) and math.isfinite(value):
+def in_interval(value: float, low: float, high: float) -> str:
+    """`5.6, 95 % interval 3.9 to 19`: an estimate and its interval, if it has more than one probe."""
+    if math.isnan(high) and math.isfinite(value):
         return f"{rounded(value, 2)} (one probe, no error)"
-    return said(value, stderr)
+    if not low < high:
+        return rounded(value)
+    return f"{rounded(value, 2)}, 95 % interval {between(low, high, 2)}"
 
 
 def power(value: float) -> str:
-    """A tick: 0.01, 100, 10⁵, −10⁻⁴."""
+    """Format a tick: 0.01, 100, 10⁵, −10⁻⁴."""
     if value == 0:
         return "0"
     sign, exponent = "−" if value < 0 else "", round(math.log10(abs(value)))
@@ -72,11 +74,13 @@ class SignedLog(NamedTuple):
     linear: float
 
     def of(self, values: ArrayLike) -> np.ndarray:
-        """Places of values on the axis."""
+        """Return the positions of values on the axis."""
         return np.arcsinh(np.asarray(values, dtype=float) / (2 * self.linear)) / math.log(10)
 
     def ticks(self, low: float, high: float, most: int = 4) -> dict[str, Any]:
-        """Zero and powers of ten from `low` to `high`, at most so many on a side, with their true values."""
+        """Return ticks at zero and powers of ten from `low` to `high`, at most `most` per sign, with their
+        values.
+        """
         found = [0.0] if low <= 0 <= high else []
         for sign, end in ((-1.0, -low), (1.0, high)):
             if end > self.linear:
@@ -88,13 +92,13 @@ class SignedLog(NamedTuple):
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
-    """An axis with a title, a line and ticks; its margin grows with its labels."""
+    """Return an axis with a title, a line and ticks; its margin grows with its labels."""
     found = {"title": {"text": symbols(title)}, "automargin": True, "zeroline": False, "ticks": "outside"}
     return {**found, "showline": True, "exponentformat": "power", **more}
 
 
 def log_axis(title: str, values: ArrayLike) -> dict[str, Any]:
-    """A logarithmic axis for these values, with ticks that do not touch; linear where one is not positive."""
+    """Return a logarithmic axis with ticks that do not overlap; linear if a value is not positive."""
     found = np.asarray(values, dtype=float)
     found = found[np.isfinite(found)]
     if not found.size or found.min() <= 0:
@@ -104,7 +108,9 @@ def log_axis(title: str, values: ArrayLike) -> dict[str, Any]:
 
 
 def named(names: Sequence[str], *, most: int, title: str = "", **more: Any) -> dict[str, Any]:
-    """An axis with a name at 0, 1, 2, …; of more than `most` every second, third, … is written."""
+    """Return an axis with a name at 0, 1, 2, …; if there are more than `most`, only every second, third, … is
+    written.
+    """
     step = max(1, math.ceil(len(names) / most))
     shown = list(range(0, len(names), step))
     ticks = {"tickvals": shown, "ticktext": [names[i] for i in shown], "range": [-0.5, len(names) - 0.5]}
@@ -112,7 +118,7 @@ def named(names: Sequence[str], *, most: int, title: str = "", **more: Any) -> d
 
 
 def nothing(words: str, height: int) -> Scene:
-    """A scene that says why there is nothing in it."""
+    """Return an empty scene with the reason as text."""
     note = {"text": symbols(words), "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
     hidden = {"visible": False}
     return {"data": [], "layout": {"height": height, "annotations": [note], "xaxis": hidden, "yaxis": hidden}}
@@ -123,32 +129,32 @@ DASH = ("-", "--", ":", "-.")
 
 @dataclass(frozen=True)
 class Curve:
-    """Points with what is read at each of them."""
+    """Points of a curve with the text shown at each of them."""
 
     name: str
     x: np.ndarray  # (P,)
     y: np.ndarray  # (P,)
-    words: Sequence[str] | str  # (P,), or one sentence with plotly's %{x}, %{y} and %{customdata} in it
-    low: np.ndarray | None = None  # (P,) ends of intervals; nan where they are not known
+    words: Sequence[str] | str  # (P,), or one template with plotly's %{x}, %{y} and %{customdata}
+    low: np.ndarray | None = None  # (P,) ends of intervals; nan if unknown
     high: np.ndarray | None = None
     look: Look | None = None
     marks: bool = True
     line: bool = True
-    band: bool = False  # intervals as a band, not as bars
-    of: str = ""  # the curve whose name in the legend shows and hides this one too; "": its own
-    true: np.ndarray | None = None  # (P,) what a sentence calls %{customdata}: x before the axis moved it
+    band: bool = False  # True: draw intervals as a band instead of bars
+    of: str = ""  # name of the curve whose legend entry also toggles this one; "": its own entry
+    true: np.ndarray | None = None  # (P,) values of %{customdata}: x before the transformation of the axis
 
 
 def look_of(number: int) -> Look:
-    """Of the curve with this number, where it has no name of its own."""
+    """Look of the curve with this number, if it has no name of its own."""
     return Look(ON_SCREEN[number % len(ON_SCREEN)], DASH[number % len(DASH)], MARKS[number % len(MARKS)])
 
 
 def curves(
     found: Sequence[Curve], *, x: dict[str, Any], y: dict[str, Any], height: int = 400, **layout: Any
 ) -> Scene:
-    """Curves on two axes (see `parts.axis`), with a legend above them."""
-    bands: list[Scene] = []  # behind all curves
+    """Return a scene of curves on two axes (see `axis`), with a legend above them."""
+    bands: list[Scene] = []  # drawn behind all curves
     traces: list[Scene] = []
     for number, curve in enumerate(found):
         look = curve.look or look_of(number)
@@ -162,7 +168,7 @@ def curves(
 
 
 def over(names: Sequence[str], title: str, most: int = 24) -> dict[str, Any]:
-    """An axis of names at 0, 1, 2, …; of many, every second, third, … is written."""
+    """Return an axis of names at 0, 1, 2, …; if there are many, only every second, third, … is written."""
     step = max(1, math.ceil(len(names) / most))
     shown = list(range(0, len(names), step))
     return axis(title, tickvals=shown, ticktext=[names[i] for i in shown], range=[-0.4, len(names) - 0.6])
@@ -192,7 +198,7 @@ def _hover(curve: Curve) -> Scene:
 
 
 def _bands(curve: Curve, low: np.ndarray, high: np.ndarray, look: Look, *, positive: bool) -> list[Scene]:
-    """A shaded polygon for every stretch of points whose interval is known."""
+    """Return a shaded polygon for every run of points with known intervals."""
     known = np.isfinite(low) & np.isfinite(high) & (high > low) & (high > 0 if positive else True)
     floor = float(np.min(high[known], initial=np.inf)) * 1e-3 if positive else -np.inf
     low = np.maximum(low, floor)
@@ -213,6 +219,6 @@ def _bands(curve: Curve, low: np.ndarray, high: np.ndarray, look: Look, *, posit
 
 
 def see_through(color: str, share: float = 0.2) -> str:
-    """`#1565a8` as an rgba color through which others are seen."""
+    """`#1565a8` as a translucent rgba color."""
     r, g, b = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({r},{g},{b},{share:g})"

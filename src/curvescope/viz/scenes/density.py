@@ -1,4 +1,4 @@
-"""Spectra to switch between: densities and shares of eigenvalues, on three kinds of axes."""
+"""Scenes of spectra: densities and cumulative shares of eigenvalues, on three kinds of axes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from curvescope.viz.style import Look
 
 AXES = ("linear", "symlog", "log")
 DENSITY, SHARE = "density", "share up to λ"
-LINEAR = 1e-3  # of the largest |λ|: where a signed logarithm becomes linear
-DECADES = 8  # of a density, below its highest point
-MOST_APART = 6  # outliers that are marked, the farthest from zero: more lie on each other
+LINEAR = 1e-3  # relative to the largest |λ|: a signed logarithm is linear below it
+DECADES = 8  # decades of a density shown below its maximum
+MOST_APART = 6  # most outliers to mark, the farthest from zero; more would overlap
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """One matrix: a broadened density with its interval, bounds of the shares, and eigenvalues one by one."""
+    """Spectrum of one matrix: a broadened density with its interval, bounds of the cumulative shares, and
+    single eigenvalues.
+    """
 
     name: str
     look: Look
@@ -32,12 +34,14 @@ class Spectrum:
     edges: np.ndarray  # (E + 1,)
     share: np.ndarray  # (E,) of the eigenvalues up to λ, from edge to edge
     shares: tuple[np.ndarray, np.ndarray]  # (E,) each, ends
-    ends: Mapping[float, str]  # extreme eigenvalues, with words
-    apart: Mapping[float, str]  # outliers of the density, with words
+    ends: Mapping[float, str]  # extreme eigenvalues, with their hover text
+    apart: Mapping[float, str]  # outliers of the density, with their hover text
 
 
 def spectra(found: Sequence[Spectrum]) -> Scene:
-    """Densities and shares of some matrices; on a logarithmic axis, what is below zero is thin and dotted."""
+    """Return a scene of densities and shares of several matrices; on a logarithmic axis, negative eigenvalues
+    are thin and dotted.
+    """
     controls = {"curve": [DENSITY, SHARE], "λ axis": list(AXES)}
 
     def draw(curve: str, kind: str) -> Scene:
@@ -47,18 +51,17 @@ def spectra(found: Sequence[Spectrum]) -> Scene:
 
 
 def caption(what: str, band: str) -> str:
-    """What a scene of spectra shows, whatever is chosen.
+    """Caption of a scene of spectra for all of its controls.
 
     Args:
-        what: whose density, how it was found and under which kernel.
-        band: a sentence on the errors of the density.
+        what: Matrix, method and kernel of the density.
+        band: Sentence on the errors of the density.
     """
     return (
-        f"{what}: what is narrower is not seen. {band}. The share up to λ has no kernel; that of all "
-        "eigenvalues lies in its band, where it has one, 95 times in 100. Strokes at the bottom are extreme "
-        "eigenvalues, found by Lanczos; diamonds are outliers, which stand apart from the bulk, of each "
-        f"matrix at most {MOST_APART}, the farthest from zero. On the logarithmic axis eigenvalues are "
-        "at |λ|, and those below zero are dotted."
+        f"{what}: narrower features are not visible. {band}. The share up to λ has no kernel; if it has a "
+        f"band, the true share lies in it 95 times in 100. Strokes at the bottom are extreme eigenvalues "
+        f"from Lanczos. Diamonds are outliers separated from the bulk, at most {MOST_APART} per matrix, "
+        f"the farthest from zero. The logarithmic axis shows |λ|; negative eigenvalues are dotted."
     )
 
 
@@ -94,7 +97,7 @@ def _shares(found: Sequence[Spectrum], kind: str) -> Scene:
 
 
 def _place(kind: str) -> str:
-    """How plotly writes λ at a point: x itself, where the axis has neither moved it nor taken its sign."""
+    """Return plotly's template for λ at a point: x itself, unless the axis has transformed it."""
     return "%{x:.4g}" if kind == "linear" else "%{customdata}"
 
 
@@ -103,7 +106,7 @@ def _true(x: np.ndarray, kind: str) -> np.ndarray | None:
 
 
 def _eigenvalues(one: Spectrum, y: float, kind: str) -> list[Curve]:
-    """Extreme eigenvalues as strokes, the farthest outliers as diamonds."""
+    """Return extreme eigenvalues as strokes and the farthest outliers as diamonds."""
     found = []
     apart = dict(sorted(one.apart.items(), key=lambda item: -abs(item[0]))[:MOST_APART])
     for name, marks, symbol in (
@@ -121,7 +124,7 @@ def _eigenvalues(one: Spectrum, y: float, kind: str) -> list[Curve]:
 
 
 def _sides(curve: Curve, kind: str) -> list[Curve]:
-    """The curve; on a logarithmic axis its two sides, each at |λ|."""
+    """Return the curve; for a logarithmic axis its positive and negative parts, each at |λ|."""
     if kind != "log":
         return [curve]
     found = []
@@ -164,6 +167,6 @@ def _moved(curve: Curve, scale: SignedLog) -> Curve:
 
 
 def eigenvalue_words(name: str, value: float, residual: float, *, converged: bool) -> str:
-    """What is read at an extreme eigenvalue."""
+    """Return the hover text of an extreme eigenvalue."""
     sure = "" if converged else "<br>not converged"
     return f"{name}: eigenvalue {said(value, residual)}{sure}"

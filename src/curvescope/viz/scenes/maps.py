@@ -1,4 +1,4 @@
-"""Maps: a number in every cell, in colors that are linear, or logarithmic, on both sides of zero too."""
+"""Heat maps with linear, logarithmic or signed logarithmic colors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from curvescope.viz.style import DIVERGING, SEQUENTIAL
 
 Colors = Literal["linear", "log", "signed", "signed linear"]
 LAYER = re.compile(r"L(\d+)\.(.+)")
-DECADES = 4  # of colors, below the largest value
+DECADES = 4  # decades of colors below the largest value
 TALL, WIDE = 22, 24  # pixels of a row, of a column
-LETTERS = 3  # pixels that a letter of an upright name takes, on average
-LETTERS_ACROSS = 24  # that lie beside each other on a telephone; names of more stand upright
-MOST_COLUMNS, MOST_ROWS = 24, 60  # names along a side; of more, every second, third, … is written
+LETTERS = 3  # mean pixels per letter of a vertical name
+LETTERS_ACROSS = 24  # most letters side by side on a phone; longer names are vertical
+MOST_COLUMNS, MOST_ROWS = 24, 60  # most names along a side; of more, only every second, third, … is written
 
 
 class Cell(NamedTuple):
-    """A number, and what is read of it."""
+    """Value of a cell and its hover text."""
 
     value: float
     words: str
@@ -39,12 +39,12 @@ def grid_map(
     limits: tuple[float, float] | None = None,
     titles: tuple[str, str] = ("", ""),
 ) -> Scene:
-    """Rows downwards, columns to the right; a cell that is None, or not a finite number, stays empty.
+    """Return a heat map; a cell that is None or not finite stays empty.
 
     Args:
-        colors: "signed" has both signs, logarithmic; of "log", what is not positive stays empty.
-        limits: of the values, so that variants of one scene may have colors in common.
-        titles: of the columns and of the rows.
+        colors: "signed" is logarithmic with both signs; with "log", values that are not positive stay empty.
+        limits: Range of the values, so that variants of a scene can share colors.
+        titles: Titles of the columns and of the rows.
     """
     scale = scale_of([c.value for row in cells for c in row if c], colors, limits)
     if scale is None:
@@ -62,10 +62,12 @@ def grid_map(
 
 
 def layer_map(cells: Mapping[str, Cell], *, label: str, colors: Colors, names: Sequence[str] = ()) -> Scene:
-    """Blocks by name, L3.W_Q and so on: roles downwards, layers to the right, blocks of no layer beside them.
+    """Return a map of blocks named like L3.W_Q: rows are roles, columns are layers; blocks outside layers
+    have their own column.
 
     Args:
-        names: of all blocks, so that variants of one scene have the same rows; by default those of `cells`.
+        names: Names of all blocks, so that variants of a scene have the same rows; by default those of
+            `cells`.
     """
     names = list(names) or list(cells)
     inside = [match for name in names if (match := LAYER.fullmatch(name))]
@@ -95,7 +97,7 @@ def layer_map(cells: Mapping[str, Cell], *, label: str, colors: Colors, names: S
 def _two_axes(
     layers: Sequence[int], roles: Sequence[str], outside: Sequence[str], rows: int
 ) -> dict[str, Any]:
-    """Axes of the map and of the column beside it, whose rows are equally high."""
+    """Return the axes of the map and of the column beside it, with equal row heights."""
     down = {"range": [rows - 0.5, -0.5]}
     share = max(0.75, 1 - (WIDE + 30) / (WIDE * len(layers) + 120)) if outside else 1.03
     names = [str(layer) for layer in layers]
@@ -115,15 +117,15 @@ def _long(columns: Sequence[str]) -> bool:
 
 
 class Scale(NamedTuple):
-    """Colors: how values become places among them, and the two ends."""
+    """Color scale: the map from values to positions, and its two ends."""
 
     kind: Colors
     low: float
     high: float
-    linear: float  # of signed colors
+    linear: float  # linear range of signed colors
 
     def of(self, value: float) -> float:
-        """The place of a value; nan where it has none."""
+        """Return the position of a value on the scale; nan if it has none."""
         if self.kind == "signed":
             return float(SignedLog(self.linear).of(value))
         if self.kind == "log":
@@ -132,7 +134,7 @@ class Scale(NamedTuple):
 
 
 def scale_of(values: Sequence[float], kind: Colors, limits: tuple[float, float] | None) -> Scale | None:
-    """None where there is nothing to show."""
+    """Return the scale for these values; None if there is no value to show."""
     known = [v for v in values if math.isfinite(v)]
     if not known:
         return None
@@ -152,7 +154,7 @@ def scale_of(values: Sequence[float], kind: Colors, limits: tuple[float, float] 
 
 
 def color_bar(scale: Scale, label: str) -> dict[str, Any]:
-    """The colors and their bar, which lies above the map."""
+    """Return the color scale and its bar above the map."""
     stops = DIVERGING if scale.kind.startswith("signed") else SEQUENTIAL
     title = {"text": symbols(label), "side": "top"}
     bar: dict[str, Any] = {"title": title, "orientation": "h", "thickness": 10}
@@ -173,7 +175,7 @@ def color_bar(scale: Scale, label: str) -> dict[str, Any]:
 
 
 def _heat(cells: Sequence[Sequence[Cell | None]], scale: Scale) -> dict[str, Any]:
-    """The trace: places among the colors, and the true values in words."""
+    """Return the trace: positions on the color scale, and the values as hover text."""
     return {
         "type": "heatmap",
         "z": [numbers([scale.of(c.value) if c else math.nan for c in row]) for row in cells],
@@ -196,7 +198,7 @@ def plane(
     colors: Colors = "linear",
     limits: tuple[float, float] | None = None,
 ) -> Scene:
-    """Values (A, B) at a (A,) to the right and b (B,) upwards, with a cross at the origin."""
+    """Values (A, B) at a (A,) (horizontal) and b (B,) (vertical), with a cross at the origin."""
     scale = scale_of(values.ravel().tolist(), colors, limits)
     if scale is None:
         return nothing("no finite value", 220)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.network.one_head.layers import Layer, Task, slope_of_outputs
-from curvescope.core.parts import Part
+from curvescope.core.hessian_terms import Part
 
 Block = Literal["W_Q", "W_V"]
 Record = TypeVar("Record", Layer, "Slopes", "End")
@@ -45,7 +45,7 @@ class Slopes:
 
 @dataclass(frozen=True)
 class End:
-    """From the last layer's attention to the outputs, as the small matrices that they are per query."""
+    """Map from the last layer's attention to the outputs, as small matrices per query."""
 
     z: Tensor  # (n, s, V)
     straight: Tensor  # (n, s, d, V): ∂z_i/∂r_i
@@ -133,7 +133,7 @@ def _begin(own: Layer, block: Block, V: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _finish(own: Layer, slopes: Slopes, block: Block, c: Tensor, dA: Tensor, curved: list[int]) -> Tensor:
-    """From the cotangent behind attention, (n, p k, T, d), to that of the block: (p k, d, d)."""
+    """Pull the cotangent after attention, (n, p k, T, d), back to that of the block: (p k, d, d)."""
     if block == "W_V":
         return _summed(own.A @ own.x, c @ own.weights["W_O"].T)
     c_s = own.attend(_rowwise(c, own.values.mT))
@@ -164,7 +164,7 @@ def _last_tangent(layer: Layer, end: End, dx: Tensor) -> tuple[Tensor, Tensor]:
 def _last_cotangent(
     layer: Layer, end: End, slopes: Slopes, c: Tensor, step: tuple[Tensor, Tensor], curved: list[int]
 ) -> Tensor:
-    """From outputs (n, p k, s, V) to the stream that enters the last layer, (n, p k, T, d)."""
+    """Pull cotangents of the outputs (n, p k, s, V) back to the input of the last layer, (n, p k, T, d)."""
     c_A = _per_query(c, end.seen.mT)
     c_x = layer.A.mT[:, None] @ _per_query(c, end.value.mT)
     return _scores_back(layer, slopes, c_A, c_x, layer.skip * _per_query(c, end.straight.mT), step, curved)
@@ -173,7 +173,7 @@ def _last_cotangent(
 def _cotangent(
     layer: Layer, slopes: Slopes, c: Tensor, step: tuple[Tensor, Tensor], curved: list[int]
 ) -> Tensor:
-    """From the stream behind attention to that in front of it, (n, p k, T, d) both."""
+    """Pull cotangents of the stream after attention back to those before it, (n, p k, T, d) both."""
     c_A = _rowwise(c, layer.values.mT)
     c_x = (layer.A.mT[:, None] @ c) @ layer.weights["W_VO"].T
     return _scores_back(layer, slopes, c_A, c_x, layer.skip * c, step, curved)

@@ -56,7 +56,7 @@ class Task:
 
     @property
     def factor(self) -> float:
-        """What multiplies the loss of a position: 1/(s n), or 1 for a sum."""
+        """Factor of the loss of a position: 1/(s n), or 1 for a sum."""
         return 1 / self.onehot[..., 0].numel() if self.loss == "ce" else 1.0
 
     def gradient(self, z: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ TOKENS = 32  # whose ReLU layers are multiplied out at once
 
 @dataclass(frozen=True)
 class Tail:
-    """What attention's output meets, per scored token: gradient, factor of H_o, and the rest."""
+    """Rest of the network after attention, per scored token: gradient, factor of H_o, and other parts."""
 
     G: Tensor  # (n, s, d)
     outer: Tensor  # (n, s, d, V)

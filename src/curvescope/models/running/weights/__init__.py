@@ -1,1 +1,1 @@
-"""Where the weights of a layer come from: pieces of several ranks, or half precision."""
+"""Weights of a layer that are sharded over ranks, or stored in half precision."""

@@ -1,9 +1,9 @@
-"""Parameters that are spread over ranks, made whole for as long as a layer needs them.
+"""Gather sharded parameters for as long as a layer needs them.
 
-Each rank holds some rows of every parameter. `_Gather` makes whole parameters of the pieces of all ranks, and
-its derivative sums over ranks and keeps a piece, `_Sum`: these two are each other's transposes, so
-derivatives of any order are exact, and come out in pieces, summed over ranks that hold different data. The
-parameters of a layer travel together, padded to equal lengths, in one message.
+Each rank holds some rows of every parameter. `_Gather` makes full parameters from the pieces of all ranks.
+Its derivative `_Sum` sums over ranks and keeps a piece. The two are each other's transposes, so derivatives
+of any order are exact; they are sharded, too, and summed over ranks with different data. The parameters of a
+layer are sent in one message, padded to equal lengths.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from curvescope.core.blocks import Block
-from curvescope.core.ranks.releasing import let_go
-from curvescope.core.ranks.spread import Spread
-from curvescope.models.running.exchange import Change, exchanged, parameters_at
+from curvescope.core.ranks.reshard import let_go
+from curvescope.core.ranks.shard_layout import Spread
+from curvescope.models.running.patching import Change, parameters_at, patched
 
 Shape = tuple[int, ...]
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -31,36 +31,36 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 @final
 @dataclass(frozen=True, eq=False)
 class Sharding:
-    """How the parameters of a module are spread: over which ranks, and in which units they are gathered.
+    """Sharding of a module's parameters: the ranks, and the units that are gathered together.
 
-    `shapes` and `blocks` are those of whole parameters, by name, and `layers` the modules that gather their
-    own by themselves, with their names; all other parameters are gathered for a whole pass.
+    `shapes` and `blocks` are those of full parameters, by name. `layers` are the modules that gather their
+    own parameters, with names. All other parameters are gathered for a full pass.
     """
 
     spread: Spread
     shapes: Mapping[str, Shape]
     blocks: Mapping[str, Block]
     layers: Mapping[str, nn.Module]
-    always: bool = False  # whether a single rank, which has everything, gathers too
-    hooked: tuple[nn.Module, ...] = ()  # parts with hooks of FSDP
+    always: bool = False  # gather on a single rank, too
+    hooked: tuple[nn.Module, ...] = ()  # submodules with hooks of FSDP
     _own: dict[int, tuple[Tensor, nn.Parameter]] = field(default_factory=dict)
 
     @property
     def gathers(self) -> bool:
-        """Whether parameters are gathered at all."""
+        """Return True if parameters need gathering."""
         return self.spread.ranks > 1 or self.always
 
     @property
     def releases(self) -> bool:
-        """Whether layers let go of whole parameters behind every pass, and gather them again."""
+        """Return True if layers free full parameters after every pass, and gather them again."""
         return self.gathers and bool(self.layers)
 
     def pieces(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What this rank holds of each parameter, sharing its memory."""
+        """Return this rank's part of each parameter, sharing its memory."""
         return {name: self._piece(p) for name, p in parameters.items()}
 
     def _piece(self, p: Any) -> Tensor:
-        """Of a DTensor the local tensor, as a parameter; the same one every time."""
+        """Return the local tensor of a DTensor as a parameter, always the same object."""
         local = getattr(p, "_local_tensor", None)
         if local is None:
             return p
@@ -73,75 +73,77 @@ class Sharding:
         return known[1]
 
     def changes(self, module: nn.Module) -> list[Change]:
-        """Layers that gather their parameters when they are called; no hook that would do it another way."""
+        """Return changes that make layers gather their parameters when called, without hooks of FSDP."""
         parts = [*self.layers.values(), module]
         gathering = [Change(vars(part), "forward", self.gathered_forward(part)) for part in parts]
         return [*self.without_hooks(), *(gathering if self.gathers else [])]
 
     def without_hooks(self) -> list[Change]:
-        """FSDP's hooks taken out: they gather parameters in a way that has no second derivative."""
-        found = []
+        """Return changes that remove FSDP's hooks, which gather parameters without a second derivative."""
+        changes = []
         for part in self.hooked:
             for name in HOOKS:
                 hooks = vars(part)[name]
-                own = {key: hook for key, hook in hooks.items() if not _of_fsdp(hook)}
-                found.append(Change(vars(part), name, type(hooks)(own)))
-        return found
+                remaining = {key: hook for key, hook in hooks.items() if not _of_fsdp(hook)}
+                changes.append(Change(vars(part), name, type(hooks)(remaining)))
+        return changes
 
     def gathered_forward(self, part: nn.Module) -> Callable[..., Any]:
-        """The forward of a layer, or of the module itself, with its parameters whole inside."""
+        """Return the forward of a layer, or of the module itself, that gathers its parameters."""
         return partial(self._gathered, part, part.forward) if self.gathers else part.forward
 
     def _gathered(self, part: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        own = self._own_of(part)
-        whole = self._whole(part, own)
-        held = {name: p.detach() for name, p in own.items()}
+        pieces = self._pieces_of(part)
+        whole = self._whole(part, pieces)
+        detached = {name: p.detach() for name, p in pieces.items()}
         inside = any(part is layer for layer in self.layers.values())
-        gone = let_go(list(whole.values()), lambda: list(self._whole(part, held, like=own).values()))
-        with exchanged(parameters_at(part, whole)), gone if inside else nullcontext():
+        released = let_go(
+            list(whole.values()), lambda: list(self._whole(part, detached, like=pieces).values())
+        )
+        with patched(parameters_at(part, whole)), released if inside else nullcontext():
             return forward(*args, **kwargs)
 
     @contextmanager
     def whole(self, module: nn.Module, part: nn.Module) -> Iterator[None]:
-        """Inside, a part of the module has whole parameters; all ranks enter."""
+        """Gather the full parameters of a part of the module inside; all ranks must enter."""
         names = {id(p): name for name, p in module.named_parameters()}
-        own = {name: self._piece(p).detach() for name, p in part.named_parameters()}
+        pieces = {name: self._piece(p).detach() for name, p in part.named_parameters()}
         shapes = [self.shapes[names[id(p)]] for p in part.parameters()]
-        found = gather(self.spread, list(own.values()), shapes)
-        with exchanged([*self.without_hooks(), *parameters_at(part, dict(zip(own, found, strict=True)))]):
+        gathered = gather(self.spread, list(pieces.values()), shapes)
+        with patched([*self.without_hooks(), *parameters_at(part, dict(zip(pieces, gathered, strict=True)))]):
             yield
 
-    def wholes(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        """The parameters by name, one after the other made whole; all ranks take them."""
+    def whole_parameters(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """Iterate over names and full parameters, gathered one after the other; all ranks must iterate."""
         for name, p in module.named_parameters():
-            (found,) = gather(self.spread, [self._piece(p).detach()], [self.shapes[name]])
-            yield name, found
+            (gathered,) = gather(self.spread, [self._piece(p).detach()], [self.shapes[name]])
+            yield name, gathered
 
-    def _own_of(self, part: nn.Module) -> dict[str, Tensor]:
-        """The pieces of what a layer, or the module outside of its layers, gathers by itself."""
+    def _pieces_of(self, part: nn.Module) -> dict[str, Tensor]:
+        """Return the pieces of the parameters that a layer, or the module outside of its layers, gathers."""
         layers = self.layers.values()
-        layer = any(part is one for one in layers)
-        inside = set() if layer else {id(p) for one in layers for p in one.parameters()}
+        layer = any(part is unit for unit in layers)
+        inside = set() if layer else {id(p) for unit in layers for p in unit.parameters()}
         return {name: p for name, p in part.named_parameters() if id(p) not in inside}
 
     def _whole(
-        self, part: nn.Module, own: Mapping[str, Tensor], *, like: Mapping[str, Tensor] | None = None
+        self, part: nn.Module, pieces: Mapping[str, Tensor], *, like: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """These pieces made whole: first those that are differentiated, as `like` says, in one message."""
+        """Return full parameters: first those that are differentiated, in one message; `like` tells which."""
         front = next((f"{name}." for name, layer in self.layers.items() if layer is part), "")
-        moving = [name for name, p in (like or own).items() if p.requires_grad]
-        fixed = [name for name in own if name not in moving]
-        found: dict[str, Tensor] = {}
+        moving = [name for name, p in (like or pieces).items() if p.requires_grad]
+        fixed = [name for name in pieces if name not in moving]
+        parameters: dict[str, Tensor] = {}
         for names in (moving, fixed):
-            tensors = [own[name] for name in names]
-            found |= zip(
+            tensors = [pieces[name] for name in names]
+            parameters |= zip(
                 names, gather(self.spread, tensors, [self.shapes[front + n] for n in names]), strict=True
             )
-        return found
+        return parameters
 
 
 def hooked(module: nn.Module) -> tuple[nn.Module, ...]:
-    """Its parts with hooks of FSDP."""
+    """Return the submodules with hooks of FSDP."""
     return tuple(
         p for p in module.modules() if any(_of_fsdp(h) for name in HOOKS for h in vars(p)[name].values())
     )
@@ -157,14 +159,16 @@ def _of_fsdp(hook: Any) -> bool:
 
 
 def gather(spread: Spread, pieces: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
-    """Whole parameters from the pieces of all ranks, in one message; differentiable any number of times."""
+    """Return full parameters from the pieces of all ranks, in one message; differentiable any number of
+    times.
+    """
     if not pieces:
         return ()
     return _Gather.apply(spread, tuple(shapes), *pieces)
 
 
 class _Gather(torch.autograd.Function):
-    """Pieces of all ranks ↦ whole tensors."""
+    """Pieces of all ranks ↦ full tensors."""
 
     @staticmethod
     def forward(ctx: Any, spread: Spread, shapes: tuple[Shape, ...], *pieces: Tensor) -> tuple[Tensor, ...]:
@@ -184,14 +188,16 @@ class _Gather(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """Whole tensors on every rank ↦ this rank's pieces of their sum."""
+    """Full tensors on every rank ↦ this rank's pieces of their sum."""
 
     @staticmethod
-    def forward(ctx: Any, spread: Spread, shapes: tuple[Shape, ...], *wholes: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, spread: Spread, shapes: tuple[Shape, ...], *whole_parameters: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.spread, ctx.shapes = spread, shapes
-        ctx.like = wholes[0].dtype, wholes[0].device
+        ctx.like = whole_parameters[0].dtype, whole_parameters[0].device
         ctx.set_materialize_grads(False)
-        return _summed(spread, shapes, wholes)
+        return _summed(spread, shapes, whole_parameters)
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> Any:
@@ -206,39 +212,41 @@ class _Sum(torch.autograd.Function):
 
 
 def padded(shape: Shape, ranks: int) -> int:
-    """Entries of the longest piece of a parameter: those of every rank in a message."""
+    """Return the number of entries of a parameter's longest piece, to which messages are padded."""
     return -(-shape[0] // ranks) * prod(shape[1:])
 
 
 def _gathered(spread: Spread, shapes: tuple[Shape, ...], pieces: Sequence[Tensor]) -> tuple[Tensor, ...]:
     sizes = [padded(shape, spread.ranks) for shape in shapes]
-    own = pieces[0].new_zeros(sum(sizes))
-    for place, piece in zip(own.split(sizes), pieces, strict=True):
+    local = pieces[0].new_zeros(sum(sizes))
+    for place, piece in zip(local.split(sizes), pieces, strict=True):
         place[: piece.numel()].copy_(piece.reshape(-1))
-    everything = own.new_empty(spread.ranks, len(own))
-    _all_gather(everything.view(-1), own, spread.group)
-    columns = everything.split(sizes, dim=1)
+    all_ranks = local.new_empty(spread.ranks, len(local))
+    _all_gather(all_ranks.view(-1), local, spread.group)
+    columns = all_ranks.split(sizes, dim=1)
     return tuple(
         column.reshape(-1, *shape[1:])[: shape[0]] for column, shape in zip(columns, shapes, strict=True)
     )
 
 
-def _summed(spread: Spread, shapes: tuple[Shape, ...], wholes: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _summed(
+    spread: Spread, shapes: tuple[Shape, ...], whole_parameters: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
     sizes = [padded(shape, spread.ranks) for shape in shapes]
-    everything = wholes[0].new_zeros(spread.ranks, sum(sizes))
-    for column, whole in zip(everything.split(sizes, dim=1), wholes, strict=True):
+    all_ranks = whole_parameters[0].new_zeros(spread.ranks, sum(sizes))
+    for column, whole in zip(all_ranks.split(sizes, dim=1), whole_parameters, strict=True):
         _deal(column, whole)
-    own = everything.new_empty(everything.shape[1])
-    _reduce_scatter(own, everything.view(-1), spread.group)
+    local = all_ranks.new_empty(all_ranks.shape[1])
+    _reduce_scatter(local, all_ranks.view(-1), spread.group)
     rows = [len(spread.rows(shape[0])) for shape in shapes]
     return tuple(
         part[: count * prod(shape[1:])].view(count, *shape[1:])
-        for part, count, shape in zip(own.split(sizes), rows, shapes, strict=True)
+        for part, count, shape in zip(local.split(sizes), rows, shapes, strict=True)
     )
 
 
 def _deal(column: Tensor, whole: Tensor) -> None:
-    """The rows of a whole parameter, those of each rank in its row (ranks, entries)."""
+    """Write the rows of a full parameter into a tensor with one row per rank."""
     width, start = prod(whole.shape[1:]), 0
     for row in column:
         count = min(len(row) // max(width, 1), len(whole) - start)
@@ -246,11 +254,11 @@ def _deal(column: Tensor, whole: Tensor) -> None:
         start += count
 
 
-def _all_gather(out: Tensor, own: Tensor, group: Any) -> None:
+def _all_gather(out: Tensor, local: Tensor, group: Any) -> None:
     named = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name since 2.13
-    named(out, own, group=group)
+    named(out, local, group=group)
 
 
-def _reduce_scatter(out: Tensor, everything: Tensor, group: Any) -> None:
+def _reduce_scatter(out: Tensor, all_ranks: Tensor, group: Any) -> None:
     named = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    named(out, everything, group=group)
+    named(out, all_ranks, group=group)

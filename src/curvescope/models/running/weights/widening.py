@@ -1,13 +1,14 @@
-"""Weights that are kept in half precision, as they are published, and widened while a layer needs them.
+"""Weights stored in half precision that are converted to float32 while a layer needs them.
 
-A model in bfloat16 is taken for the float32 model with the same weights: each of them is a float32 number
-too, all arithmetic is in float32, and so are derivatives. What is saved is memory: a layer's weights are
-widened when it is called, and the float32 copies go with it; weights outside of layers are for a whole pass.
+A model in bfloat16 is treated as the float32 model with the same weights: every weight is also a float32
+number, and all arithmetic and derivatives are in float32. This saves memory: a layer's weights are converted
+when it is called, and the float32 copies are freed afterwards. Weights outside of layers are converted for a
+full pass.
 
-A derivative in a weight needs a leaf in float32, of which nobody reads the numbers. `Widening.leaf` makes it
-of a single NaN, expanded, so that whoever does read them (a function of the loss, a module that reaches into
-its layers) gets no number at all; where a layer finds such a leaf in the place of a parameter, it takes the
-weight that it stands for, `_Widen`, whose derivative is that in the leaf.
+A derivative in a weight needs a float32 leaf whose values are never read. `Widening.leaf` makes it from a
+single NaN, expanded, so code that does read the values (a loss function, a module that uses its layers'
+weights) gets NaN. If a layer finds such a leaf instead of a parameter, `_Widen` uses the stored weight, with
+the derivative in the leaf.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from curvescope.core.ranks.releasing import let_go
+from curvescope.core.ranks.reshard import let_go
 from curvescope.kernels.linear import stands_for_leaf
-from curvescope.models.running.exchange import Change, exchanged, parameters_at
+from curvescope.models.running.patching import Change, parameters_at, patched
 
 HALVES = (torch.bfloat16, torch.float16)
 WIDE = torch.float32
 
 
 def is_half(module: nn.Module) -> bool:
-    """Whether a module has parameters in half precision, and none in a type beyond float32."""
+    """Return True if a module has parameters in half precision, and none wider than float32."""
     kinds = {p.dtype for p in module.parameters()}
     return not kinds.isdisjoint(HALVES) and kinds <= {*HALVES, WIDE}
 
@@ -38,14 +39,14 @@ def is_half(module: nn.Module) -> bool:
 @final
 @dataclass(frozen=True, eq=False)
 class Widening:
-    """How the weights of a module are widened: those of `layers` by each of them, all others for a pass."""
+    """Conversion of half-precision weights: each of `layers` converts its own, a pass converts all others."""
 
     layers: tuple[nn.Module, ...]
-    _marks: dict[str, Tensor] = field(default_factory=dict)  # one number for each parameter, kept
-    _stored: dict[int, Tensor] = field(default_factory=dict)  # what a leaf stands for, by where it lies
+    _marks: dict[str, Tensor] = field(default_factory=dict)  # one number per parameter
+    _stored: dict[int, Tensor] = field(default_factory=dict)  # stored weight of each leaf, by memory address
 
     def leaf(self, name: str, p: Tensor) -> Tensor:
-        """A float32 leaf for a parameter as it is stored, without memory of its own."""
+        """Return a float32 leaf for a stored parameter, without memory of its own."""
         mark = self._marks.get(name)
         if mark is None or mark.device != p.device:
             mark = self._marks[name] = torch.full((1,), torch.nan, dtype=WIDE, device=p.device)
@@ -53,7 +54,7 @@ class Widening:
         return mark.view([1] * p.dim()).expand(p.shape).detach().requires_grad_()
 
     def changes(self, module: nn.Module) -> list[Change]:
-        """Layers, and the module itself, that widen their weights when they are called."""
+        """Return changes that make layers, and the module itself, convert their weights when called."""
         parts = [*self.layers, module]
         buffers = [
             Change(part._buffers, name, b.to(WIDE))
@@ -64,28 +65,30 @@ class Widening:
         return [*buffers, *(Change(vars(part), "forward", self.widened_forward(part)) for part in parts)]
 
     def widened_forward(self, part: nn.Module) -> Callable[..., Any]:
-        """The forward of a layer, or of the module itself, with its weights wide inside."""
+        """Return the forward of a layer, or of the module itself, that converts its weights to float32."""
         return partial(self._widened, part, part.forward)
 
     def _widened(self, part: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         inside = any(part is layer for layer in self.layers)
-        own = self._own_of(part)
-        wide = {name: self._wide(p) for name, p in own.items()}
-        gone = let_go(list(wide.values()), lambda: [self._wide(p.detach()) for p in own.values()])
-        with exchanged(parameters_at(part, wide)), gone if inside else nullcontext():
+        weights = self._weights_of(part)
+        wide = {name: self._wide(p) for name, p in weights.items()}
+        released = let_go(list(wide.values()), lambda: [self._wide(p.detach()) for p in weights.values()])
+        with patched(parameters_at(part, wide)), released if inside else nullcontext():
             return forward(*args, **kwargs)
 
-    def _own_of(self, part: nn.Module) -> dict[str, Tensor]:
-        """What a layer widens by itself, or the module: all that is held outside of layers, there too."""
-        if any(part is one for one in self.layers):
+    def _weights_of(self, part: nn.Module) -> dict[str, Tensor]:
+        """Return the weights that a layer converts; for the module, those outside of layers."""
+        if any(part is layer for layer in self.layers):
             return dict(part.named_parameters())
-        inside = {id(m) for one in self.layers for m in one.modules()}
-        held = (m._parameters.values() for m in part.modules() if id(m) not in inside)
-        outside = {id(p) for some in held for p in some if p is not None}
+        inside = {id(m) for layer in self.layers for m in layer.modules()}
+        dictionaries = (m._parameters.values() for m in part.modules() if id(m) not in inside)
+        outside = {id(p) for parameters in dictionaries for p in parameters if p is not None}
         return {name: p for name, p in part.named_parameters() if id(p) in outside}
 
     def _wide(self, p: Tensor) -> Tensor:
-        """The float32 weight of a parameter, of a leaf that stands for one, or of a point, which is so."""
+        """Return the float32 weight of a parameter or of its leaf; the values of a point already are
+        float32.
+        """
         stored = self._stored.get(p.untyped_storage().data_ptr())
         if stored is None:
             return p.to(WIDE)
@@ -93,8 +96,8 @@ class Widening:
 
     @contextmanager
     def whole(self, part: nn.Module) -> Iterator[None]:
-        """Inside, a part of the module has wide weights."""
-        with exchanged(parameters_at(part, {n: p.detach().to(WIDE) for n, p in part.named_parameters()})):
+        """Convert the weights of a part of the module to float32 inside."""
+        with patched(parameters_at(part, {n: p.detach().to(WIDE) for n, p in part.named_parameters()})):
             yield
 
 
@@ -110,10 +113,10 @@ class _Widen(torch.autograd.Function):
         return cotangents[0], None
 
 
-def said(names: Mapping[str, Tensor]) -> str:
-    """What a reader should know of a model whose weights are widened."""
+def widening_note(names: Mapping[str, Tensor]) -> str:
+    """Return the note on a model with weights in half precision."""
     kinds = sorted({str(p.dtype).removeprefix("torch.") for p in names.values() if p.dtype in HALVES})
     return (
-        f"weights are kept in {' and '.join(kinds)} and widened layer by layer: "
-        "products are those of the float32 model with these weights"
+        f"weights are stored in {' and '.join(kinds)} and converted to float32 layer by layer: products "
+        f"are those of the float32 model with these weights"
     )

@@ -1,4 +1,4 @@
-"""What the reviewers asked: depth, residual, other networks, range of σ, W_QK, gradient, softmax."""
+"""Questions of the reviewers: depth, residual, other networks, range of σ, W_QK, gradient, softmax."""
 
 from curvescope.papers.ormaniec2025.reviewers.networks import Config
 from curvescope.papers.ormaniec2025.reviewers.study import Reviewers, run

@@ -1,10 +1,10 @@
-"""What all questions are asked of: one task, one draw of embeddings per seed, small networks, their norms.
+"""Task, embeddings, small networks and norms that all questions share.
 
-The task is the paper's addition, with numbers of two digits: 9 tokens, of which the three digits of the sum
-are predicted. Every network is given X = σ X₀, X₀ = E[token] + P[position] with standard normal E and P of
-width 4 (fixed, not parameters), and gives 12 logits at each position. Those that are no Transformers have its
-size and no biases, and are causal: each position sees what came before it in its own way: the last six tokens
-side by side (MLP, gated MLP), convolutions, a recurrent state, a triangular matrix over positions (mixer).
+The task is the paper's addition with two-digit numbers: 9 tokens; the three digits of the sum are
+predicted. Every network reads X = σ X₀, X₀ = E[token] + P[position] with standard normal E and P of width 4
+(fixed, not parameters), and returns 12 logits at each position. Networks other than Transformers have the
+same size, no biases, and are causal. They see earlier tokens in different ways: the last six tokens
+concatenated (MLP, gated MLP), convolutions, a recurrent state, or a triangular matrix over positions (mixer).
 Weights are N(0, 1/rows).
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from curvescope.core.config import at_least, setting
+from curvescope.core.config import setting
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
 from curvescope.core.tensors import IGNORED
@@ -37,12 +37,12 @@ BASE: dict[str, Any] = {
     "activation": "relu", "inputs": "continuous", "outputs": "regression", "n_out": CLASSES,
     "positions": "none", "init": "scaled", "bias_qkv": False, "bias_o": False, "bias_ff": False,
 }  # fmt: skip
-SMALL = (3e-4, 1e-3, 3e-3)  # scales at which exponents for small σ are fitted
+SMALL = (3e-4, 1e-3, 3e-3)  # scales in the fit of exponents for small σ
 DATA = (
-    "addition of two numbers of two digits (9 tokens, cross-entropy of the three digits of the sum, "
+    "addition of two two-digit numbers (9 tokens, cross-entropy of the three digits of the sum, "
     "{sequences} sequences), inputs σ(E + P) with standard normal E and P of width 4"
 )
-WINDOW = 6  # tokens that an MLP sees: both numbers and the signs, at the position that predicts first
+WINDOW = 6  # tokens that an MLP sees: both numbers and the signs, at the first predicting position
 PARTS = ("gradient", "H_o", "H_f", "H")
 Make = Callable[[int], nn.Module]
 MakeProblem = Callable[[int, float], Problem]
@@ -50,31 +50,28 @@ MakeProblem = Callable[[int, float], Problem]
 
 @dataclass(frozen=True)
 class Config(FigureConfig):
-    """How many networks. Quick: 5 seeds and 3 scales a decade, about two minutes; full: 20 and 6."""
+    """Number of networks. Quick: 5 seeds and 3 scales per decade, about two minutes; full: 20 and 6."""
 
-    seeds: int = setting(0, "networks of each kind; 0: those of the profile, 5 and 20")
-    sequences: int = setting(8, "sums of which curvature is measured")
-    scales: int = setting(0, "of six decades; 0: those of the profile, 19 and 37")
-    steps: int = setting(400, "of training, where one query-key matrix is compared with two")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "seeds", "scales")
-        at_least(self, 1, "sequences", "steps")
+    seeds: int = setting(0, "networks of each kind; 0: the default of the profile, 5 or 20", least=0)
+    sequences: int = setting(8, "sums on which curvature is measured", least=1)
+    scales: int = setting(
+        0, "number of scales over six decades; 0: the default of the profile, 19 or 37", least=0
+    )
+    steps: int = setting(400, "training steps in the comparison of one query-key matrix with two", least=1)
 
     @property
     def count(self) -> int:
-        """Seeds of each kind."""
+        """Number of seeds of each kind."""
         return self.seeds or (5 if self.profile == "quick" else 20)
 
     @property
     def decades(self) -> np.ndarray:
-        """Six decades of σ."""
+        """Scales over six decades of σ."""
         return np.logspace(-4, 2, self.scales or (19 if self.profile == "quick" else 37))
 
 
 def transformer(seed: int, **changes: Any) -> nn.Module:
-    """The zoo's Transformer of 152 parameters, or with changes to it; float64."""
+    """Return the zoo's Transformer with 152 parameters, with optional changes, in float64."""
     return Transformer(TransformerConfig(**{**BASE, **changes, "seed": seed})).double()
 
 
@@ -84,7 +81,7 @@ def addition_batch(num: int, targets: Targets = "next") -> Batch:
 
 
 def embedded(batch: Batch, seed: int) -> Tensor:
-    """X₀ = E[token] + P[position]: (n, 9, 4), the same for every network of a seed."""
+    """Return X₀ = E[token] + P[position], (n, 9, 4), the same for every network of a seed."""
     source = generator(seed, 1)
     E, P = (torch.randn(rows, WIDTH, generator=source, dtype=torch.float64) for rows in (CLASSES, TOKENS))
     assert isinstance(batch.inputs, Tensor)
@@ -95,12 +92,12 @@ def problem(
     module: nn.Module, X: Tensor, targets: Any, weights: Tensor | None = None,
     loss: str | Loss = "cross_entropy",
 ) -> Problem:  # fmt: skip
-    """A network on these inputs and targets."""
+    """Return the problem of a network on these inputs and targets."""
     return Problem(load(module), Batches([Batch(X, targets, weights)]), loss)
 
 
 def draw(seed: int) -> Callable[..., nn.Parameter]:
-    """Makes one weight after the other, of the given shapes."""
+    """Return a function that draws one weight after the other, of given shapes."""
     source = generator(seed, 2)
 
     def weight(*shape: int) -> nn.Parameter:
@@ -110,14 +107,14 @@ def draw(seed: int) -> Callable[..., nn.Parameter]:
 
 
 def windows(X: Tensor, width: int) -> Tensor:
-    """At every position the last `width` tokens side by side, zeros before the first: (n, T, width · d)."""
+    """Concatenate the last `width` tokens at every position, zeros before the first: (n, T, width · d)."""
     padded = nn.functional.pad(X, (0, 0, width - 1, 0))
     return padded.unfold(1, width, 1).flatten(2)
 
 
 @final
 class Perceptron(nn.Module):
-    """relu(relu(x W_1) W_2) U of the last six tokens x."""
+    """MLP relu(relu(x W_1) W_2) U of the last six tokens x."""
 
     def __init__(self, seed: int, hidden: int = 4):
         super().__init__()
@@ -131,7 +128,9 @@ class Perceptron(nn.Module):
 
 @final
 class GatedPerceptron(nn.Module):
-    """(x_t + (x W_g ∘ x W_u) W_2) U: a product of two linear maps of the last six tokens x, and a skip."""
+    """Gated MLP (x_t + (x W_g ∘ x W_u) W_2) U: a product of two linear maps of the last six tokens x, and a
+    skip.
+    """
 
     def __init__(self, seed: int, hidden: int = 2):
         super().__init__()
@@ -161,9 +160,9 @@ class Convolutions(nn.Module):
 
 @final
 class Mixer(nn.Module):
-    """x + M_2 gelu(M_1 x) over positions, then x + gelu(x W_1) W_2 over features, then U.
+    """MLP-mixer: x + M_2 gelu(M_1 x) over positions, then x + gelu(x W_1) W_2 over features, then U.
 
-    M_1 and M_2 are lower triangular, and hold 45 entries each.
+    M_1 and M_2 are lower triangular, with 45 entries each.
     """
 
     def __init__(self, seed: int, hidden: int = 2):
@@ -182,7 +181,7 @@ class Mixer(nn.Module):
 
 @final
 class Recurrent(nn.Module):
-    """h_t = tanh(x_t W_x + h_{t−1} W_h), logits h_t U."""
+    """Recurrent network h_t = tanh(x_t W_x + h_{t−1} W_h) with logits h_t U."""
 
     def __init__(self, seed: int, hidden: int = 7):
         super().__init__()
@@ -198,7 +197,7 @@ class Recurrent(nn.Module):
 
 
 def _triangular(entries: Tensor) -> Tensor:
-    """(9, 9), zero above the diagonal."""
+    """Triangular matrix (9, 9) that is zero above the diagonal."""
     rows, columns = torch.tril_indices(TOKENS, TOKENS)
     return entries.new_zeros(TOKENS, TOKENS).index_put((rows, columns), entries)
 
@@ -211,26 +210,28 @@ ARCHITECTURES: dict[str, Callable[[int], nn.Module]] = {
     "RNN": Recurrent,
     "gated MLP": GatedPerceptron,
 }
-"""Networks of 144 to 161 parameters, by name; each is made from a seed."""
+"""Networks with 144 to 161 parameters by name; each function makes one from a seed."""
 
 
 @dataclass(frozen=True)
-class Sweep(Result):
-    """Frobenius norms of diagonal blocks, and what the loss hands to the network's outputs F."""
+class NormSweep(Result):
+    """Frobenius norms of diagonal blocks, and gradients of the loss at the network's outputs F."""
 
     blocks: list[str]  # b of them
-    sizes: list[int]  # parameters of each
+    sizes: list[int]  # number of parameters of each
     sigma: np.ndarray  # (S,)
     norms: np.ndarray  # (seeds, S, 4, b) in the order of PARTS
-    slope: np.ndarray  # (seeds, S) ‖∂ℓ/∂F‖ of a term, root mean square over those that count
+    slope: np.ndarray  # (seeds, S) root mean square of ‖∂ℓ/∂F‖ over the terms that count
 
     def curve(self, part: str, block: str) -> np.ndarray:
-        """Norms of a block, (seeds, S)."""
+        """Norms of a block: (seeds, S)."""
         return self.norms[:, :, PARTS.index(part), self.blocks.index(block)]
 
 
-def sweep(make: Make, sigma: Sequence[float] | np.ndarray, *blocks: str, seeds: int, sequences: int) -> Sweep:
-    """A network on the addition task under cross-entropy; `blocks` are globs."""
+def sweep(
+    make: Make, sigma: Sequence[float] | np.ndarray, *blocks: str, seeds: int, sequences: int
+) -> NormSweep:
+    """Measure a network on the addition task with cross-entropy; `blocks` are glob patterns."""
     batch = addition_batch(sequences)
 
     def at(seed: int, scale: float) -> Problem:
@@ -239,26 +240,26 @@ def sweep(make: Make, sigma: Sequence[float] | np.ndarray, *blocks: str, seeds: 
     return sweep_of(at, sigma, *blocks, seeds=seeds)
 
 
-def sweep_of(at: MakeProblem, sigma: Sequence[float] | np.ndarray, *blocks: str, seeds: int) -> Sweep:
-    """The problems at(seed, σ)."""
+def sweep_of(at: MakeProblem, sigma: Sequence[float] | np.ndarray, *blocks: str, seeds: int) -> NormSweep:
+    """Measure the problems at(seed, σ)."""
     norms, slope, first = [], [], at(0, float(sigma[0]))
     for seed in range(seeds):
         found = [at(seed, float(scale)) for scale in sigma]
         norms.append([block_norms(one, *blocks) for one in found])
         slope.append([loss_slope(one) for one in found])
     space = first.space(*blocks)
-    return Sweep(
+    return NormSweep(
         [block.name for block in space], [block.size for block in space], np.asarray(sigma, dtype=float),
         np.array(norms), np.array(slope),
     )  # fmt: skip
 
 
-def block_norms(one: Problem, *blocks: str) -> np.ndarray:
-    """Of gradient, H_o, H_f and H = H_o + H_f, exactly, from matrices that are written out: (4, b)."""
-    space = one.space(*blocks).in_blocks()
-    operators = [kind(one, *blocks, engine="autograd").in_blocks() for kind in (GGN, FunctionalHessian)]
+def block_norms(problem: Problem, *blocks: str) -> np.ndarray:
+    """Exact norms of the blocks of gradient, H_o, H_f and H = H_o + H_f, from dense matrices: (4, b)."""
+    space = problem.space(*blocks).in_blocks()
+    operators = [kind(problem, *blocks, engine="autograd").in_blocks() for kind in (GGN, FunctionalHessian)]
     outer, functional = (op.to_dense() for op in operators)
-    gradient = one.space(*blocks).convert(one.gradient(*blocks), space)
+    gradient = problem.space(*blocks).convert(problem.gradient(*blocks), space)
     whole = outer + functional
     cuts = [space.slices[block.name] for block in space]
     rows = [[float(gradient[cut].norm()) for cut in cuts]]
@@ -266,15 +267,15 @@ def block_norms(one: Problem, *blocks: str) -> np.ndarray:
     return np.array(rows)
 
 
-def loss_slope(one: Problem) -> float:
-    """‖∂ℓ/∂F‖ of a term, root mean square over the positions that count.
+def loss_slope(problem: Problem) -> float:
+    """Root mean square of ‖∂ℓ/∂F‖ of a term over the positions that count.
 
     It is 2(F − Y) for the loss "mse_mean", and p − y for cross-entropy.
     """
-    batch = next(iter(one.placed_batches("outputs")))
+    batch = next(iter(problem.placed_batches("outputs")))
     targets = batch.targets
     assert isinstance(targets, Tensor)
     with torch.no_grad():
-        G = one.loss.gradient(one.outputs(batch), targets, batch.weights)
+        G = problem.loss.gradient(problem.outputs(batch), targets, batch.weights)
     counted = targets != IGNORED if batch.weights is None else batch.weights.bool()
     return float(G[counted].square().sum(-1).mean().sqrt())

@@ -1,10 +1,10 @@
-"""Questions 1 to 4 and 6: with which powers of σ blocks grow, in which networks, and over which range.
+"""Questions 1 to 4 and 6: the powers of σ with which blocks grow, by network and range of σ.
 
 1. Do the growth orders of one layer survive depth, skips, heads, W_O and low-rank values?
 2. The term that the O-notation drops: ∂ℓ/∂F, which is 2(F − Y) or p − y, and its own order.
-3. Is it special to Transformers? The same sweeps for other networks of equal size and task.
-4. σ over six decades: where regimes change, and with which exponents.
-6. The gradient: its own orders and heterogeneity beside the Hessian's, from the sweeps of question 4.
+3. Is it specific to Transformers? The same sweeps for other networks of equal size on the same task.
+4. σ over six decades: the regimes and their exponents.
+6. The gradient: its orders and heterogeneity compared with the Hessian's, from the sweeps of question 4.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from curvescope.papers.ormaniec2025.reviewers.networks import (
     SMALL,
     WIDTH,
     Config,
-    Sweep,
+    NormSweep,
     addition_batch,
     embedded,
     problem,
@@ -48,13 +48,13 @@ from curvescope.papers.ormaniec2025.reviewers.networks import (
     transformer,
 )
 from curvescope.problem import Problem
-from curvescope.runs.shown import OPEN
+from curvescope.runs.study_result import OPEN
 from curvescope.studies.common.statistics import Interval, above, below, geometric_interval, mean_interval
 
 Found = Mapping[str, Any]
 """Sweeps by the names of their pieces, among others."""
 DEPTH_SCALES = {"2 layers, no skips, all see all": (0.01, 0.02, 0.04)}
-"""Scales of a case whose tokens become equal: they differ by σ³, which must stay above rounding."""
+"""Scales of a case in which tokens become equal: they differ by σ³, which must stay above rounding."""
 
 ORDERS = {("H_o", "W_Q"): 6, ("H_o", "W_K"): 6, ("H_o", "W_V"): 2, ("H", "W_Q"): 5, ("H", "W_K"): 5,
           ("H", "W_V"): 2}  # fmt: skip
@@ -75,13 +75,13 @@ DEPTH_CASES: dict[str, dict[str, Any]] = {
 DEPTH_CLAIMS = {
     "the orders of one layer survive depth": ("one layer", "2 layers", "4 layers"),
     "they survive without skips, causal": ("2 layers, no skips, causal",),
-    "they survive without skips, all tokens seeing all": ("2 layers, no skips, all see all",),
+    "they survive without skips and without a causal mask": ("2 layers, no skips, all see all",),
     "they survive several heads": ("2 heads", "4 heads"),
     "they do not depend on W_O": ("W_O = identity",),
     "they survive value maps of low rank": ("values of rank 1", "values of rank 2"),
 }
 DROPPED_SIGMA = np.array([3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0])
-FITTED = 0.1  # the scale at which targets are the network's own outputs
+FITTED = 0.1  # scale at which the targets equal the network's own outputs
 LARGE = 1e3
 TARGETS = (
     "cross-entropy",
@@ -91,14 +91,14 @@ TARGETS = (
     "no target",
     "fitted at σ = 0.1",
 )
-POWER_LAWS = TARGETS[:-1]  # where ∂ℓ/∂F has a power law
+POWER_LAWS = TARGETS[:-1]  # cases in which ∂ℓ/∂F has a power law
 BLOCK = "L0.W_Q"
-BOUND = 2**0.5  # of ‖p − y‖
+BOUND = 2**0.5  # upper bound of ‖p − y‖
 ARCHITECTURE_SIGMA = np.array([*SMALL, 1.0])
 FIRST = "Transformer"
-APART = 0.5  # exponents of different order are further apart
+APART = 0.5  # exponents of different order differ by more than this
 SETTING_BLOCKS = {"MLP": ("W_1", "U")}
-EPS = 1e-12  # of the LayerNorms: with 1e-5 there is one more regime, below σ ≈ √ε, where they scale nothing
+EPS = 1e-12  # ε of the LayerNorms; 1e-5 would add a regime below σ ≈ √ε, in which they do not rescale
 SETTINGS = {
     "softmax": "softmax: one layer, one head, width 4, ReLU feed-forward of width 5, skips, no norm, "
     "cross-entropy",
@@ -107,7 +107,7 @@ SETTINGS = {
     "of one-hot digits",
     "MLP": "MLP: three layers of width 4 on the last six tokens, cross-entropy",
 }
-"""Architecture and loss of each, in words."""
+"""Architecture and loss of each network, in words."""
 LAWS: tuple[tuple[str, str, str, float, str], ...] = (
     ("softmax", "H", "L0.W_Q", 5, PAPER),
     ("softmax", "H_o", "L0.W_Q", 6, PAPER),
@@ -117,17 +117,20 @@ LAWS: tuple[tuple[str, str, str, float, str], ...] = (
     ("linear attention", "H", "L0.W_Q", 6, PAPER),
     ("MLP", "H", "W_1", 2, PAPER),
 )
-"""The paper's exponents by setting, part and block; with Pre-LN nothing grows."""
+"""The paper's exponents by network, part and block; with Pre-LN nothing grows."""
 FAR = 20.0
-TAILS = {"L0.W_Q": -1, "L0.W_V": -2}  # of H with Pre-LN for σ ≥ FAR: the stream passes what attention adds
-HIGH = 1e-2  # scales up to which exponents are fitted
-AT = 0.1  # the scale at which blocks are compared
+TAILS = {
+    "L0.W_Q": -1,
+    "L0.W_V": -2,
+}  # exponents of H with Pre-LN for σ ≥ FAR, where the residual stream dominates attention's output
+HIGH = 1e-2  # largest scale in the fit of exponents
+AT = 0.1  # scale at which blocks are compared
 ROLES = ("W_Q", "W_K", "W_V", "W_O")
 GRADIENT = {"softmax": {"W_Q": 3, "W_K": 3, "W_V": 1, "W_O": 1}, "linear attention": dict.fromkeys(ROLES, 3)}
 
 
 def deep_network(case: str, seed: int) -> nn.Module:
-    """The network of a case."""
+    """Return the network of a case."""
     module = transformer(seed, **DEPTH_CASES[case])
     if case == "W_O = identity":
         with torch.no_grad():
@@ -135,8 +138,8 @@ def deep_network(case: str, seed: int) -> nn.Module:
     return module
 
 
-def _depth_pieces(cfg: Config) -> dict[str, Callable[[], Sweep]]:
-    """A sweep over small σ for every case."""
+def _depth_pieces(cfg: Config) -> dict[str, Callable[[], NormSweep]]:
+    """Return a sweep over small σ for every case."""
     options = {"seeds": cfg.count, "sequences": cfg.sequences}
     return {
         f"depth.{case}": partial(
@@ -146,8 +149,8 @@ def _depth_pieces(cfg: Config) -> dict[str, Callable[[], Sweep]]:
     }
 
 
-def _depth_orders(case: str, found: Sweep) -> dict[str, tuple[np.ndarray, float]]:
-    """Slopes over seeds and the paper's exponent, by block and part."""
+def _depth_orders(case: str, found: NormSweep) -> dict[str, tuple[np.ndarray, float]]:
+    """Return slopes over seeds and the paper's exponent, by block and part."""
     return {
         f"{case}: {part}({block})": (exponents(found.sigma, found.curve(part, block)), power)
         for (part, role), power in ORDERS.items()
@@ -157,7 +160,7 @@ def _depth_orders(case: str, found: Sweep) -> dict[str, tuple[np.ndarray, float]
 
 
 def _depth_answers(found: Found) -> list[Answer]:
-    """A verdict for each thing that is added to a layer."""
+    """Return a verdict for each change of the layer."""
     rows = []
     for claim, cases in DEPTH_CLAIMS.items():
         slopes: dict[str, tuple[np.ndarray, float]] = {}
@@ -170,7 +173,7 @@ def _depth_answers(found: Found) -> list[Answer]:
 
 
 def with_targets(case: str, sequences: int, seed: int, sigma: float) -> Problem:
-    """One layer on the sums, with squared error unless the case is cross-entropy."""
+    """Return one layer on the sums, with squared error unless the case is cross-entropy."""
     module = transformer(seed)
     if case == "cross-entropy":
         batch = addition_batch(sequences)
@@ -185,8 +188,8 @@ def with_targets(case: str, sequences: int, seed: int, sigma: float) -> Problem:
     return problem(module, sigma * X, factor * Y, batch.weights, "mse_mean")
 
 
-def _dropped_pieces(cfg: Config) -> dict[str, Callable[[], Sweep]]:
-    """A sweep for every kind of target."""
+def _dropped_pieces(cfg: Config) -> dict[str, Callable[[], NormSweep]]:
+    """Return a sweep for every kind of target."""
     return {
         f"dropped.{case}": partial(
             sweep_of, partial(with_targets, case, cfg.sequences), DROPPED_SIGMA, "L0.W_[QV]", seeds=cfg.count
@@ -195,24 +198,24 @@ def _dropped_pieces(cfg: Config) -> dict[str, Callable[[], Sweep]]:
     }
 
 
-def _slope_order(found: Sweep) -> np.ndarray:
-    """Exponent of ‖∂ℓ/∂F‖ for small σ, (seeds,)."""
+def _slope_order(found: NormSweep) -> np.ndarray:
+    """Exponent of ‖∂ℓ/∂F‖ for small σ: (seeds,)."""
     return exponents(found.sigma, found.slope, high=SMALL[-1])
 
 
-def _functional_order(found: Sweep) -> np.ndarray:
-    """Exponent of ‖H_f(W_Q)‖ for small σ, (seeds,)."""
+def _functional_order(found: NormSweep) -> np.ndarray:
+    """Exponent of ‖H_f(W_Q)‖ for small σ: (seeds,)."""
     return exponents(found.sigma, found.curve("H_f", BLOCK), high=SMALL[-1])
 
 
 def _dropped_answers(found: Found) -> list[Answer]:
-    """Its slope, what it does to H_f, its bound, and a fit."""
+    """Return answers on the slope of ∂ℓ/∂F, its effect on H_f, its bound, and the fitted case."""
     sweeps = {case: found[f"dropped.{case}"] for case in POWER_LAWS}
     own = {case: mean_interval(_slope_order(one)) for case, one in sweeps.items()}
     parts = {case: mean_interval(_functional_order(one)) for case, one in sweeps.items()}
     rows = [
-        _by_case("∂ℓ/∂F does not depend on σ, so that it may be dropped", own, 0, PAPER),
-        _by_case("‖H_f(W_Q)‖ ~ σ^5 whatever the targets", parts, 5, PAPER),
+        _by_case("∂ℓ/∂F does not depend on σ, so it can be dropped", own, 0, PAPER),
+        _by_case("‖H_f(W_Q)‖ ~ σ^5 for all targets", parts, 5, PAPER),
     ]
     rest = np.stack([_functional_order(one) - _slope_order(one) for one in sweeps.values()])
     worst = rest[np.abs(rest - 5).max(1).argmax()]
@@ -228,8 +231,8 @@ def _by_case(claim: str, means: Mapping[str, Interval], power: float, source: st
     return answer(2, claim, f"σ^{power:g}", worst, verdict, measured=words, source=source)
 
 
-def _bounded(one: Sweep) -> Answer:
-    """‖p − y‖ ≤ √2: over all scales, largest of a seed."""
+def _bounded(one: NormSweep) -> Answer:
+    """Check ‖p − y‖ ≤ √2 over all scales, by the largest value per seed."""
     largest = mean_interval(one.slope.max(1))
     over = f"root mean square from {one.slope.min():.3f} to {one.slope.max():.3f} for σ from 0.0003 to 10"
     verdict = HOLDS if one.slope.max() <= BOUND else FAILS
@@ -237,53 +240,54 @@ def _bounded(one: Sweep) -> Answer:
                   measured=over, source=OURS)  # fmt: skip
 
 
-def _fit(one: Sweep) -> Answer:
-    """‖H_f‖/‖H_o‖ of W_Q where F = Y, against the scales next to it."""
+def _fit(one: NormSweep) -> Answer:
+    """Compare ‖H_f‖/‖H_o‖ of W_Q where F = Y with the neighboring scales."""
     share = one.curve("H_f", BLOCK) / one.curve("H_o", BLOCK)
     place = int(np.abs(one.sigma - FITTED).argmin())
     here, beside = mean_interval(share[:, place]), share[:, [place - 1, place + 1]].min()
     verdict = HOLDS if share[:, place].max() < 1e-10 < beside else FAILS
     words = (
-        f"‖H_f‖/‖H_o‖ of W_Q at most {share[:, place].max():.1e} at the fit, at least {beside:.1e} beside it"
+        f"‖H_f‖/‖H_o‖ of W_Q at most {share[:, place].max():.1e} at the fit, "
+        f"at least {beside:.1e} at neighboring scales"
     )
-    claim = "where the network fits (F = Y) the order is trivial: H_f is zero"
+    claim = "if the network fits (F = Y), the order is trivial: H_f is zero"
     return answer(2, claim, "0", here, verdict, measured=words, source=OURS)
 
 
-def _architecture_pieces(cfg: Config) -> dict[str, Callable[[], Sweep]]:
-    """A sweep of all blocks of every network."""
+def _architecture_pieces(cfg: Config) -> dict[str, Callable[[], NormSweep]]:
+    """Return a sweep of all blocks for every network."""
     options = {"seeds": cfg.count, "sequences": cfg.sequences}
     return {f"architecture.{name}": partial(sweep, make, ARCHITECTURE_SIGMA, **options)
             for name, make in ARCHITECTURES.items()}  # fmt: skip
 
 
-def block_orders(found: Sweep, part: str = "H") -> np.ndarray:
+def block_orders(found: NormSweep, part: str = "H") -> np.ndarray:
     """Exponents for small σ: (seeds, blocks)."""
     return np.stack(
         [exponents(found.sigma, found.curve(part, block), high=SMALL[-1]) for block in found.blocks], axis=1
     )
 
 
-def spread(found: Sweep, part: str = "H") -> Interval:
-    """The largest less the smallest exponent among the blocks."""
+def spread(found: NormSweep, part: str = "H") -> Interval:
+    """Largest minus smallest exponent among the blocks."""
     return mean_interval(np.ptp(block_orders(found, part), axis=1))
 
 
-def unlike(found: Sweep) -> Interval:
-    """Decades between the largest and the least root mean square of a block's entries of H at σ = 1."""
+def unlike(found: NormSweep) -> Interval:
+    """Decades between the largest and the smallest root mean square entry of a block of H at σ = 1."""
     entries = [found.curve("H", b)[:, -1] / n for b, n in zip(found.blocks, found.sizes, strict=True)]
     return mean_interval(np.ptp(np.log10(np.stack(entries)), axis=0))
 
 
 def _architecture_answers(found: Found) -> list[Answer]:
-    """One row a network, and the question itself, of H_o and of H."""
+    """Return one row per network, and the question itself for H_o and for H."""
     sweeps = {name: found[f"architecture.{name}"] for name in ARCHITECTURES}
     return [*(_one_order(name, one) for name, one in sweeps.items()),
             *(_special(sweeps, part) for part in ("H_o", "H")), _unlike(sweeps)]  # fmt: skip
 
 
-def _one_order(name: str, one: Sweep) -> Answer:
-    """All blocks of H grow alike."""
+def _one_order(name: str, one: NormSweep) -> Answer:
+    """Verdict on whether all blocks of H grow with one exponent."""
     shown = ", ".join(
         f"{block.removeprefix('L0.')} {mean:.2f}"
         for block, mean in zip(one.blocks, block_orders(one).mean(0), strict=True)
@@ -291,21 +295,21 @@ def _one_order(name: str, one: Sweep) -> Answer:
     apart = spread(one)
     source = PAPER if name in ("Transformer", "MLP") else OURS
     claim = f"{name}: all blocks of H grow with one order"
-    words = f"{shown}; largest less smallest {apart:.2f}"
+    words = f"{shown}; largest minus smallest {apart:.2f}"
     return answer(3, claim, "one", apart, below(apart, APART), measured=words, source=source)
 
 
-def _special(sweeps: Mapping[str, Sweep], part: str) -> Answer:
-    """Whether no other network has blocks of different order."""
+def _special(sweeps: Mapping[str, NormSweep], part: str) -> Answer:
+    """Verdict on whether no other network has blocks of different order."""
     found = {name: spread(one, part) for name, one in sweeps.items()}
     verdict = only_first({name: above(mean, APART) for name, mean in found.items()})
-    words = "largest less smallest exponent: " + ", ".join(f"{n} {m.value:.2f}" for n, m in found.items())
-    claim = f"blocks of {part} of different order are special to Transformers"
+    words = "largest minus smallest exponent: " + ", ".join(f"{n} {m.value:.2f}" for n, m in found.items())
+    claim = f"blocks of {part} of different order are specific to Transformers"
     return answer(3, claim, "yes", found[FIRST], verdict, measured=words, source=PAPER)
 
 
 def only_first(verdicts: Mapping[str, str]) -> str:
-    """Verdict on `it is so of the Transformer alone`, from whether it is so of each network."""
+    """Verdict on “only the Transformer has this property”, from a verdict for each network."""
     if verdicts[FIRST] != HOLDS:
         return verdicts[FIRST]
     others = [name for name, verdict in verdicts.items() if name != FIRST and verdict == HOLDS]
@@ -314,13 +318,15 @@ def only_first(verdicts: Mapping[str, str]) -> str:
     return f"holds with exceptions: {', '.join(others)}" if others else HOLDS
 
 
-def _unlike(sweeps: Mapping[str, Sweep]) -> Answer:
-    """Sizes at σ = 1, where no exponent matters: the Transformer against the most unlike of the others."""
+def _unlike(sweeps: Mapping[str, NormSweep]) -> Answer:
+    """Compare entry sizes at σ = 1, where no exponent matters: the Transformer against the most heterogeneous
+    other network.
+    """
     found = {name: unlike(one) for name, one in sweeps.items()}
     most = max((name for name in found if name != FIRST), key=lambda name: found[name].value)
     more, least = found[FIRST], found[most].high
     words = ", ".join(f"{name} {mean:.2f}" for name, mean in found.items())
-    claim = "at σ = 1 the blocks of the Transformer are the most unlike (decades of the size of an entry)"
+    claim = "at σ = 1 the blocks of the Transformer differ most (in decades of entry size)"
     return answer(3, claim, f"more than {most}", more, above(more, least), measured=words)
 
 
@@ -334,15 +340,15 @@ def _network(case: str, seed: int) -> nn.Module:
 
 
 def _squared(sequences: int, seed: int, sigma: float) -> Problem:
-    """Linear attention alone, without skips, under squared error, as the paper has it."""
+    """Return linear attention without skips under squared error, as in the paper."""
     batch = addition_batch(sequences, "onehot_next")
     X = sigma * embedded(batch, seed)
     return problem(_network("linear attention", seed), X, batch.targets, batch.weights, "mse_mean")
 
 
-def _regime_pieces(cfg: Config) -> dict[str, Callable[[], Sweep]]:
-    """Six decades for every setting."""
-    found: dict[str, Callable[[], Sweep]] = {}
+def _regime_pieces(cfg: Config) -> dict[str, Callable[[], NormSweep]]:
+    """Return a sweep over six decades for every network."""
+    found: dict[str, Callable[[], NormSweep]] = {}
     for case in SETTINGS:
         blocks = SETTING_BLOCKS.get(case, ("L0.W_[QKVO]",))
         if case == "linear attention":
@@ -354,13 +360,13 @@ def _regime_pieces(cfg: Config) -> dict[str, Callable[[], Sweep]]:
     return found
 
 
-def regimes_of(one: Sweep, part: str, block: str) -> list[list[Regime]]:
-    """The regimes of a block, seed by seed."""
+def regimes_of(one: NormSweep, part: str, block: str) -> list[list[Regime]]:
+    """Regimes of a block for each seed."""
     return [regimes(one.sigma, curve) for curve in one.curve(part, block)]
 
 
 def _regime_answers(found: Found) -> list[Answer]:
-    """For each exponent: from which σ to which it is the slope, and what comes before and after."""
+    """Return, for each exponent, the range of σ in which it is the slope, and the slopes before and after."""
     rows = []
     for case, part, block, power, source in LAWS:
         one = found[f"regime.{case}"]
@@ -372,7 +378,7 @@ def _regime_answers(found: Found) -> list[Answer]:
     ]
 
 
-def judge_tail(one: Sweep, block: str, power: float) -> Answer:
+def judge_tail(one: NormSweep, block: str, power: float) -> Answer:
     """Verdict on the power of a block of H for large σ."""
     slope = mean_interval(exponents(one.sigma, one.curve("H", block), low=FAR))
     verdict = HOLDS if is_order(slope, power) else OPEN if slope.low <= power <= slope.high else FAILS
@@ -381,7 +387,7 @@ def judge_tail(one: Sweep, block: str, power: float) -> Answer:
 
 
 def judge_law(what: str, power: float, source: str, sigma: np.ndarray, curves: list[list[Regime]]) -> Answer:
-    """Verdict on one power for all σ, from the regimes of every seed: those nearest to the power decide."""
+    """Verdict on one power for all σ: in every seed, the regime with the nearest slope decides."""
     claim, expected = f"{what} ~ σ^{power:g} over six decades", f"σ^{power:g}"
     if not all(curves):
         none = Interval(math.nan, math.nan, math.nan)
@@ -401,7 +407,7 @@ def judge_law(what: str, power: float, source: str, sigma: np.ndarray, curves: l
 
 
 def _others(curves: list[list[Regime]], nearest: list[Regime]) -> str:
-    """The slopes of the other regimes, if every seed has one before or after."""
+    """Slopes of the other regimes, if every seed has one before or after."""
     words = ""
     for when, side in (("before", 0), ("after", -1)):
         others = [own[side] for own in curves]
@@ -410,19 +416,19 @@ def _others(curves: list[list[Regime]], nearest: list[Regime]) -> str:
     return words
 
 
-def gradient_order(one: Sweep, part: str, role: str) -> np.ndarray:
-    """Exponent for small σ, (seeds,)."""
+def gradient_order(one: NormSweep, part: str, role: str) -> np.ndarray:
+    """Exponent for small σ: (seeds,)."""
     return exponents(one.sigma, one.curve(part, f"L0.{role}"), high=HIGH)
 
 
-def apart(one: Sweep, part: str) -> np.ndarray:
-    """‖block of W_V‖ over ‖block of W_Q‖ at σ = 0.1, in decades: (seeds,)."""
+def apart(one: NormSweep, part: str) -> np.ndarray:
+    """Ratio ‖block of W_V‖ / ‖block of W_Q‖ at σ = 0.1, in decades: (seeds,)."""
     place = int(np.abs(np.log(one.sigma / AT)).argmin())
     return np.log10(one.curve(part, "L0.W_V")[:, place] / one.curve(part, "L0.W_Q")[:, place])
 
 
 def _gradient_answers(found: Found) -> list[Answer]:
-    """Exponents with and without softmax, the square, and the distance between W_V and W_Q."""
+    """Return exponents with and without softmax, twice the exponents, and the distance of W_V and W_Q."""
     rows = []
     for case, powers in GRADIENT.items():
         one = found[f"regime.{case}"]
@@ -437,8 +443,8 @@ def _gradient_answers(found: Found) -> list[Answer]:
     return [*rows, *_twice(found["regime.softmax"]), _wider(found["regime.softmax"])]
 
 
-def _twice(one: Sweep) -> list[Answer]:
-    """Whether a block of H_o, and of H, grows with twice the exponent of its gradient."""
+def _twice(one: NormSweep) -> list[Answer]:
+    """Verdict on whether a block of H_o, and of H, grows with twice the exponent of its gradient."""
     rows = []
     for part in ("H_o", "H"):
         rest = {
@@ -452,8 +458,8 @@ def _twice(one: Sweep) -> list[Answer]:
     return rows
 
 
-def _wider(one: Sweep) -> Answer:
-    """Decades between W_V and W_Q, of H against the gradient."""
+def _wider(one: NormSweep) -> Answer:
+    """Compare the decades between W_V and W_Q in H with those in the gradient."""
     found = {part: mean_interval(apart(one, part)) for part in PARTS if part != "H_f"}
     more: Interval = mean_interval(apart(one, "H") - apart(one, "gradient"))
     words = ", ".join(f"{part} {mean:.2f}" for part, mean in found.items())
@@ -474,7 +480,7 @@ QUESTIONS = (
         _dropped_answers,
         _dropped_pieces,
     ),
-    Question(3, "Is it special to Transformers?", _architecture_answers, _architecture_pieces),
+    Question(3, "Is it specific to Transformers?", _architecture_answers, _architecture_pieces),
     Question(4, "Six decades of σ: where do regimes change?", _regime_answers, _regime_pieces),
-    Question(6, "The gradient first: its own orders and heterogeneity", _gradient_answers),
+    Question(6, "The gradient: its orders and heterogeneity", _gradient_answers),
 )

@@ -1,7 +1,8 @@
-"""Questions 5 and 7: one query-key matrix against two, and by how much softmax reduces the query blocks.
+"""Questions 5 and 7: one query-key matrix against two, and the effect of softmax on the query blocks.
 
-One matrix W_QK against W_Q and W_K: both networks begin as the same function, W_QK = W_Q W_Kᵀ, and have as
-many parameters: one head of width 2 in a stream of width 4, so W_Q and W_K have 8 entries each and W_QK 16.
+W_QK is compared with W_Q and W_K. Both networks start as the same function, W_QK = W_Q W_Kᵀ, with the same
+number of parameters: one head of width 2 in a stream of width 4, so W_Q and W_K have 8 entries each and W_QK
+16.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from curvescope.papers.ormaniec2025.reviewers.networks import (
     transformer,
 )
 from curvescope.studies.common.statistics import above, below, geometric_interval, mean_interval
+from curvescope.studies.common.training import adam, sgd
 
 WAYS = ("W_Q and W_K", "one W_QK")
 MERGED_SIGMA = np.array([0.1, 0.3, 1.0])
@@ -48,18 +50,17 @@ RATES: dict[Optimizer, tuple[float, ...]] = {
     "gradient descent": (0.1, 0.3, 1.0, 3.0),
     "Adam": (0.003, 0.01, 0.03, 0.1),
 }
-SUMS = 64  # of the training data
+SUMS = 64  # sums of the training data
 HEAD = 2
-TINY = 1e-12  # of a ratio: a Hessian without a negative eigenvalue
+TINY = 1e-12  # replaces a ratio of zero: a Hessian without a negative eigenvalue
 Optimizer = Literal["gradient descent", "Adam"]
-BETAS, EPS = (0.9, 0.999), 1e-8
 TEMPERATURES = (0.1, 0.3, 1.0, 3.0, 10.0)
-HEADS = 4  # for each network of the other questions: they cost little
+HEADS = 4  # heads per network of the other questions, because they take little time
 
 
 @dataclass(frozen=True)
 class Curved(Result):
-    """The Hessian over the weights of the scores, by way."""
+    """Eigenvalues of the Hessian over the weights of the scores, for both parameterizations."""
 
     sigma: np.ndarray  # (S,)
     largest: np.ndarray  # (seeds, S, 2) λ_max of H
@@ -67,27 +68,27 @@ class Curved(Result):
 
 
 @dataclass(frozen=True)
-class Trained(Result):
-    """Losses of whole-batch training with one optimizer."""
+class TrainingLosses(Result):
+    """Losses of full-batch training with one optimizer."""
 
     rates: np.ndarray  # (r,)
     losses: np.ndarray  # (2 ways, seeds, r, steps + 1)
 
     def best(self) -> np.ndarray:
-        """Losses with the rate that ends lowest, by way and seed: (2, seeds, steps + 1)."""
+        """Losses at the rate of the lowest final loss: (2 parameterizations, seeds, steps + 1)."""
         last = np.nan_to_num(self.losses[..., -1], nan=np.inf)
         chosen = last.argmin(-1)[..., None, None]
         return np.take_along_axis(self.losses, chosen, axis=2)[:, :, 0]
 
     def steps_to(self) -> np.ndarray:
-        """Steps until a loss that both ways reach, the larger of their ends: (2, seeds)."""
+        """Steps until a loss that both parameterizations reach, the larger final loss: (2, seeds)."""
         best = np.minimum.accumulate(self.best(), axis=-1)
         goal = best[..., -1].max(0)  # (seeds,)
         return (best > goal[:, None]).sum(-1) + 1
 
 
 def pair(seed: int) -> tuple[nn.Module, nn.Module]:
-    """The same function with two matrices and with one."""
+    """Return the same function with two matrices and with one."""
     two = transformer(seed, d_head=HEAD)
     one = transformer(seed, d_head=HEAD, merged_qk=True)
     with torch.no_grad():
@@ -100,7 +101,7 @@ def pair(seed: int) -> tuple[nn.Module, nn.Module]:
 
 
 def _merged_pieces(cfg: Config) -> dict[str, Callable[[], Result]]:
-    """Curvature, and training with each optimizer."""
+    """Return the pieces: curvature, and training with each optimizer."""
     found: dict[str, Callable[[], Result]] = {"merged.curvature": lambda: curved(cfg.count, cfg.sequences)}
     for how in RATES:
         found[f"merged.{how}"] = partial(trained, how, cfg.count, cfg.steps)
@@ -108,7 +109,7 @@ def _merged_pieces(cfg: Config) -> dict[str, Callable[[], Result]]:
 
 
 def curved(seeds: int, sequences: int) -> Curved:
-    """Extreme eigenvalues at the beginning."""
+    """Compute extreme eigenvalues at initialization."""
     batch, rows = addition_batch(sequences), []
     for seed in range(seeds):
         X = embedded(batch, seed)
@@ -124,8 +125,10 @@ def _ends(module: nn.Module, X: Tensor, targets: Tensor) -> tuple[float, float]:
     return float(values[-1]), float(-values[0] / torch.linalg.eigvalsh(outer)[-1])
 
 
-def trained(how: Optimizer, seeds: int, steps: int) -> Trained:
-    """Every seed with every rate, both ways from the same function on the same data at σ = 1."""
+def trained(how: Optimizer, seeds: int, steps: int) -> TrainingLosses:
+    """Train every seed with every rate, both parameterizations from the same function on the same data at σ =
+    1.
+    """
     batch, rates = addition_batch(SUMS), torch.tensor(RATES[how], dtype=torch.float64)
     data = torch.stack([embedded(batch, seed) for seed in range(seeds)])
     found = []
@@ -136,23 +139,23 @@ def trained(how: Optimizer, seeds: int, steps: int) -> Trained:
             steps=steps, how=how,
         )  # fmt: skip
         found.append(losses.reshape(seeds, len(rates), -1).numpy())
-    return Trained(rates.numpy(), np.stack(found))
+    return TrainingLosses(rates.numpy(), np.stack(found))
 
 
 def _merged_answers(found: Mapping[str, Any]) -> list[Answer]:
-    """Indefiniteness, the largest eigenvalue, the loss, and the speed."""
+    """Return answers on indefiniteness, the largest eigenvalue, the loss, and the speed."""
     curvature = found["merged.curvature"]
     assert isinstance(curvature, Curved)
     rows = [row for at in (0.1, 1.0) for row in _curvature(curvature, at)]
     for how in RATES:
         one = found[f"merged.{how}"]
-        assert isinstance(one, Trained)
+        assert isinstance(one, TrainingLosses)
         rows += _training(how, one)
     return rows
 
 
 def _curvature(one: Curved, sigma: float) -> list[Answer]:
-    """Ratios of one matrix to two at a scale."""
+    """Compare one matrix with two at one scale."""
     place = int(np.abs(one.sigma - sigma).argmin())
     negative, top = (values[:, place, 1] / values[:, place, 0] for values in (one.negative, one.largest))
     less, lower = geometric_interval(np.clip(negative, TINY, None)), geometric_interval(top)
@@ -164,7 +167,7 @@ def _curvature(one: Curved, sigma: float) -> list[Answer]:
     ]  # fmt: skip
 
 
-def _training(how: str, one: Trained) -> list[Answer]:
+def _training(how: str, one: TrainingLosses) -> list[Answer]:
     ends, steps = one.best()[..., -1], one.steps_to()
     lower = mean_interval(ends[1] - ends[0])
     faster = geometric_interval(steps[0] / steps[1])
@@ -184,16 +187,8 @@ def _training(how: str, one: Trained) -> list[Answer]:
 def train_together(
     modules: Sequence[nn.Module], X: Tensor, targets: Tensor, *, rates: Tensor, steps: int, how: Optimizer
 ) -> Tensor:
-    """Interval cross-entropy before every step and after the last, of whole batches.
-
-    Args:
-        modules: N of one shape, their parameters the beginnings.
-        X: (N, n, T, d), the inputs of each.
-        targets: (n, T), the same for all.
-        rates: (N,) step sizes.
-
-    Returns:
-        (N, steps + 1).
+    """Train with full batches, and return the cross-entropy before every step and after the last: (N, steps +
+    1).
     """
     names = [name for name, _ in modules[0].named_parameters()]
     theta = {name: torch.stack([m.get_parameter(name).detach() for m in modules]) for name in names}
@@ -202,23 +197,14 @@ def train_together(
         logits = functional_call(modules[0], parameters, (inputs,))
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
-    slopes = vmap(grad_and_value(loss))
-    first = {name: torch.zeros_like(W) for name, W in theta.items()}
-    second = {name: torch.zeros_like(W) for name, W in theta.items()}
+    slopes, step_of = vmap(grad_and_value(loss)), adam if how == "Adam" else sgd
+    moves = {name: step_of(W, rates.view(-1, *[1] * (W.dim() - 1))) for name, W in theta.items()}
     losses = []
-    for step in range(1, steps + 2):
+    for step in range(steps + 1):
         g, value = slopes(theta, X)
         losses.append(value)
-        if step > steps:
-            break
-        for name in names:
-            move = g[name]
-            if how == "Adam":
-                first[name] = BETAS[0] * first[name] + (1 - BETAS[0]) * move
-                second[name] = BETAS[1] * second[name] + (1 - BETAS[1]) * move**2
-                mean, square = first[name] / (1 - BETAS[0] ** step), second[name] / (1 - BETAS[1] ** step)
-                move = mean / (square.sqrt() + EPS)
-            theta[name] = theta[name] - rates.view(-1, *[1] * (move.dim() - 1)) * move
+        if step < steps:
+            theta = {name: moves[name](W, g[name]) for name, W in theta.items()}
     return torch.stack(losses, dim=1)
 
 
@@ -226,38 +212,38 @@ NAMES = ["".join(pair) for pair in PAIRS]
 
 
 @dataclass(frozen=True)
-class Heads(Result):
+class HeadBlockNorms(Result):
     """Frobenius norms of the six blocks of H of one head at σ = 1, with softmax and without."""
 
     temperatures: np.ndarray  # (t,)
     softmax: np.ndarray  # (seeds, t, 6) in the order of NAMES
-    linear: np.ndarray  # (seeds, t, 6): the scores themselves are the weights
-    mean: np.ndarray  # (seeds, t, 6): the scores over the number of tokens that are seen
+    linear: np.ndarray  # (seeds, t, 6) with the scores as weights
+    mean: np.ndarray  # (seeds, t, 6) with the scores divided by the number of visible tokens as weights
 
     def ratio(self, block: str, t: int, *, over: str = "linear") -> np.ndarray:
-        """With softmax over without: (seeds,)."""
+        """Ratio of norms with softmax and without: (seeds,)."""
         place = NAMES.index(block)
         return self.softmax[:, t, place] / getattr(self, over)[:, t, place]
 
 
-def _softmax_pieces(cfg: Config) -> dict[str, Callable[[], Heads]]:
-    """All heads, in closed form."""
+def _softmax_pieces(cfg: Config) -> dict[str, Callable[[], HeadBlockNorms]]:
+    """Return the piece that measures all heads in closed form."""
     return {"softmax": lambda: measure_heads(HEADS * cfg.count, cfg.sequences)}
 
 
-def measure_heads(seeds: int, sequences: int) -> Heads:
-    """Norms at every temperature; of linear attention too, whose scores are divided by it as well."""
+def measure_heads(seeds: int, sequences: int) -> HeadBlockNorms:
+    """Compute norms at every temperature; scores of linear attention are divided by it as well."""
     found = [[[head_norms(seed, sequences, tau, how) for how in ("softmax", "linear", "mean")]
               for tau in TEMPERATURES] for seed in range(seeds)]  # fmt: skip
     values = np.array(found)  # (seeds, t, 3, 6)
-    return Heads(np.array(TEMPERATURES), values[:, :, 0], values[:, :, 1], values[:, :, 2])
+    return HeadBlockNorms(np.array(TEMPERATURES), values[:, :, 0], values[:, :, 1], values[:, :, 2])
 
 
 def head_norms(seed: int, sequences: int, tau: float, how: str) -> np.ndarray:
     """‖H(block)‖ of one causal head with scores q kᵀ/(τ√d_K), under squared error against normal targets.
 
-    `how` is softmax, linear, or mean: linear with each row divided by the number of tokens it sees, which
-    here is put into what the row hands on, G and B of the loss.
+    `how` is softmax, linear, or mean: linear with each row divided by the number of visible tokens. The
+    division is applied to G and B of the loss.
     """
     X, source = embedded(addition_batch(sequences), seed), generator(seed, 3)
     W_Q, W_K, W_V = (
@@ -279,7 +265,7 @@ def head_norms(seed: int, sequences: int, tau: float, how: str) -> np.ndarray:
 
 
 def _softmax_answers(found: Mapping[str, Any]) -> list[Answer]:
-    """At the usual temperature and at all of them, absolutely and relative to W_V."""
+    """Return answers at the usual temperature and at all of them, absolute and relative to W_V."""
     one = found["softmax"]
     usual = TEMPERATURES.index(1.0)
     at_one = geometric_interval(one.ratio("QQ", usual))
@@ -294,13 +280,13 @@ def _softmax_answers(found: Mapping[str, Any]) -> list[Answer]:
     return [*rows, _over(claim, relative, source=PAPER)]
 
 
-def _everywhere(one: Heads, over: str, words: str) -> Answer:
+def _everywhere(one: HeadBlockNorms, over: str, words: str) -> Answer:
     ratios = [one.ratio("QQ", t, over=over) for t in range(len(TEMPERATURES))]
     return _over(f"it does so at every temperature, {words}", ratios)
 
 
 def _over(claim: str, ratios: list[np.ndarray], *, source: str = OURS) -> Answer:
-    """Whether a ratio is below one at all temperatures, or at which."""
+    """Verdict on whether a ratio is below one at all temperatures, or at which."""
     means = {tau: geometric_interval(values) for tau, values in zip(TEMPERATURES, ratios, strict=True)}
     verdict = _where({f"{tau:g}": below(mean, 1) for tau, mean in means.items()})
     shown = ", ".join(f"τ = {tau:g}: {mean:.2g}" for tau, mean in means.items())
@@ -309,7 +295,7 @@ def _over(claim: str, ratios: list[np.ndarray], *, source: str = OURS) -> Answer
 
 
 def _where(verdicts: Mapping[str, str]) -> str:
-    """One verdict for all temperatures, or those with which it holds."""
+    """Return one verdict for all temperatures, or the temperatures at which the claim holds."""
     kinds = set(verdicts.values())
     if len(kinds) == 1:
         return kinds.pop()

@@ -1,9 +1,9 @@
-"""What the reviewers of the paper asked, each question answered by a measurement with a verdict.
+"""Questions of the paper's reviewers, each answered by a measurement with a verdict.
 
 The public reviews asked about deeper models, the term that the O-notation drops, other architectures, the
-range of σ, one query-key matrix against two, the gradient, and by how much softmax reduces the query blocks.
-Each question is a file here: what it measures (`pieces`) and what follows (`answers`). Second derivatives are
-exact, in float64, on networks so small that their matrices are written out; intervals are over seeds.
+range of σ, one query-key matrix against two, the gradient, and the effect of softmax on the query blocks.
+Each question has measurements (`pieces`) and conclusions (`answers`). Second derivatives are exact, in
+float64, on networks that are small enough for dense matrices. Intervals are over seeds.
 """
 
 from __future__ import annotations
@@ -23,15 +23,22 @@ from curvescope.papers.ormaniec2025.reviewers.answers import (
     exponents,
     local_slopes,
 )
-from curvescope.papers.ormaniec2025.reviewers.networks import DATA, PARTS, Config, Sweep
-from curvescope.papers.ormaniec2025.reviewers.softmax import NAMES, RATES, WAYS, Curved, Heads, Trained
-from curvescope.runs.shown import Claim, Line, Shown
-from curvescope.runs.work import Piece, State, work_through
+from curvescope.papers.ormaniec2025.reviewers.networks import DATA, PARTS, Config, NormSweep
+from curvescope.papers.ormaniec2025.reviewers.softmax import (
+    NAMES,
+    RATES,
+    WAYS,
+    Curved,
+    HeadBlockNorms,
+    TrainingLosses,
+)
+from curvescope.runs.resumable_loop import Piece, State, work_through
+from curvescope.runs.study_result import Claim, Line, Shown, Tables
 from curvescope.studies.common.statistics import Interval, geometric_interval, mean_interval
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -39,40 +46,43 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Result)
 QUESTIONS = sorted([*orders.QUESTIONS, *softmax.QUESTIONS], key=lambda question: question.number)
 BASE = (
-    "Transformer of one layer: one softmax head, width 4, W_O, ReLU feed-forward of width 5, skips, no norm, "
-    "no biases, {parameters} parameters at initialization"
+    "one-layer Transformer: one softmax head, width 4, W_O, ReLU feed-forward of width 5, skips, no "
+    "norm, no biases, {parameters} parameters at initialization"
 )
 OVER = "Means over {seeds} seeds of weights and embeddings, with 95 % intervals"
 CAPTIONS = {
-    "reviewers_depth": "Exponents of σ, fitted for σ from 0.0003 to 0.003, of ‖H_o‖ and ‖H‖ of every W_Q, "
-    "W_K and W_V, against the paper's for one layer (lines). {over}. Data: {data}. Networks: the {base}, "
-    "changed as the labels say (all see all: σ from 0.01 to 0.04). Dots of one label are its layers.",
+    "reviewers_depth": "Exponents of σ in ‖H_o‖ and ‖H‖ of every W_Q, W_K and W_V, fitted for σ from 0.0003 "
+    "to 0.003, with the paper's exponents for one layer (lines). {over}. Data: {data}. Networks: the "
+    "{base}, changed as labeled (all see all has no causal mask: σ from 0.01 to 0.04). Several dots of one "
+    "label are its layers.",
     "reviewers_dropped": "Left: ‖∂ℓ/∂F‖ of a term, the factor that the O-notation drops, against σ: 2(F − "
-    "Y) under squared error, p − y under cross-entropy. Right: ‖H_f(W_Q)‖ over σ⁵; where the network fits, "
-    "at σ = 0.1, both are zero and left out. {over}. Data: {data}; under squared error the targets are "
-    "those digits as one-hot vectors, changed as the labels say. Network: the {base}.",
-    "reviewers_architectures": "Exponents of σ of ‖H‖ of every block of weights, for σ from 0.0003 to "
-    "0.003. {over}. Data: {data}. Networks: the {base}; an MLP and a gated MLP on the last six tokens, a "
-    "causal convolutional net, a causal MLP-mixer and a tanh RNN, each of 144 to 161.",
-    "reviewers_regimes": "Local slopes d log ‖block‖ / d log σ of H over six decades of σ; where a line "
-    "ends the block is zero in float64. Bands are 95 % intervals over {seeds} seeds. Data: {data}. "
-    "Networks: {settings}.",
+    "Y) for squared error, p − y for cross-entropy. Right: ‖H_f(W_Q)‖ over σ⁵. At σ = 0.1 of the fitted "
+    "case both are zero and not shown. {over}. Data: {data}; for squared error the targets are these "
+    "digits as one-hot vectors, changed as labeled. Network: the {base}.",
+    "reviewers_architectures": "Exponents of σ in ‖H‖ of every block of weights, for σ from 0.0003 to "
+    "0.003. {over}. Data: {data}. Networks: the {base}; an MLP and a gated MLP on the last six tokens, "
+    "a causal convolutional network, a causal MLP-mixer and a tanh RNN, with 144 to 161 parameters each.",
+    "reviewers_regimes": "Local slopes d log ‖block‖ / d log σ of H over six decades of σ. A line ends if "
+    "the block is zero in float64. Bands are 95 % intervals over {seeds} seeds. Data: {data}. Networks: "
+    "{settings}.",
     "reviewers_merged": "Left: −λ_min(H)/λ_max(H_o) over the weights of the scores, with W_Q and W_K and "
     "with their product, against σ (cross-entropy, at initialization). Middle and right: loss of "
-    "whole-batch training at σ = 1 on {sums} sums, each way and seed with the best of {rates} step sizes. "
-    "Lines are means over {seeds} seeds, bands 95 % intervals. Data: {data}. Network: the {merged}, its "
-    "head of width 2: W_Q and W_K together have as many entries as W_QK.",
+    "full-batch training at σ = 1 on {sums} sums, for each parameterization and seed with the best of "
+    "{rates} learning rates. Lines are means over {seeds} seeds, bands 95 % intervals. Data: {data}. "
+    "Network: the {merged}, with a head of width 2: W_Q and W_K together have as many entries as W_QK.",
     "reviewers_gradient": "Norms of the blocks of the gradient, of H_o and of H against σ. {over}. Data: "
     "{data}. Network: the {base}.",
-    "reviewers_softmax": "‖block‖ of H with softmax over the same without, against the temperature τ of the "
-    "scores q kᵀ/(τ√d_K). Left: without softmax the scores are the weights; right: the scores divided by "
-    "the number of tokens seen. Geometric means over {heads} seeds with 95 % intervals. One causal head of "
-    "width 4, in closed form, on the tokens of the {task} at σ = 1, squared error against normal targets.",
-    "reviewers": "Every answer: the claim, what is expected, what was measured, the number that decides "
-    "with its 95 % interval over seeds, and the verdict that follows.",
+    "reviewers_softmax": "Ratio of ‖block‖ of H with softmax and without, against the temperature τ of the "
+    "scores q kᵀ/(τ√d_K). Left: without softmax, the scores are the weights. Right: the scores divided "
+    "by the number of visible tokens are the weights. Geometric means over {heads} seeds with 95 % "
+    "intervals. One causal head of width 4, in closed form, on the tokens of the {task} at σ = 1, with "
+    "squared error against normal targets.",
+    "reviewers": "Every answer: claim, expected value, measured value, the number that decides with its 95 "
+    "% interval over seeds, and the verdict.",
     "reviewers_norms": "Every norm of every sweep.",
-    "reviewers_ranges": "Regimes of σ, seed by seed: ranges whose local slopes are within 0.5 of each other.",
-    "reviewers_temperature": "‖block‖ of H with softmax over without: geometric mean and 95 % interval.",
+    "reviewers_ranges": "Regimes of σ for each seed: ranges whose local slopes differ by at most 0.5.",
+    "reviewers_temperature": "Ratio of ‖block‖ of H with softmax and without: geometric mean and 95 % "
+    "interval.",
 }
 ROLE_COLORS: dict[str, str] = dict(zip(("W_Q", "W_K", "W_V", "W_O"), PALETTE, strict=False))
 DASHES = {"targets ∝ σ": ":", "fitted at σ = 0.1": "--"}
@@ -80,28 +90,28 @@ DASHES = {"targets ∝ σ": ":", "fitted at σ = 0.1": "--"}
 
 @dataclass(frozen=True)
 class Reviewers(Shown):
-    """All that was measured, by name of its piece."""
+    """All measurements, by name of their piece."""
 
     settings: dict[str, Any]
     seeds: int
     found: dict[str, Result]
 
     def of(self, kind: type[R], prefix: str = "") -> dict[str, R]:
-        """The pieces of a kind whose names begin so."""
+        """Return the pieces of a kind whose names start with `prefix`."""
         return {
             name: one for name, one in self.found.items() if isinstance(one, kind) and name.startswith(prefix)
         }
 
     def answers(self) -> list[Answer]:
-        """Every row, question by question."""
+        """Return every answer, question by question."""
         return [row for question in QUESTIONS for row in question.answers(self.found)]
 
     def claims(self) -> list[Claim]:
-        """What was asked, next to what was measured."""
+        """Return every answer as a claim."""
         return [row.as_claim() for row in self.answers()]
 
     def summary(self) -> list[Line]:
-        """How many claims of a question hold, in which way."""
+        """Count the claims of each question by verdict."""
         rows = self.answers()
         found = []
         for one in QUESTIONS:
@@ -111,7 +121,7 @@ class Reviewers(Shown):
         return found
 
     def captions(self) -> dict[str, str]:
-        """What is plotted, on which data, with which architecture; for every figure and table."""
+        """Return the caption of every figure and table, with data and architecture."""
         data = DATA.format(sequences=self.settings["sequences"])
         own = {
             "data": data,
@@ -119,7 +129,7 @@ class Reviewers(Shown):
             "base": BASE.format(parameters=152),
             "merged": BASE.format(parameters=120),
             "seeds": self.seeds,
-            "heads": len(self.of(Heads)["softmax"].softmax),
+            "heads": len(self.of(HeadBlockNorms)["softmax"].softmax),
             "settings": "; ".join(orders.SETTINGS.values()),
             "sums": softmax.SUMS,
             "rates": len(RATES["Adam"]),
@@ -127,21 +137,21 @@ class Reviewers(Shown):
         own["over"] = OVER.format(seeds=self.seeds)
         return {name: text.format(**own) for name, text in CAPTIONS.items()}
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """One row an answer; one a norm; one a regime; one a block and temperature."""
+    def tables(self) -> Tables:
+        """One row per answer, norm, regime, and block with temperature."""
         import pandas as pd
 
         columns = ("question", "claim", "expected", "measured", "value", "low", "high", "verdict", "source")
         rows = [{name: getattr(row, name) for name in columns} for row in self.answers()]
         return {
             "reviewers": pd.DataFrame(rows, columns=list(columns)),
-            "reviewers_norms": pd.DataFrame(_norms(self)),
-            "reviewers_ranges": pd.DataFrame(_ranges(self)),
-            "reviewers_temperature": pd.DataFrame(_temperature(self)),
+            "reviewers_norms": _norms(self),
+            "reviewers_ranges": _ranges(self),
+            "reviewers_temperature": _temperature(self),
         }
 
     def figures(self) -> dict[str, Figure]:
-        """A figure for each question."""
+        """Return one figure per question."""
         return {
             "reviewers_depth": _depth(self),
             "reviewers_dropped": _dropped(self),
@@ -154,7 +164,7 @@ class Reviewers(Shown):
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Reviewers:
-    """Measure everything, those pieces of `state` excepted."""
+    """Measure everything that is not stored in `state`."""
     todo = {name: work for question in QUESTIONS for name, work in question.pieces(cfg).items()}
     found = work_through([Piece(name, work) for name, work in todo.items()], progress=progress, state=state)
     return Reviewers(cfg.to_dict(), cfg.count, {name: found.take(Result, name) for name in todo})
@@ -164,7 +174,7 @@ def _norms(result: Reviewers) -> list[dict[str, Any]]:
     return [
         {"sweep": name, "block": block, "part": part, "sigma": sigma, "seed": seed,
          "norm": one.norms[seed, s, p, b], "loss_slope": one.slope[seed, s]}
-        for name, one in result.of(Sweep).items()
+        for name, one in result.of(NormSweep).items()
         for seed in range(len(one.norms))
         for s, sigma in enumerate(one.sigma)
         for p, part in enumerate(PARTS)
@@ -176,13 +186,13 @@ def _ranges(result: Reviewers) -> list[dict[str, Any]]:
     return [
         {"setting": case, "part": part, "block": block, "seed": seed, **regime._asdict()}
         for case, part, block in dict.fromkeys(law[:3] for law in orders.LAWS)
-        for seed, own in enumerate(orders.regimes_of(result.of(Sweep)[f"regime.{case}"], part, block))
+        for seed, own in enumerate(orders.regimes_of(result.of(NormSweep)[f"regime.{case}"], part, block))
         for regime in own
     ]
 
 
 def _temperature(result: Reviewers) -> list[dict[str, Any]]:
-    one = result.of(softmax.Heads)["softmax"]
+    one = result.of(softmax.HeadBlockNorms)["softmax"]
     return [
         {"block": block, "temperature": tau, "against": over,
          **geometric_interval(one.ratio(block, t, over=over))._asdict()}
@@ -193,14 +203,12 @@ def _temperature(result: Reviewers) -> list[dict[str, Any]]:
 
 
 def row_of(number: int, *, size: tuple[float, float], **options: Any) -> tuple[Figure, np.ndarray]:
-    """A figure with panels side by side."""
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(1, number, figsize=size, layout="constrained", **options)
+    """Make a figure with panels side by side."""
+    return style.subplots(1, number, figsize=size, **options)
 
 
 def band(ax: Axes, x: np.ndarray, curves: np.ndarray, *, linear: bool = False, **style: Any) -> None:
-    """Interval of curves (seeds, x) with its interval; geometric, over what is positive, unless `linear`."""
+    """Draw the mean of curves (seeds, x) with its interval: geometric, unless `linear`."""
     known = np.isfinite(curves).all(0) & (linear | (curves > 0).all(0))
     if not known.any():
         return
@@ -224,13 +232,13 @@ def dots(
 
 
 def _merged(result: Reviewers) -> Figure:
-    """Indefiniteness, and training with each optimizer."""
+    """Draw indefiniteness, and training with each optimizer."""
     curvature = result.of(Curved)["merged.curvature"]
     figure, axes = row_of(1 + len(RATES), size=(12, 3.6))
     for way, words in enumerate(WAYS):
         band(axes[0], curvature.sigma, curvature.negative[:, :, way], color=PALETTE[way], label=words)
         for ax, how in zip(axes[1:], RATES, strict=True):
-            losses = result.of(Trained)[f"merged.{how}"].best()[way]
+            losses = result.of(TrainingLosses)[f"merged.{how}"].best()[way]
             band(ax, np.arange(1, losses.shape[-1] + 1), losses, linear=True, color=PALETTE[way], label=words)
     for ax, how in zip(axes[1:], RATES, strict=True):
         ax.set_title(f"loss, {how}")
@@ -245,8 +253,8 @@ def _merged(result: Reviewers) -> Figure:
 
 
 def _softmax(result: Reviewers) -> Figure:
-    """Ratios of all blocks over temperature, against both kinds of attention without softmax."""
-    heads = result.of(Heads)["softmax"]
+    """Draw ratios of all blocks against temperature, for both kinds of attention without softmax."""
+    heads = result.of(HeadBlockNorms)["softmax"]
     figure, axes = row_of(2, size=(10, 3.8), sharey=True)
     titles = {"linear": "against the scores as weights", "mean": "against their mean over tokens"}
     for ax, (over, title) in zip(axes, titles.items(), strict=True):
@@ -272,7 +280,7 @@ def _depth(result: Reviewers) -> Figure:
             if of == part:
                 ax.axvline(power, color=ROLE_COLORS[role], lw=0.8, ls=":", zorder=0)
         for row, case in enumerate(orders.DEPTH_CASES):
-            found = result.of(Sweep)[f"depth.{case}"]
+            found = result.of(NormSweep)[f"depth.{case}"]
             for block in found.blocks:
                 role = block.partition(".")[2]
                 mean = mean_interval(exponents(found.sigma, found.curve(part, block)))
@@ -295,11 +303,11 @@ def _depth(result: Reviewers) -> Figure:
 def _dropped(result: Reviewers) -> Figure:
     figure, axes = row_of(2, size=(10.5, 4))
     for i, case in enumerate(orders.TARGETS):
-        found = result.of(Sweep)[f"dropped.{case}"]
+        found = result.of(NormSweep)[f"dropped.{case}"]
         divided = found.curve("H_f", orders.BLOCK) / found.sigma**5
         color, dashes = (*PALETTE, "0.35")[i], DASHES.get(case, "-")
         for ax, curves in zip(axes, (found.slope, divided), strict=True):
-            above = 3 if case in DASHES else 2  # seen on a line that it lies on
+            above = 3 if case in DASHES else 2  # draws dashed lines above the lines they coincide with
             band(ax, found.sigma, curves, color=color, label=case, ls=dashes, zorder=above)
     titles = "‖∂ℓ/∂F‖ of a term", "‖H_f(W_Q)‖/σ⁵: level where the order holds"
     for ax, title in zip(axes, titles, strict=True):
@@ -313,7 +321,7 @@ def _dropped(result: Reviewers) -> Figure:
 
 def _architectures(result: Reviewers) -> Figure:
     names = list(orders.ARCHITECTURES)
-    sweeps = {name: result.of(Sweep)[f"architecture.{name}"] for name in names}
+    sweeps = {name: result.of(NormSweep)[f"architecture.{name}"] for name in names}
     figure, axes = row_of(len(names), size=(13, 3.4), sharey=True,
         width_ratios=[len(one.blocks) for one in sweeps.values()],
     )  # fmt: skip
@@ -336,7 +344,7 @@ def _architectures(result: Reviewers) -> Figure:
 def _regimes(result: Reviewers) -> Figure:
     figure, axes = row_of(len(orders.SETTINGS), size=(13, 3.6), sharey=True)
     for ax, case in zip(axes, orders.SETTINGS, strict=True):
-        found = result.of(Sweep)[f"regime.{case}"]
+        found = result.of(NormSweep)[f"regime.{case}"]
         middle = np.sqrt(found.sigma[1:] * found.sigma[:-1])
         for i, block in enumerate(found.blocks):
             slopes = np.array([local_slopes(found.sigma, curve) for curve in found.curve("H", block)])
@@ -356,7 +364,7 @@ def _regimes(result: Reviewers) -> Figure:
 
 
 def _gradient(result: Reviewers) -> Figure:
-    found = result.of(Sweep)["regime.softmax"]
+    found = result.of(NormSweep)["regime.softmax"]
     figure, axes = row_of(3, size=(12, 3.8), sharex=True)
     for ax, part in zip(axes, ("gradient", "H_o", "H"), strict=True):
         for role in orders.ROLES:

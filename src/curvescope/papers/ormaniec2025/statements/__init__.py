@@ -1,4 +1,4 @@
-"""What the paper and its slides state in words and exponents, each checked in closed form."""
+"""Statements and exponents of the paper and its slides, each checked in closed form."""
 
 from curvescope.papers.ormaniec2025.statements.study import Config, Statements, run
 from curvescope.runs.study import Study

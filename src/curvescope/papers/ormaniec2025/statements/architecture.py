@@ -1,4 +1,4 @@
-"""Statements on the architecture: softmax, one query-key matrix against two, depth, and a norm in front.
+"""Statements on the architecture: softmax, one query-key matrix against two, depth, and pre-norm.
 
 Linear attention grows as σ^(2·3^D), an MLP as σ² at any depth; softmax with skips; Pre-LN.
 """
@@ -17,7 +17,7 @@ from curvescope.closed_form.attention import linear as linear_attention
 from curvescope.closed_form.attention.layer import Kind
 from curvescope.closed_form.bounds import growth
 from curvescope.closed_form.objectives import squared_error
-from curvescope.core.parts import HALVES
+from curvescope.core.hessian_terms import HALVES
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batches
 from curvescope.models.load import load
@@ -33,10 +33,10 @@ from curvescope.papers.ormaniec2025.statements.heads import (
     SMALL,
     STEP,
     TOLERANCE,
+    AttentionHead,
     B,
-    Group,
-    Head,
     Statement,
+    StatementGroup,
     exponent,
     log_slope,
     make_head,
@@ -57,11 +57,11 @@ LINEAR = {**BASE, "attention": "linear", "residual": False, "norm": "none", "d_f
 SOFTMAX = {**BASE, "norm": "none", "d_ff": 8, "activation": "relu", "bias_ff": False}
 PRENORM = {**BASE, "norm": "pre", "norm_eps": 0.0, "d_ff": 8, "activation": "relu"}
 LAYER_DEPTHS, MLP_DEPTHS = (1, 2, 3), (1, 3, 5)
-SIGMA, WIDE = np.logspace(-1, 1, 17), np.logspace(-3, 3, 25)  # of the curves
+SIGMA, WIDE = np.logspace(-1, 1, 17), np.logspace(-3, 3, 25)  # scales of the curves
 
 
-def heterogeneity(num_heads: int, device: str) -> Group:
-    """‖H_o(V, V)‖ over ‖H_o(Q, Q)‖ against σ, and the entries of the paper's own model."""
+def heterogeneity(num_heads: int, device: str) -> StatementGroup:
+    """‖H_o(V, V)‖ over ‖H_o(Q, Q)‖ against σ, and the entries of the paper's model."""
     heads = [make_head(seed) for seed in range(num_heads)]
     rows, curves = [], {"sigma": GRID}
     claims: dict[Kind, int] = {"softmax": -4, "linear": 0}
@@ -91,7 +91,7 @@ def heterogeneity(num_heads: int, device: str) -> Group:
     rows += _paper_model(found)
     curves |= {f"entries {b.attention} {b.block}": np.quantile(b.entries, [0.05, 0.25, 0.5, 0.75, 0.95])
                for b in found.bars}  # fmt: skip
-    return Group("softmax and heterogeneity", rows, curves)
+    return StatementGroup("softmax and heterogeneity", rows, curves)
 
 
 def _paper_model(found: Histograms) -> list[Statement]:
@@ -107,20 +107,20 @@ def _paper_model(found: Histograms) -> list[Statement]:
     ]  # fmt: skip
 
 
-def _head(head: Head, kind: Kind, sigma: float) -> attention.AttentionCurvature:
+def _head(head: AttentionHead, kind: Kind, sigma: float) -> attention.AttentionCurvature:
     return attention.curvature(sigma * head.X, *head[1:], B, kind=kind)
 
 
-def _ratio(head: Head, kind: Kind, sigma: float) -> float:
+def _ratio(head: AttentionHead, kind: Kind, sigma: float) -> float:
     found = _head(head, kind, sigma)
     return float(found.frobenius(("V", "V"), "outer") / found.frobenius(("Q", "Q"), "outer"))
 
 
-def parameterization(num_heads: int) -> Group:
-    """W_Q and W_K against their product W_QK: what the two add is Γ ⊗ I, with eigenvalues of both signs."""
+def parameterization(num_heads: int) -> StatementGroup:
+    """Compare W_Q and W_K with their product W_QK: the two add Γ ⊗ I, with eigenvalues of both signs."""
     heads = [make_head(seed) for seed in range(num_heads)]
     rows = [
-        state("what W_Q, W_K add to W_QK is Γ ⊗ I with the spectrum ±σ_i(Γ): largest relative error",
+        state("W_Q, W_K add Γ ⊗ I with the spectrum ±σ_i(Γ) to W_QK: largest relative error",
               "ours; Theorem 3.2", 0, [_mixed_error(h) for h in heads], tolerance=1e-10),
         state("H(Q, Q) is (I ⊗ W_K)ᵀ H(QK, QK) (I ⊗ W_K): largest relative error", "ours", 0,
               [_seen_error(h) for h in heads], tolerance=1e-10),
@@ -132,16 +132,18 @@ def parameterization(num_heads: int) -> Group:
         rows.append(state(said, "slides; the exponent is ours", claimed, values, tolerance=TOLERANCE))
         curves[words] = np.array([[negative(h, float(sigma)) for sigma in GRID] for h in heads])
     rows.append(_factor(heads))
-    return Group("two query-key matrices against one", rows, curves)
+    return StatementGroup("two query-key matrices against one", rows, curves)
 
 
-def _factor(heads: Sequence[Head]) -> Statement:
-    """How many times more negative the classical parameterization is, for scores of order one."""
+def _factor(heads: Sequence[AttentionHead]) -> Statement:
+    """Ratio of negative eigenvalues of the classical and the merged parameterization, for scores of order
+    one.
+    """
     at = 0.3
     values = [_classical(h, at) / _merged(h, at) for h in heads]
     verdict = HOLDS if min(values) > 1 else CORRECTED if float(np.median(values)) > 1 else FAILS
     note = f"the factor at σ = {at}, above one for {sum(v > 1 for v in values)} of {len(values)} heads"
-    words = "the classical parameterization is the more indefinite one"
+    words = "the classical parameterization is more indefinite"
     return state(words, "slides", 1, values, tolerance=0.0, verdict=verdict, note=note)
 
 
@@ -155,21 +157,21 @@ def _share(found: attention.AttentionCurvature, names: tuple[str, ...]) -> float
     return float(-low / torch.linalg.eigvalsh(_matrix(found, names, "outer"))[-1])
 
 
-def _classical(head: Head, sigma: float) -> float:
+def _classical(head: AttentionHead, sigma: float) -> float:
     return _share(attention.curvature(sigma * head.X, *head[1:], B), ("Q", "K"))
 
 
-def _merged(head: Head, sigma: float) -> float:
+def _merged(head: AttentionHead, sigma: float) -> float:
     return _share(_one_matrix(head, sigma), ("QK",))
 
 
-def _one_matrix(head: Head, sigma: float) -> attention.AttentionCurvature:
+def _one_matrix(head: AttentionHead, sigma: float) -> attention.AttentionCurvature:
     scale = head.W_Q.shape[1] ** -0.5
     return attention.merged_curvature(sigma * head.X, head.W_Q @ head.W_K.T, head.W_V, head.G, B, scale=scale)
 
 
-def _mixed_error(head: Head) -> float:
-    """The functional Q–K matrix less its third-moment terms against ±σ_i(Γ), each d_K times."""
+def _mixed_error(head: AttentionHead) -> float:
+    """Compare the functional Q–K matrix minus its third-moment terms with ±σ_i(Γ), each d_K times."""
     found = attention.curvature(*head, B)
     mixed = found.terms(("Q", "K"), "functional")[1].to_dense().flatten(2).flatten(0, 1)
     zero = torch.zeros_like(mixed)
@@ -185,18 +187,18 @@ def _mixed_error(head: Head) -> float:
     return float((values - expected.sort().values).abs().max() / values.abs().max())
 
 
-def _seen_error(head: Head) -> float:
+def _seen_error(head: AttentionHead) -> float:
     one = _matrix(attention.curvature(*head, B), ("Q",))
     lift = torch.kron(torch.eye(head.X.shape[1]).double(), head.W_K)
     two = lift.T @ _matrix(_one_matrix(head, 1.0), ("QK",)) @ lift
     return float((one - two).abs().max() / one.abs().max())
 
 
-def linear(num_heads: int) -> Group:
-    """Without softmax every block is made of the weights, Σ = XᵀX and Ω = Xᵀ(F − Y)."""
+def linear(num_heads: int) -> StatementGroup:
+    """Check that without softmax every block consists of the weights, Σ = XᵀX and Ω = Xᵀ(F − Y)."""
     heads = [make_head(seed) for seed in range(num_heads)]
     errors = [_two_matrices_error(h) for h in heads]
-    words = "Σ_XX and Ω_XY are all the Hessian knows of the data: largest relative error"
+    words = "the Hessian depends on the data only through Σ_XX and Ω_XY: largest relative error"
     rows = [state(words, "slides", 0, errors, tolerance=1e-10)]
     curves: dict[str, np.ndarray] = {}
     for part, claims in zip(HALVES, ((3, 0), (1, 1)), strict=True):
@@ -210,11 +212,11 @@ def linear(num_heads: int) -> Group:
                 if claimed:
                     words = f"{name(pair, part)} of linear attention is {said}: power of {symbol}"
                     rows.append(state(words, "slides", claimed, values, tolerance=1e-9))
-    return Group("linear attention", rows, curves)
+    return StatementGroup("linear attention", rows, curves)
 
 
-def _moments(head: Head) -> tuple[Tensor, Tensor, float]:
-    """Σ_XX, Ω_XY and c of a squared error; G stands in for the targets."""
+def _moments(head: AttentionHead) -> tuple[Tensor, Tensor, float]:
+    """Σ_XX, Ω_XY and c of a squared error; G determines the targets."""
     F = head.W_Q.shape[1] ** -0.5 * head.X @ head.W_Q @ head.W_K.T @ head.X.T @ head.X @ head.W_V
     _, c = squared_error(F, head.G)
     S = head.X.T @ head.X
@@ -222,7 +224,7 @@ def _moments(head: Head) -> tuple[Tensor, Tensor, float]:
     return S, Omega, float(c)
 
 
-def _powers(head: Head, pair: tuple[str, str], part: str) -> tuple[float, float]:
+def _powers(head: AttentionHead, pair: tuple[str, str], part: str) -> tuple[float, float]:
     """Powers of Σ_XX and of Ω_XY in a block."""
     S, Omega, c = _moments(head)
     weights, factor = head[1:4], 2.0
@@ -233,10 +235,10 @@ def _powers(head: Head, pair: tuple[str, str], part: str) -> tuple[float, float]
     return exponent(norms[0], norms[1], factor), exponent(norms[0], norms[2], factor)
 
 
-def _two_matrices_error(head: Head) -> float:
+def _two_matrices_error(head: AttentionHead) -> float:
     S, Omega, c = _moments(head)
     F = head.W_Q.shape[1] ** -0.5 * head.X @ head.W_Q @ head.W_K.T @ head.X.T @ head.X @ head.W_V
-    want = attention.blocks(head.X, *head[1:4], c * (F - head.G), c, kind="linear")
+    want = attention.curvature(head.X, *head[1:4], c * (F - head.G), c, kind="linear").blocks()
     found = linear_attention.blocks(S, Omega, *head[1:4], c=c)
     largest = max(float(split.total.abs().max()) for split in want.values())
     return max(float((found[pair].total - want[pair].total).abs().max()) for pair in want) / largest
@@ -256,7 +258,7 @@ def _data(seed: int, sigma: float) -> Batches:
 def _norm(model: Model, part: str, block: str, sigma: float, seed: int) -> float:
     """Exact Frobenius norm of a diagonal block, from its dense matrix.
 
-    By plain autograd: each matrix is tiny and is multiplied once, so that recording it would not pay.
+    Uses plain autograd: each matrix is tiny and used once, so recording a graph would not pay off.
     """
     problem = Problem(model, _data(seed, sigma), loss="mse")
     return float(BY_SYMBOL[part](problem, block, engine="autograd").to_dense().norm())
@@ -268,12 +270,12 @@ def _slope(model: Model, part: str, block: str, sigma: float, seed: int) -> floa
 
 
 def _each(models: Sequence[Model], part: str, block: str, sigma: float) -> list[float]:
-    """Slopes over instances; the seed of a model's data is its number."""
+    """Slopes over instances; instance number i uses data of seed i."""
     return [_slope(model, part, block, sigma, seed) for seed, model in enumerate(models)]
 
 
-def depth(num_models: int) -> Group:
-    """The exponents of H_o and H_f, layer by layer."""
+def depth(num_models: int) -> StatementGroup:
+    """Exponents of H_o and H_f, layer by layer."""
     rows = []
     for D in LAYER_DEPTHS:
         models = [_model(LINEAR, D, seed) for seed in range(num_models)]
@@ -287,9 +289,13 @@ def depth(num_models: int) -> Group:
         words = f"‖H_o‖ of every layer of a linear MLP of depth {D} grows as σ^2"
         rows.append(state(words, "figure 8", 2, values, tolerance=1e-6, note="at every depth"))
         zero = [_norm(m, "H_f", f"W_{k}", 1.0, i) for i, m in enumerate(models) for k in range(1, D + 1)]
-        rows.append(state(f"H_f of every layer of it is zero, depth {D}", "figure 8", 0, zero, tolerance=0.0))
+        rows.append(
+            state(
+                f"H_f of every layer of a linear MLP of depth {D} is zero", "figure 8", 0, zero, tolerance=0.0
+            )
+        )
     rows += _softmax_with_skips(num_models)
-    return Group("depth", rows, _curves())
+    return StatementGroup("depth", rows, _curves())
 
 
 def _outer_of_linear(models: Sequence[Model], D: int, weight: str) -> list[Statement]:
@@ -324,7 +330,7 @@ def _functional_of_linear(models: Sequence[Model], D: int, weight: str) -> list[
 
 
 def _softmax_with_skips(num_models: int) -> list[Statement]:
-    """Small σ: the stream is a perturbation of the embedding, exponents do not grow with depth."""
+    """Small σ: the stream is a perturbation of the embedding, and exponents do not grow with depth."""
     rows, where = [], "figures 3, 5 to 7"
     stacks = {D: [_model(SOFTMAX, D, seed) for seed in range(num_models)] for D in (1, 3)}
     for D, models in stacks.items():
@@ -361,8 +367,8 @@ def _curves() -> dict[str, np.ndarray]:
     return curves
 
 
-def pre_norm(num_models: int) -> Group:
-    """A norm in front of everything: no growth with σ, but blocks that still differ, and tails that fall."""
+def pre_norm(num_models: int) -> StatementGroup:
+    """Pre-norm: no growth with σ, but blocks still differ, and norms decrease for large σ."""
     models = [_model(PRENORM, 1, seed) for seed in range(num_models)]
     rows, curves = [], {"sigma": WIDE}
     tails = {("W_Q", "H_o"): -2, ("W_Q", "H_f"): -1, ("W_V", "H_o"): -2, ("W_V", "H_f"): -2}
@@ -376,7 +382,7 @@ def pre_norm(num_models: int) -> Group:
                 0,
                 low,
                 tolerance=0.02,
-                note="a plateau, where the paper prints one exponent for the whole range",
+                note="a plateau; the paper prints one exponent for the whole range",
             )
         )
         high = _each(models, part, f"L0.{weight}", 1e4)
@@ -388,11 +394,11 @@ def pre_norm(num_models: int) -> Group:
         plain = _model(SOFTMAX, 1, 0)
         curves[f"none {part} {weight}"] = np.array([_norm(plain, part, f"L0.{weight}", s, 0) for s in WIDE])
     rows.append(_partial(models, num_models))
-    return Group("Pre-LN", rows, curves)
+    return StatementGroup("Pre-LN", rows, curves)
 
 
 def _partial(models: Sequence[Model], num_models: int) -> Statement:
-    """How different W_V and W_Q stay, with the norm and without, on small data."""
+    """Ratio of W_V and W_Q on small data, with the norm and without."""
     plain = [_model(SOFTMAX, 1, seed) for seed in range(num_models)]
 
     def ratios(of: Sequence[Model]) -> np.ndarray:
@@ -409,5 +415,5 @@ def _partial(models: Sequence[Model], num_models: int) -> Statement:
     note = f"‖H_o(W_V)‖/‖H_o(W_Q)‖ at σ = 0.01: {np.exp(np.log(with_norm).mean()):.2g} with the norm, "
     note += f"{np.exp(np.log(without).mean()):.1e} without; 1 would be a full fix"
     verdict = FAILS if not better else CORRECTED if alike else HOLDS
-    words = "Pre-LN is a partial fix: blocks come closer and still differ"
+    words = "Pre-LN is a partial fix: blocks become more similar, but still differ"
     return state(words, "slides", 1, with_norm, tolerance=0.0, verdict=verdict, note=note)

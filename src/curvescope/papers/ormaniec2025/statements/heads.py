@@ -1,6 +1,6 @@
-"""How the blocks of one head grow with its tokens and weights, and which attention moments they are made of.
+"""Growth of the blocks of one head with its tokens and weights, and the attention moments in each block.
 
-A statement is a row; verdicts come from the numbers, by rules that stand here.
+A statement is a row; its verdict is computed from the numbers by the rules in this module.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from curvescope.closed_form.block_matrix import Pair
 from curvescope.closed_form.bounds import growth
 from curvescope.closed_form.bounds.operator_norms import attention_norm_bounds
 from curvescope.closed_form.printed.kronecker import Theorem
-from curvescope.core.parts import HALVES, SYMBOLS, Half
+from curvescope.core.hessian_terms import HALVES, SYMBOLS, Half
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
-from curvescope.runs.shown import FAILS, HOLDS
+from curvescope.runs.study_result import FAILS, HOLDS
 
 SLOPE = "holds as a slope for small scores, as a bound beyond"
 CORRECTED = "holds with a correction"
 VERDICTS = (HOLDS, SLOPE, CORRECTED, FAILS)
-OURS = "ours"  # where a statement stands that is not of the paper
+OURS = "ours"  # source of a statement that is not from the paper
 
-STEP = 1.001  # of the difference that gives a local slope
+STEP = 1.001  # ratio of arguments in the difference quotient of a local slope
 Slopes = dict[tuple[Pair, Half], float]
 SMALL, TOLERANCE = 1e-3, 0.02
 BEYOND = (1.0, 3.0)
 GRID = np.logspace(-2, 1, 37)
-SPREAD, FARTHER = 12.0, 40.0  # σ²Δ at which saturation is measured, and measured again
-NEAR = 0.5  # of a slope there
+SPREAD, FARTHER = 12.0, 40.0  # σ²Δ at which saturation is measured, and a second, larger value
+NEAR = 0.5  # tolerance of a slope there
 B = 0.1  # ∂²ℓ/∂F² of a squared error
 CLAIMS = {"outer": "slides; Theorem 3.1", "functional": "slides; Theorem 3.2"}
 SMALL_WEIGHT, LARGE_WEIGHTS, EXACT = 1e-4, (1.0, 20.0), 1e-6
@@ -47,21 +47,21 @@ MOMENTS = ("M1", "M2", "M3")
 
 @dataclass(frozen=True)
 class Statement(Result):
-    """One row: what is claimed and what came out, over several random instances."""
+    """One row: the claimed value and the measured one, over several random instances."""
 
     statement: str
     where: str
     claimed: float
-    measured: float  # the mean over instances
-    low: float  # the least of them
-    high: float  # the largest
+    measured: float  # mean over instances
+    low: float  # smallest value
+    high: float  # largest value
     verdict: str
     note: str
 
 
 @dataclass(frozen=True)
-class Group(Result):
-    """The statements on one subject, and the arrays of its figure."""
+class StatementGroup(Result):
+    """Statements on one subject, and the arrays of its figure."""
 
     title: str
     rows: list[Statement]
@@ -78,7 +78,7 @@ def state(
     note: str = "",
     verdict: str | None = None,
 ) -> Statement:
-    """A row; without a verdict from elsewhere it holds if every value is within `tolerance` of the claim."""
+    """Make a row; without a given verdict it holds if every value is within `tolerance` of the claim."""
     found = np.atleast_1d(np.asarray(values, dtype=float))
     near = bool((np.abs(found - claimed) <= tolerance).all())
     return Statement(
@@ -96,12 +96,12 @@ def state(
 def slope_verdict(
     claimed: float, near: np.ndarray, far: np.ndarray, *, bound_ratio: float, tolerance: float
 ) -> str:
-    """What a growth law is: a slope everywhere, a slope for small scores and a bound beyond, or neither.
+    """Verdict on a growth law: a slope everywhere, a slope for small scores and a bound beyond, or neither.
 
     Args:
-        near: slopes where scores are small.
+        near: slopes for small scores.
         far: slopes at larger scales.
-        bound_ratio: the largest ‖block‖ over a bound that grows with exactly the claimed exponent.
+        bound_ratio: largest ratio of ‖block‖ and a bound that grows with exactly the claimed exponent.
     """
     if np.abs(near - claimed).max() > tolerance:
         return FAILS
@@ -110,7 +110,7 @@ def slope_verdict(
     return SLOPE if bound_ratio <= 1 + 1e-9 else FAILS
 
 
-class Head(NamedTuple):
+class AttentionHead(NamedTuple):
     """One attention head on one sequence, and the loss's gradient at its output."""
 
     X: Tensor  # (L, d)
@@ -120,15 +120,15 @@ class Head(NamedTuple):
     G: Tensor  # (L, d_V)
 
 
-def make_head(seed: int, L: int = 6, d: int = 4, d_K: int = 3, d_V: int = 3) -> Head:
-    """Standard normal entries."""
+def make_head(seed: int, L: int = 6, d: int = 4, d_K: int = 3, d_V: int = 3) -> AttentionHead:
+    """Draw a head with standard normal entries."""
     source = generator(seed)
     shapes = (L, d), (d, d_K), (d, d_K), (d, d_V), (L, d_V)
-    return Head(*(torch.randn(*shape, generator=source, dtype=torch.float64) for shape in shapes))
+    return AttentionHead(*(torch.randn(*shape, generator=source, dtype=torch.float64) for shape in shapes))
 
 
 def local_slopes(at: Callable[[float], AttentionCurvature], scale: float) -> Slopes:
-    """d log ‖block‖_F / d log scale of a curvature `at(scale)`, by pair and part; NaN where it is zero."""
+    """d log ‖block‖_F / d log scale of a curvature `at(scale)`, by pair and part; NaN if it is zero."""
     low, high = at(scale / STEP), at(scale * STEP)
     return {
         (pair, part): log_slope(float(low.frobenius(pair, part)), float(high.frobenius(pair, part)))
@@ -138,12 +138,12 @@ def local_slopes(at: Callable[[float], AttentionCurvature], scale: float) -> Slo
 
 
 def log_slope(low: float, high: float, step: float = STEP) -> float:
-    """Slope between two values whose arguments are `step`² apart; NaN if one is not positive."""
+    """Slope between two values whose arguments differ by the factor `step`²; NaN if one is not positive."""
     return math.log(high / low) / (2 * math.log(step)) if low > 0 and high > 0 else math.nan
 
 
 def exponent(before: float, after: float, factor: float) -> float:
-    """The power p in after = factor^p · before."""
+    """Power p in after = factor^p · before."""
     return math.log(after / before) / math.log(factor)
 
 
@@ -152,11 +152,11 @@ def name(pair: Pair, part: Half) -> str:
     return f"{SYMBOLS[part]}({pair[0]}, {pair[1]})"
 
 
-def _slopes(heads: Sequence[Head], sigma: float) -> list[dict]:
+def _slopes(heads: Sequence[AttentionHead], sigma: float) -> list[dict]:
     return [local_slopes(lambda s, h=h: attention.curvature(s * h.X, *h[1:], B), sigma) for h in heads]
 
 
-def growth_in_data(num_heads: int) -> Group:
+def growth_in_data(num_heads: int) -> StatementGroup:
     """Exponents of σ for tokens σX, at a fixed ∂ℓ/∂F."""
     heads = [make_head(seed) for seed in range(num_heads)]
     near, far = _slopes(heads, SMALL), [_slopes(heads, sigma) for sigma in BEYOND]
@@ -183,10 +183,10 @@ def growth_in_data(num_heads: int) -> Group:
                       tolerance=TOLERANCE, note=note, verdict=verdict)
             )  # fmt: skip
     rows += _terms_of_query_key(heads)
-    return Group("growth in the data", rows, _curves(heads))
+    return StatementGroup("growth in the data", rows, _curves(heads))
 
 
-def _zero(heads: Sequence[Head], pair: tuple[str, str], part: Half) -> Statement:
+def _zero(heads: Sequence[AttentionHead], pair: tuple[str, str], part: Half) -> Statement:
     norms = [float(attention.curvature(*h, B).frobenius(pair, part)) for h in heads]
     verdict = HOLDS if not any(norms) else FAILS
     note = "not only bounded: exactly zero, at every σ" if verdict == HOLDS else "is not zero"
@@ -195,10 +195,10 @@ def _zero(heads: Sequence[Head], pair: tuple[str, str], part: Half) -> Statement
     )
 
 
-def _terms_of_query_key(heads: Sequence[Head]) -> list[Statement]:
-    """The third-moment term and the mixed term of H_f(Q, K), each alone."""
+def _terms_of_query_key(heads: Sequence[AttentionHead]) -> list[Statement]:
+    """The third-moment term and the mixed term of H_f(Q, K), each on its own."""
 
-    def norms(head: Head, sigma: float) -> list[float]:
+    def norms(head: AttentionHead, sigma: float) -> list[float]:
         terms = attention.curvature(sigma * head.X, *head[1:], B).terms(("Q", "K"), "functional")
         return [float(term.inner(term).sqrt()) for term in terms]
 
@@ -219,8 +219,8 @@ def _terms_of_query_key(heads: Sequence[Head]) -> list[Statement]:
     ]
 
 
-def _bound_ratios(heads: Sequence[Head]) -> dict:
-    """The largest ‖block‖₂ over its bound from norms alone, which is C σ^exponent, over σ and heads."""
+def _bound_ratios(heads: Sequence[AttentionHead]) -> dict:
+    """Largest ratio of ‖block‖₂ and its bound C σ^exponent from norms, over σ and heads."""
     place = {"Q": 0, "K": 1, "V": 2}
     worst: dict = {}
     for part in HALVES:
@@ -238,7 +238,7 @@ def _bound_ratios(heads: Sequence[Head]) -> dict:
     return worst
 
 
-def _curves(heads: Sequence[Head]) -> dict[str, np.ndarray]:
+def _curves(heads: Sequence[AttentionHead]) -> dict[str, np.ndarray]:
     """Norms of one head, and mean slopes over heads, for the figure."""
     curves: dict[str, np.ndarray] = {"sigma": GRID}
     slopes = [_slopes(heads, float(sigma)) for sigma in GRID]
@@ -257,8 +257,8 @@ def _curves(heads: Sequence[Head]) -> dict[str, np.ndarray]:
     return curves
 
 
-def saturation(num_heads: int) -> Group:
-    """What large tokens do: every M₂ and M₃ falls like exp(−σ²Δ), once nothing else comes near the gap Δ."""
+def saturation(num_heads: int) -> StatementGroup:
+    """Saturation for large tokens: every M₂ and M₃ decreases like exp(−σ²Δ) if no other gap is close to Δ."""
     heads = _lone_gaps(num_heads)
     found = {spread: [_saturated(head, gap, spread) for head, gap in heads] for spread in (SPREAD, FARTHER)}
     rows = []
@@ -275,17 +275,17 @@ def saturation(num_heads: int) -> Group:
             words = f"slope of ‖{name(pair, part)}‖ at σ²Δ = {SPREAD:g} is {law:g}"
             rows.append(state(words, "ours (saturation law)", law, values, tolerance=NEAR, verdict=verdict,
                               note=note))  # fmt: skip
-    return Group("saturation", rows, {})
+    return StatementGroup("saturation", rows, {})
 
 
-def _saturated(head: Head, gap: float, spread: float) -> Slopes:
+def _saturated(head: AttentionHead, gap: float, spread: float) -> Slopes:
     return local_slopes(lambda s: attention.curvature(s * head.X, *head[1:], B), (spread / gap) ** 0.5)
 
 
 def _asymptotic(here: np.ndarray, farther: np.ndarray) -> tuple[str, str]:
-    """Verdict and note on a law for σ → ∞, from its errors at two places.
+    """Verdict and note on a law for σ → ∞, from its errors at two scales.
 
-    A head whose query has a third score near the two largest follows only where σ is larger.
+    A head follows the law only at larger σ if a query has a third score close to the two largest.
     """
     near, all_farther = here <= NEAR, bool((farther <= NEAR).all())
     if near.all():
@@ -296,9 +296,9 @@ def _asymptotic(here: np.ndarray, farther: np.ndarray) -> tuple[str, str]:
     return FAILS, words
 
 
-def _lone_gaps(num: int) -> list[tuple[Head, float]]:
-    """Heads with one smallest gap Δ between a query's two largest scores, and no second near it."""
-    found: list[tuple[Head, float]] = []
+def _lone_gaps(num: int) -> list[tuple[AttentionHead, float]]:
+    """Draw heads with one smallest gap Δ between a query's two largest scores, and no other gap near it."""
+    found: list[tuple[AttentionHead, float]] = []
     seed = 0
     while len(found) < num:
         head = make_head(seed)
@@ -310,8 +310,10 @@ def _lone_gaps(num: int) -> list[tuple[Head, float]]:
     return found
 
 
-def scaled_targets(num_heads: int) -> Group:
-    """∂ℓ/∂F of a squared error is constant for small σ if targets are fixed, ∝ σ if they scale along."""
+def scaled_targets(num_heads: int) -> StatementGroup:
+    """∂ℓ/∂F of a squared error is constant for small σ with fixed targets, and ∝ σ if the targets scale with
+    σ.
+    """
     rows = []
     for shift, words in ((0, "fixed targets"), (1, "targets that scale with σ")):
         found = [_with_targets(make_head(seed), shift) for seed in range(num_heads)]
@@ -324,10 +326,10 @@ def scaled_targets(num_heads: int) -> Group:
                 state(f"‖{name(pair, 'functional')}‖ with {words} grows as σ^{claimed + shift}", "ours",
                       claimed + shift, values, tolerance=TOLERANCE, note=note)
             )  # fmt: skip
-    return Group("targets", rows, {})
+    return StatementGroup("targets", rows, {})
 
 
-def _with_targets(head: Head, power: int) -> dict:
+def _with_targets(head: AttentionHead, power: int) -> dict:
     def at(sigma: float) -> attention.AttentionCurvature:
         tokens, scale = sigma * head.X, 3**-0.5
         F = torch.softmax(scale * tokens @ head.W_Q @ head.W_K.T @ tokens.T, -1) @ tokens @ head.W_V
@@ -336,8 +338,8 @@ def _with_targets(head: Head, power: int) -> dict:
     return local_slopes(at, SMALL)
 
 
-def centering(num_heads: int) -> Group:
-    """Tokens of mean zero: uniform attention averages to nothing, M₁ is of third order."""
+def centering(num_heads: int) -> StatementGroup:
+    """Tokens of mean zero: uniform attention averages to zero, so M₁ is of third order."""
     heads = [make_head(seed) for seed in range(num_heads)]
     centered = [h._replace(X=h.X - h.X.mean(0)) for h in heads]
     slopes = _slopes(centered, SMALL)
@@ -345,7 +347,9 @@ def centering(num_heads: int) -> Group:
     for pair in growth.PAIRS:
         before = growth.DATA.slope(pair, "outer")
         note = (
-            "as without centering" if before == 6 else f"σ^{before} without centering: the difference is gone"
+            "as without centering"
+            if before == 6
+            else f"σ^{before} without centering; centering removes the difference"
         )
         values = [found[pair, "outer"] for found in slopes]
         words = f"‖{name(pair, 'outer')}‖ of centered tokens grows as σ^6"
@@ -358,15 +362,17 @@ def centering(num_heads: int) -> Group:
     for pair in (("Q", "V"), ("V", "V")):
         claimed = growth.DATA.slope(pair, "outer")
         assert claimed is not None
-        words = f"under a causal mask centering changes nothing: ‖{name(pair, 'outer')}‖ grows as σ^{claimed}"
+        words = (
+            f"under a causal mask, centering changes nothing: ‖{name(pair, 'outer')}‖ grows as σ^{claimed}"
+        )
         values = [found[pair, "outer"] for found in masked]
-        note = "what a query sees is not centered if the sequence is"
+        note = "a centered sequence does not have centered prefixes"
         rows.append(state(words, "ours", claimed, values, tolerance=TOLERANCE, note=note))
-    return Group("centering", rows, {})
+    return StatementGroup("centering", rows, {})
 
 
-def growth_in_weights(num_heads: int) -> Group:
-    """Exponents of t for tW in place of one weight, at a fixed ∂ℓ/∂F."""
+def growth_in_weights(num_heads: int) -> StatementGroup:
+    """Exponents of t if one weight is replaced by tW, at a fixed ∂ℓ/∂F."""
     heads = [make_head(seed) for seed in range(num_heads)]
     rows, curves = [], {}
     for place, table in TABLES.items():
@@ -385,12 +391,12 @@ def growth_in_weights(num_heads: int) -> Group:
                     far = np.array([[slopes[pair, part] for slopes in found[t]] for t in LARGE_WEIGHTS])
                     rows.append(_weight_row(table, pair, part, near, far))
             curves[f"{table.variable} {part}"] = np.array(measured)
-    return Group("growth in the weights", rows, curves)
+    return StatementGroup("growth in the weights", rows, curves)
 
 
-def _scaled(head: Head, place: int, t: float) -> attention.AttentionCurvature:
+def _scaled(head: AttentionHead, place: int, t: float) -> attention.AttentionCurvature:
     return attention.curvature(
-        *Head(*(t * value if i == place else value for i, value in enumerate(head))), B
+        *AttentionHead(*(t * value if i == place else value for i, value in enumerate(head))), B
     )
 
 
@@ -412,8 +418,10 @@ def _weight_row(
     return state(words, "slides", claimed, near, tolerance=TOLERANCE, note=note, verdict=verdict)
 
 
-def attention_moments(num_heads: int) -> Group:
-    """Powers of M₁, M₂, M₃ in every block: one moment of the Kronecker form times three, the rest kept."""
+def attention_moments(num_heads: int) -> StatementGroup:
+    """Powers of M₁, M₂, M₃ in every block: one moment of the Kronecker form is scaled by three, the others
+    kept.
+    """
     heads = [make_head(seed, L=4, d=3, d_K=2, d_V=2) for seed in range(num_heads)]
     theorems = [Theorem(*head) for head in heads]
     rows, others, curves = [], [], {}
@@ -435,14 +443,14 @@ def attention_moments(num_heads: int) -> Group:
                     rows.append(state(words, "slides; section 3", claimed, values, tolerance=EXACT))
     words = "no other moment enters any block: largest power found"
     rows.append(state(words, "slides; section 3", 0, np.abs(others).max(), tolerance=EXACT))
-    return Group("attention moments", rows, curves)
+    return StatementGroup("attention moments", rows, curves)
 
 
 def _powers(theorem: Theorem, part: Half, moment: str) -> dict[tuple[str, str], list[float]]:
-    """Power of a moment in the terms of every block; the residual F − Y is kept."""
+    """Power of a moment in the terms of every block, at a fixed residual F − Y."""
     moments = replace(theorem.moments, **{moment: FACTOR * getattr(theorem.moments, moment)})
     scaled = replace(theorem, Y=theorem.Y + (moments.M1 - theorem.moments.M1) @ theorem.W_V)
-    scaled.__dict__["moments"] = moments  # the cached property, as if attention had had these
+    scaled.__dict__["moments"] = moments  # overrides the cached property with scaled moments
     before, after = getattr(theorem, part)(), getattr(scaled, part)()
     found: dict[tuple[str, str], list[float]] = {}
     for pair in growth.PAIRS:

@@ -1,7 +1,7 @@
-"""What the paper and its slides state, checked: exponents, structure, and where a rate is only a bound.
+"""Statements of the paper and its slides, checked: exponents, structure, and rates that are only bounds.
 
 Everything is exact, on small random instances in float64: closed forms of one head, and dense blocks of small
-networks for depth and norms. `low` and `high` are the least and largest value over the instances.
+networks for depth and norms. `low` and `high` are the smallest and largest value over the instances.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.closed_form.bounds import growth
-from curvescope.core.parts import HALVES, SYMBOLS
+from curvescope.core.hessian_terms import HALVES, SYMBOLS
 from curvescope.core.progress import Progress
 from curvescope.papers.common import FigureConfig
 from curvescope.papers.ormaniec2025.statements import architecture, heads
-from curvescope.papers.ormaniec2025.statements.heads import FAILS, OURS, VERDICTS, Group
-from curvescope.runs.shown import Claim, Line, Shown
-from curvescope.runs.work import Piece, State, work_through
+from curvescope.papers.ormaniec2025.statements.heads import FAILS, OURS, VERDICTS, StatementGroup
+from curvescope.runs.resumable_loop import Piece, State, work_through
+from curvescope.runs.study_result import Claim, Line, Shown, Tables
+from curvescope.viz import style
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -32,20 +32,19 @@ NUM_HEADS = {"quick": 5, "full": 20}
 NUM_MODELS = {"quick": 2, "full": 5}
 CAPTIONS = {
     "statements_data": "One softmax head with tokens σX. Top: norms of its blocks (one head), with the "
-    "stated powers in gray. Middle: local slopes, mean over {heads} random heads; gray lines are the stated "
-    "exponents, which hold for small scores and are bounds beyond. Bottom: the same for tokens of mean "
-    "zero, where all blocks of H_o grow as σ⁶.",
+    "stated powers in gray. Middle: local slopes, mean over {heads} random heads. Gray lines are the "
+    "stated exponents, which hold for small scores and are upper bounds for larger ones. Bottom: local "
+    "slopes for tokens of mean zero, for which all blocks of H_o grow as σ⁶.",
     "statements_weights": "Exponents in the weights and in the attention moments, measured (mean over "
-    "{heads} random heads) with the claimed one in brackets; a dash is a block that is zero.",
-    "statements_softmax": "Left: how much larger the block of H_o of W_V is than that of W_Q, with softmax "
-    "and without; a line per head. Middle: how negative the Hessian over the scores' weights is, with W_Q "
-    "and W_K and with their product. Right: entries of the paper's model (5, 25, 50, 75, 95 %).",
-    "statements_depth": "Left: the block of H_o of the first W_Q of linear attention, softmax attention with "
-    "skips, and the first layer of a linear MLP. Right: one layer with Pre-LN (solid) and without a norm "
-    "(dashed).",
-    "statements": "Every statement: claimed, measured as the mean of instances ({heads} heads or {models} "
-    "networks and their layers) with the least and the largest, and a verdict that follows from these "
-    "numbers.",
+    "{heads} random heads) with the claimed one in brackets; a dash marks a block that is zero.",
+    "statements_softmax": "Left: ratio of the H_o blocks of W_V and W_Q, with softmax and without, one line "
+    "per head. Middle: negative eigenvalues of the Hessian over the scores' weights, with W_Q and W_K "
+    "and with their product. Right: entries of the paper's model (5, 25, 50, 75, 95 %).",
+    "statements_depth": "Left: H_o block of the first W_Q of linear attention, of softmax attention with "
+    "skips, and of the first layer of a linear MLP. Right: one layer with Pre-LN (solid) and without a "
+    "norm (dashed).",
+    "statements": "Every statement: claimed value, mean over instances ({heads} heads or {models} networks "
+    "and their layers) with the smallest and the largest, and a verdict from these numbers.",
 }
 PAIRS = ["".join(pair) for pair in growth.PAIRS]
 COLORS = dict(zip(PAIRS, ("#1b9e77", "#66c2a5", "#0b5d48", "#d95f02", "#e6ab02", "#7570b3"), strict=True))
@@ -65,10 +64,10 @@ class Statements(Shown):
 
     num_heads: int
     num_models: int
-    groups: dict[str, Group]
+    groups: dict[str, StatementGroup]
 
     def claims(self) -> list[Claim]:
-        """A line per group, and one for every statement that fails."""
+        """Return one claim per group, and one for every statement that fails."""
         found = []
         for group in self.groups.values():
             counts = Counter(row.verdict for row in group.rows)
@@ -86,15 +85,15 @@ class Statements(Shown):
         ]  # fmt: skip
 
     def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
+        """Return the main numbers, each with a label and an explanation."""
         return [(c.claim, c.published, f"{c.measured}") for c in self.claims()]
 
     def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
+        """Return the caption of each figure and table."""
         own = {"heads": self.num_heads, "models": self.num_models}
         return {name: text.format(**own) for name, text in CAPTIONS.items()}
 
-    def tables(self) -> dict[str, pd.DataFrame]:
+    def tables(self) -> Tables:
         """One row per statement."""
         import pandas as pd
 
@@ -103,7 +102,7 @@ class Statements(Shown):
         return {"statements": pd.DataFrame(rows, columns=list(columns))}
 
     def figures(self) -> dict[str, Figure]:
-        """One figure per subject."""
+        """Return one figure per subject."""
         return {
             "statements_data": _data(self),
             "statements_weights": _weights(self),
@@ -113,15 +112,15 @@ class Statements(Shown):
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Statements:
-    """Measure the groups, those of `state` excepted."""
+    """Measure the groups, except those stored in `state`."""
     num_heads, num_models = NUM_HEADS[cfg.profile], NUM_MODELS[cfg.profile]
     groups = _groups(num_heads, num_models, cfg.device)
     pieces = [Piece(name, measure) for name, measure in groups.items()]
     found = work_through(pieces, progress=progress, state=state)
-    return Statements(num_heads, num_models, {name: found.take(Group, name) for name in groups})
+    return Statements(num_heads, num_models, {name: found.take(StatementGroup, name) for name in groups})
 
 
-def _groups(num_heads: int, num_models: int, device: str) -> dict[str, Callable[[], Group]]:
+def _groups(num_heads: int, num_models: int, device: str) -> dict[str, Callable[[], StatementGroup]]:
     return {
         "data": lambda: heads.growth_in_data(num_heads),
         "saturation": lambda: heads.saturation(num_heads),
@@ -142,10 +141,8 @@ def _plain(ax: Axes) -> None:
 
 
 def _data(result: Statements) -> Figure:
-    import matplotlib.pyplot as plt
-
     curves = result.groups["data"].curves
-    figure, axes = plt.subplots(3, 2, figsize=(11, 9.6), layout="constrained", sharex=True, sharey="row")
+    figure, axes = style.subplots(3, 2, figsize=(11, 9.6), sharex=True, sharey="row")
     for column, part in enumerate(HALVES):
         pairs = [pair for pair in PAIRS if growth.DATA.exponents((pair[0], pair[1]), part)]
         _norms(axes[0, column], curves, part, pairs)
@@ -192,11 +189,7 @@ def _norms(ax: Axes, curves: dict[str, np.ndarray], part: str, pairs: Sequence[s
 
 
 def _weights(result: Statements) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        1, 2, figsize=(13, 4.4), layout="constrained", gridspec_kw={"width_ratios": [6, 7]}
-    )
+    figure, axes = style.subplots(1, 2, figsize=(13, 4.4), gridspec_kw={"width_ratios": [6, 7]})
     found = result.groups["weights"].curves
     tables = {"W_Q": growth.WEIGHTS_Q, "W_K": growth.WEIGHTS_K, "W_V": growth.WEIGHTS_V}
     rows, cells = [], []
@@ -231,7 +224,7 @@ def _moment_tiles(ax: Axes, found: dict[str, np.ndarray]) -> None:
 def _tiles(
     ax: Axes, rows: Sequence[str], columns: Sequence[str], cells: list[list[tuple[float, int | None]]]
 ) -> None:
-    """Measured above claimed; a dash where a block is zero."""
+    """Draw measured above claimed values, with a dash for blocks that are zero."""
     shades = np.array([[np.nan if want is None else value for value, want in row] for row in cells])
     ax.imshow(shades, cmap="BuGn", vmin=-0.6, vmax=3.2, aspect="auto")
     for i, row in enumerate(cells):
@@ -250,9 +243,7 @@ def _tiles(
 
 
 def _softmax(result: Statements) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
+    figure, axes = style.subplots(1, 3, figsize=(15, 4.4))
     found = result.groups["softmax"].curves
     sigma = found["sigma"]
     for kind, color in (("softmax", "#7570b3"), ("linear", "#1b9e77")):
@@ -260,7 +251,7 @@ def _softmax(result: Statements) -> Figure:
             words = {"softmax": "with softmax", "linear": "without"}[kind] if i == 0 else None
             axes[0].loglog(sigma, line, color=color, lw=1.2, alpha=0.8, label=words)
     _guide(axes[0], sigma, float(np.median(found["softmax"][:, 0])), -4)
-    axes[0].set_title("W_V against W_Q: softmax makes the difference", fontsize=11, loc="left")
+    axes[0].set_title("W_V against W_Q, with softmax and without", fontsize=11, loc="left")
     axes[0].set(xlabel="scale σ of the tokens", ylabel="‖H_o(V, V)‖ / ‖H_o(Q, Q)‖")
     axes[0].legend(fontsize=10)
     found = result.groups["parameterization"].curves
@@ -288,7 +279,7 @@ def _guide(ax: Axes, x: np.ndarray, start: float, power: int) -> None:
 
 
 def _entries(ax: Axes, found: dict[str, np.ndarray]) -> None:
-    """Boxes from five quantiles, by block and attention."""
+    """Draw boxes from five quantiles, by block and attention."""
     colors, labels = {"L0.W_V": "#7570b3", "L0.W_Q": "#1b9e77"}, []
     for x, (kind, block) in enumerate((k, b) for k in ("softmax", "linear") for b in colors):
         low, q1, median, q3, high = found[f"entries {kind} {block}"]
@@ -302,9 +293,7 @@ def _entries(ax: Axes, found: dict[str, np.ndarray]) -> None:
 
 
 def _depth(result: Statements) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.6), layout="constrained")
+    figure, axes = style.subplots(1, 3, figsize=(15, 4.6))
     curves = result.groups["depth"].curves
     for name, values in curves.items():
         if name == "sigma":

@@ -1,0 +1,1 @@
+"""Verification of a run's operators before it measures anything."""
