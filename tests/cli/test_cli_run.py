@@ -213,15 +213,17 @@ def test_doctor_and_completion(capsys):
     assert "--install-completion" in out
 
 
-def test_a_run_folder_is_no_model_to_diagnose(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("study", "word"), [("monitor", "history.csv"), ("spectrum", "curvescope report {run}")]
+)
+def test_a_run_folder_without_a_history_cannot_be_diagnosed(tmp_path, capsys, study, word):
     run = tmp_path / "hot"
     (run / "state").mkdir(parents=True)
-    (run / "config.toml").write_text('study = "monitor"\nversion = "0"\n', encoding="utf-8")
+    (run / "config.toml").write_text(f'study = "{study}"\nversion = "0"\n', encoding="utf-8")
     code, out, err = call("diagnose", run, "--out", tmp_path / "runs", capsys=capsys)
     assert (code, out) == (2, "")
-    assert str(run) in err
-    assert "history.csv" in err
-    assert f"curvescope report {run}" in err
+    assert f"got {run}" in err
+    assert word.format(run=run) in err
 
 
 def test_the_device_is_cuda_if_there_is_one_unless_a_person_says_otherwise(monkeypatch):

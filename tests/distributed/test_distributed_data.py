@@ -43,8 +43,8 @@ an_error_on_one_rank CurvescopeError rank 1: MemoryError: no room for a batch
 a_model_that_one_rank_changes {DIFFERENT}
 a_change_inside_frozen {DIFFERENT}
 models_that_differ {DIFFERENT}
-draws_without_numbers UsageError a Monte-Carlo Fisher draws for every sequence by its number among all data, \
-and these batches do not know theirs (distributed.numbered(batches), or distributed.share(batches))
+draws_without_numbers UsageError a Monte-Carlo Fisher draws targets by the number of a sequence among all \
+data, and these batches are not numbered (distributed.numbered(batches), or distributed.share(batches))
 {PIECES}"""
 FOUR = f"""\
 products_of_shares same

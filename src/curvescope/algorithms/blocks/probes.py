@@ -101,6 +101,7 @@ def extreme_ends(op: LinearOperator, *, num_steps: int = 16, seed: int = 0) -> E
     return ritz_ends(krylov_basis(op, num_steps, seed=seed), op)
 
 
+@fixed_operator
 def krylov_basis(op: LinearOperator, num_steps: int, *, seed: int) -> Krylov:
     """Krylov space of m Lanczos steps on a Gaussian vector.
 
