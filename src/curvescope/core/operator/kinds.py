@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.core.blocks import ParamSpace
+from curvescope.core.blocks import ParamSpace, as_tensor
 from curvescope.core.errors import ShapeError, UsageError, near_misses
 
 if TYPE_CHECKING:
@@ -60,10 +60,7 @@ def as_columns(A: LinearOperator, v: Vector) -> Tensor:
     elif isinstance(v, list | tuple) and v and all(isinstance(part, Tensor) for part in v):
         v = _from_list(v, _columns(A, f"a {type(v).__name__}"))
     elif isinstance(v, np.ndarray):
-        if v.dtype.kind not in "fiu":
-            raise ShapeError(f"expected an array of real numbers, got one of {v.dtype}")
-        plain = v.dtype.newbyteorder("=") if v.dtype.itemsize <= 8 else np.dtype(np.float64)  # torch's own
-        v = torch.tensor(np.ascontiguousarray(v, dtype=plain)).to(A.device)
+        v = as_tensor(v).to(A.device)
     if isinstance(v, Tensor) and not v.is_complex() and v.dtype != torch.bool:
         v = v.to(A.dtype)
     check_vector(A, v)
@@ -141,7 +138,7 @@ def _from_names(given: Mapping[str, Tensor], space: ParamSpace) -> Tensor:
     tree = {name: part.to(space.dtype) for name, part in given.items()}
     if not by_parameter:
         return space.from_dict(tree)
-    vector = space.gather({name: part.contiguous() for name, part in tree.items()})
+    vector = space.gather(tree)
     _refuse_outside(tree, vector, space)
     return vector
 
