@@ -28,7 +28,7 @@ from curvescope.models.running.patching import Change, patched
 _GLOBAL: dict[str, Any] = vars(sys.modules["torch.nn.modules.module"])
 _OWN = ("_backward_hooks", "_backward_pre_hooks")
 _OF_ALL = ("_global_backward_hooks", "_global_backward_pre_hooks")
-_SETTING_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
+_SETTING_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad)
 
 _GRAD_FN = vars(torch._C.TensorBase)["grad_fn"].__get__
 
@@ -39,9 +39,10 @@ def eager(module: nn.Module, *, tensor_hooks: bool = False) -> Iterator[None]:
 
     Args:
         module: The module that is run inside.
-        tensor_hooks: Let it set backward hooks on tensors, because no derivative is taken.
+        tensor_hooks: Let it set backward hooks on tensors, because no derivative is taken. Without
+            gradients PyTorch refuses them, so they are always ignored there.
     """
-    ignores = torch.is_grad_enabled() and not tensor_hooks
+    ignores = not torch.is_grad_enabled() or not tensor_hooks
     tensors = IgnoreTensorHooks() if ignores else nullcontext()
     with uncompiled(), patched(_without_backward_hooks(module)), tensors:
         yield
