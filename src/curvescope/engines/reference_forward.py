@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.tensors import custom_functions, take_each
+from curvescope.core.tensors import custom_functions, lookup_settings, take_each
 from curvescope.data.batches import Batch
 from curvescope.data.dict_batches import MASK, hides_start
 from curvescope.engines.tensor_digest import digest, same, same_sums, sums
@@ -195,13 +195,15 @@ def differentiated_reference(
 
 
 def _graph_of(loss: Tensor) -> Graph:
-    """Names of the nodes behind a loss, each followed by the numbers of those that it leads to."""
+    """Names and settings of the nodes behind a loss, each followed by the numbers of those that it leads
+    to.
+    """
     if loss.grad_fn is None:
         return ()
     numbers, waiting, graph = {loss.grad_fn: 0}, [loss.grad_fn], []
     while waiting:
         node = waiting.pop()
-        graph.append(node.name())
+        graph += [node.name(), *lookup_settings(node)]
         for other, _ in node.next_functions:
             if other is None:
                 graph.append(-1)
