@@ -2,8 +2,8 @@
 # # Closing the Curvature Gap
 #
 # The paper (arXiv 2510.16927, 2025) bounds norms of the Hessian of a Transformer's block. This notebook
-# compares the bounds with true norms on small instances. `curvescope reproduce petrov2025` measures every
-# figure and statement.
+# compares the bounds with true norms on small instances. `curvescope reproduce petrov2025` makes the
+# paper's figures.
 
 # %%
 from curvescope.papers import PAPERS, figures_of
