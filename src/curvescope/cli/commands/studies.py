@@ -105,7 +105,7 @@ def compare(
         list[str] | None,
         typer.Option(
             "--data",
-            help="Corpus (sample, python-stdlib), file, folder, or task:NAME; repeatable for one model.",
+            help="Corpus, file, folder, images:FOLDER or task:NAME; repeatable for one model.",
             autocompletion=options.data,
         ),
     ] = None,

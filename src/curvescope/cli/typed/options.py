@@ -111,7 +111,7 @@ Device = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(
-        "--data", help="Corpus (sample, python-stdlib), file, folder, task:NAME or task:NAME?OPTION=VALUE.",
+        "--data", help="Corpus (sample, python-stdlib), file, folder, images:FOLDER, task:NAME?OPTION=VALUE.",
         autocompletion=data,
     ),
 ]  # fmt: skip
