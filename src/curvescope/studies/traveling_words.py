@@ -72,9 +72,7 @@ def keys_text(probes: Sequence[KeyProbe]) -> str:
 
 
 def values_text(probes: Sequence[ValueProbe]) -> str:
-    """Content of common_noun_logs_vo.txt: the tokens that every word's value writes, per head and for the
-    layer.
-    """
+    """Content of common_noun_logs_vo.txt: the tokens that each word's value writes, per head and layer."""
     lines = []
     for probe in probes:
         lines.append(f"=== block {probe.layer} ===")

@@ -96,9 +96,7 @@ def wrapped(tokens: Sequence[str]) -> list[list[int]]:
 def agreement(
     ax: Axes, predicted: np.ndarray, found: np.ndarray, kinds: Sequence[str], *, x: str, y: str
 ) -> Axes:
-    """Draw predicted against measured values (D, A) of D items of some kinds, with the line of agreement;
-    axes are linear near zero.
-    """
+    """Draw predicted against measured values (D, A) by kind, with the line of agreement."""
     limit = max(float(np.abs([predicted, found]).max()), 1e-12)
     middle = max(np.median(np.abs(found)), 1e-3 * limit)
     decades = 10.0 ** np.arange(np.round(np.log10(middle)), np.log10(limit))

@@ -125,9 +125,8 @@ def label_blocks(ax: Axes, names: Sequence[str]) -> None:
     """
     box = ax.get_position()
     width, height = ax.figure.get_size_inches()  # pyright: ignore[reportAttributeAccessIssue]
-    side = (
-        72 * 0.8 * min(box.width * width, box.height * height)
-    )  # in points; names and color bars take a fifth
+    # In points; names and color bars take a fifth.
+    side = 72 * 0.8 * min(box.width * width, box.height * height)
     gap = (LABEL + 2) / side * len(names)  # number of blocks between names
     groups = [([name], float(i)) for i, name in enumerate(names)]
     if gap > 1:

@@ -39,9 +39,7 @@ def line(
     color: str,
     style: str = "-",
 ) -> bool:
-    """Draw a line through the measured values with a band of ± their errors; return False if there are
-    none.
-    """
+    """Draw a line through the measured values with a band of errors; return False if there are none."""
     there = np.isfinite(values)
     if not there.any():
         return False

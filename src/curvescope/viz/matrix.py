@@ -39,9 +39,7 @@ def entries_map(
 
 
 def mark_blocks(ax: Axes, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Draw dashed lines between blocks, and names in the middle of each; names of thin blocks are spread
-    out.
-    """
+    """Draw dashed lines between blocks, and names in the middle of each, spread out if thin."""
     stops = np.cumsum(sizes)
     for stop in stops[:-1]:
         ax.axhline(stop - 0.5, color="white", ls=(0, (4, 3)), lw=0.7, alpha=0.8)

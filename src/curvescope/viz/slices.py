@@ -64,9 +64,7 @@ def errors(
     *,
     title: str = "",
 ) -> Axes:
-    """Draw errors against |t|, both logarithmic, with the tolerance; filled markers are for t > 0, hollow
-    ones for t < 0.
-    """
+    """Draw errors against |t| with the tolerance, logarithmic; filled for t > 0, hollow for t < 0."""
     ax = _axes(ax, (5.6, 3.8))
     away = t != 0
     order = np.argsort(np.abs(t[away]))
@@ -150,9 +148,7 @@ def plane(
 
 
 def _levels(loss: np.ndarray) -> np.ndarray:
-    """Return levels between the smallest and the largest loss, without the largest few percent of the
-    points.
-    """
+    """Return levels between the smallest and the largest loss, without the largest few percent."""
     finite = loss[np.isfinite(loss)]
     low, high = float(finite.min()), float(np.percentile(finite, 95))
     return np.linspace(low, high if high > low else low + max(abs(low), 1.0), LEVELS + 1)

@@ -106,9 +106,7 @@ def ink_at(image: Any, value: float) -> str:
 
 
 def write_cells(ax: Axes, words: Callable[[float], str], *, size: float = 8) -> None:
-    """Write the text of `words` for its value into each cell of the image in these axes; skip missing
-    values.
-    """
+    """Write the text of `words` for its value into each cell of the image in these axes, unless missing."""
     image = ax.images[-1]
     values: Any = image.get_array()
     for (i, j), value in np.ma.ndenumerate(np.ma.masked_invalid(values)):

@@ -79,9 +79,7 @@ def along(path: np.ndarray, num_points: int = 12) -> np.ndarray:
 
 
 def _on_paper(ax: Any, points: np.ndarray) -> np.ndarray:
-    """Return the positions (n, 2) of points (n, 2) or (n, 3) in the figure, in points from its lower left
-    corner.
-    """
+    """Return positions (n, 2) of points (n, 2 or 3) in the figure, in points from its lower left corner."""
     ax.apply_aspect()
     if points.shape[1] == 3:
         from mpl_toolkits.mplot3d import proj3d
@@ -105,9 +103,7 @@ def _size_of(name: str, size: float) -> tuple[float, float]:
 def _places(
     middle: np.ndarray, size: tuple[float, float], distances: Sequence[float]
 ) -> Iterator[tuple[Box, tuple[float, float], bool]]:
-    """Yield boxes for a name around a point, best first, with the offset of their center, and True if it is
-    far.
-    """
+    """Yield boxes for a name around a point, best first, with the center's offset, and True if far."""
     for distance in distances:
         for right, up in SIDES:
             reach = distance if right == 0 or up == 0 else distance / 2**0.5

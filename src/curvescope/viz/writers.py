@@ -79,9 +79,7 @@ def as_json(frame: pd.DataFrame) -> str:
 
 
 def markdown(frame: pd.DataFrame, *, tokens: Sequence[str] = ()) -> str:
-    """Return a Markdown table; numbers are right-aligned, and tokens are code with visible control
-    characters.
-    """
+    """Return a Markdown table; numbers are right-aligned, tokens are code with visible controls."""
     header = [str(c) for c in frame.columns]
     rows = frame.to_numpy(dtype=object).tolist()
     right = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(header))]

@@ -524,10 +524,8 @@ def _slopes(ax: Axes, sweep: GrowthSweep, block: str, part: str) -> None:
     """Write the claimed and the measured slope of each regime, over the layers."""
     rows = [row for row in sweep.table_of_slopes() if (row.block, row.part) == (block, part)]
     lines = [f"claimed: σ$^{{{row.claimed:g}}}$" for row in rows[:1] if not math.isnan(row.claimed)]
-    short = {row.regime for row in rows} >= {
-        "small σ",
-        "large σ",
-    }  # the regimes in between are only in the table
+    # The regimes in between are only in the table.
+    short = {row.regime for row in rows} >= {"small σ", "large σ"}
     rows = [row for row in rows if not (short and row.regime.startswith("σ"))]
     for low, high in dict.fromkeys((row.sigma_lo, row.sigma_hi) for row in rows):
         own = [row.measured for row in rows if (row.sigma_lo, row.sigma_hi) == (low, high)]

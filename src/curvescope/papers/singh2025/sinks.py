@@ -57,9 +57,7 @@ BESIDE = 1.06  # horizontal shift between models at the same strength
 
 @dataclass(frozen=True)
 class Config(FigureConfig):
-    """Quick: three texts, five probes, two minutes; full: five texts, eight probes, all interventions on all
-    models.
-    """
+    """Quick: three texts, five probes, two minutes; full: five, eight, every intervention and model."""
 
     texts: int = setting(0, "disjoint parts of each model's data; 0: the default of the profile, 3 or 5")
     tokens: int = setting(

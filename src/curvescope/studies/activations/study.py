@@ -293,9 +293,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 
 def choose_points(wanted: tuple[str, ...], model: Model) -> list[str]:
-    """Return the requested points after checking that they exist; by default embed, the ends of layers, and
-    final.
-    """
+    """Return the requested points, which must exist; by default embed, the ends of layers, and final."""
     ends = [] if wanted else [at for at in stream_points(model) if not at.endswith(".mid")]
     points = list(dict.fromkeys(wanted)) or [*ends, "final"]
     for at in points:

@@ -75,9 +75,7 @@ class Cost(Shown):
     left_out: list[str] = field(default_factory=list)
 
     def of(self, contender: str, derivative: str, **where: Any) -> Timed:
-        """Return the first entry of a contender and a derivative, for example with `length=512,
-        mask="causal"`.
-        """
+        """First entry of a contender and a derivative, for example with `length=512`."""
         return next(
             one
             for one in self.measured

@@ -400,9 +400,7 @@ def _loss_behind(Z: Tensor, blocks: list[BlockInstance], target: Tensor) -> tupl
 
 
 def compare_network(network: NetworkInstance) -> list[BoundRow]:
-    """Compare ‖GGN‖ and ‖H‖ of a ReLU network at one sample with the precursor's bound and the corrected
-    ones.
-    """
+    """Compare ‖GGN‖ and ‖H‖ of a ReLU network at one sample with the old and the corrected bounds."""
     x, weights, label = network
     at, printed = relu_network_point(x, weights, label), precursor_as_printed(x, weights)
     rows = []
@@ -447,9 +445,7 @@ def head_estimates(head: HeadInstance) -> list[BoundRow]:
 
 
 def _block_estimates(head: HeadInstance) -> list[BoundRow]:
-    """Estimates of the blocks of H. The paper has none for KK and KV; these are compared with its bound of
-    the full H.
-    """
+    """Estimates of the blocks of H; those of KK and KV, not in the paper, use its bound of the full H."""
     H, corrected = head_hessian(head), theorem1_corrected(*head)
     printed = {
         THEOREM_1: theorem1_as_printed(*head),
@@ -468,9 +464,7 @@ def _block_estimates(head: HeadInstance) -> list[BoundRow]:
 
 
 def block_estimates(block: BlockInstance) -> list[BoundRow]:
-    """Compare the estimates in the proof of Theorem 6: norms of LayerNorm, of Y and S, and of all derivatives
-    of S.
-    """
+    """Compare the estimates in the proof of Theorem 6: LayerNorm, Y, S, and all derivatives of S."""
     at, printed = block_forward(*block[:6]), theorem6_as_printed(*block)
     rows = norm_estimates(at.R) + norm_estimates(at.S)
     Y_F = float(at.Y.norm())

@@ -187,9 +187,7 @@ def _figure_line(ax: Axes, found: analysis.Comparisons, color: str, dash: str, l
 
 
 def _over_scales(found: analysis.Comparisons) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the scales, and the median, minimum and maximum ratio at each, without instances whose truth is
-    zero.
-    """
+    """Return the scales, and median, minimum and maximum ratio at each, without zero truths."""
     there = found.true > 0
     scales = np.unique(found.scale[there])
     each = [found.ratio[there & (found.scale == scale)] for scale in scales]

@@ -258,9 +258,7 @@ def _shown(found: Estimate) -> str:
 
 
 def changed(difference: Estimate, ratio: Estimate) -> str:
-    """Describe a difference, for example Describe a difference, for example `larger by 3.2 (2.9 to 3.6),
-    2.1-fold`.
-    """
+    """Describe a difference, such as `larger by 3.2 (2.9 to 3.6), 2.1-fold`."""
     if difference.verdict == EQUAL:
         return EQUAL
     interval = f"{rounded(difference.low, 3)} to {rounded(difference.high, 3)}"

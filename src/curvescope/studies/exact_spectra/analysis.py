@@ -470,9 +470,7 @@ class Gaps(Tabular):
         return self.gap[rows & (self.scale == scale) & (self.residual == residual)]
 
     def differences(self) -> dict[tuple[str, float, float], tuple[Interval, Interval, Interval]]:
-        """Return the gaps of attention and the MLP and their difference, for each match, scale and
-        residual.
-        """
+        """Return the gaps of attention and the MLP and their difference, by match, scale, residual."""
         found = {}
         for match in dict.fromkeys(self.match):
             for scale in np.unique(self.scale):

@@ -217,9 +217,7 @@ def _descent(s: int, name: str) -> str:
 
 
 def _pieces(cfg: Config, workers: analysis.Workers) -> list[Piece]:
-    """Return the pieces: training, checkpoints, tuning, runs; each kind needs all pieces of the kind
-    before.
-    """
+    """Return the pieces: training, checkpoints, tuning, runs; each kind needs all of the kind before."""
     seeds = list(range(cfg.seeds))
     courses = analysis.Ahead(partial(_train, cfg), seeds, workers)
     found = [Piece(_course(s), partial(courses.take, s), f"training, seed {s + 1}") for s in seeds]

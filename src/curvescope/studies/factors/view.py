@@ -67,9 +67,7 @@ def better(result: Factors, measure: str, other: str, outcome: str) -> Correlati
 
 
 def pair(result: Factors, measure: str, outcome: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return distances and outcomes, (S, C, M) each: minus the decrease, or the final loss with the mean
-    distance.
-    """
+    """Return distances and outcomes, (S, C, M): minus the decrease, or the final and mean distance."""
     x = result.distance(measure)
     if outcome == STEP:
         return x, -result.decrease
@@ -221,11 +219,8 @@ LABELS = {
     "frobenius_hessian": "relative error from the Hessian",
     "angle_hessian": "angle from the Hessian, degrees",
 }
-TOPS = {
-    "angle": 95,
-    "angle_hessian": 100,
-    "lost": 1.03,
-}  # upper limits of axes, because intervals can exceed the possible range
+# Upper limits of axes, because intervals can exceed the possible range.
+TOPS = {"angle": 95, "angle_hessian": 100, "lost": 1.03}
 
 
 def figures(result: Factors) -> dict[str, Figure]:

@@ -67,9 +67,7 @@ def row(pair: Pair) -> dict[str, Any]:
 
 
 def _estimates(pair: Pair, part: str, letter: str) -> dict[str, float]:
-    """Return trace and Frobenius norm of one of the three matrices, with standard errors and 95 %
-    intervals.
-    """
+    """Return trace and Frobenius norm of one matrix, with standard errors and 95 % intervals."""
     own = getattr(pair, part)
     return {
         f"trace_{letter}": own.trace,

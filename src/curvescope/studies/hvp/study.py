@@ -90,9 +90,8 @@ class Measured(Result):
 
     name: str
     seconds: list[float]  # one per round
-    unit: list[
-        float
-    ]  # seconds of a gradient in the same rounds; for large models, the median measured before
+    # Seconds of a gradient in the same rounds; for large models, the median measured before.
+    unit: list[float]
     first: float  # seconds of the first call: building or compiling, and one product
     peak: float  # peak bytes after the first product, in total; nan if unknown (CPU)
     error: float  # ‖Hv − exact‖ / ‖exact‖ on a small batch, exact in float64; nan for the gradient
@@ -621,9 +620,8 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     names = ("gradient", *cfg.chosen)
     with precision(tf32=cfg.tf32):
         pieces = [Piece(name, partial(_measured, bench, name, state)) for name in names]
-        found = work_through(
-            pieces, progress=progress
-        )  # no state, because only times of the same process are comparable
+        # No state, because only times of the same process are comparable.
+        found = work_through(pieces, progress=progress)
         clean()
         slq = _slq(module, x, y, cfg.seed) if cfg.slq else math.nan
     cost = Cost(

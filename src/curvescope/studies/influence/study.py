@@ -69,12 +69,13 @@ DIAGONAL = "diagonal"
 ACCURACY = 0.05  # half the interval of the mean diagonal, over the mean diagonal
 MOST_PROBES = 256  # maximum number of probes for the mean diagonal, unless `num_probes` is larger
 AUTO, NONE = "auto", "none"
+# Settings that a user changes for a model, data or query of their own.
 OWN = (
     "model",
     "revision",
     "data",
     "query",
-)  # settings that a user changes for a model, data or query of their own
+)
 
 
 @dataclass(frozen=True)
@@ -308,10 +309,8 @@ def _comparison(cfg: Config, name: str, case: RetrainingCase, found: FinishedPie
     )
 
 
-TRAINED = {
-    "MLP": (4.0, 1.6),
-    "Transformer": (12.0, 3.9),
-}  # seconds: first training, and each sequence left out
+# Seconds: first training, and each sequence left out.
+TRAINED = {"MLP": (4.0, 1.6), "Transformer": (12.0, 3.9)}
 
 
 def steps(cfg: Config, problem: Problem) -> list[Step]:

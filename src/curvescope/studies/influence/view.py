@@ -76,9 +76,7 @@ def says(score: float, error: float) -> str:
 
 
 def dampings(result: Influence) -> list[dict[str, Any]]:
-    """Return one row per query and damping: its linear system, and the rank correlation with the chosen
-    damping.
-    """
+    """Return one row per query and damping: its linear system and its rank correlation."""
     return [
         {
             "query": number + 1,

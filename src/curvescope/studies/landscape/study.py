@@ -227,9 +227,7 @@ ALONE = 4.0  # cost of one sample's own product, relative to its share of a batc
 
 
 def steps(cfg: Config, problem: Problem) -> list[Step]:
-    """Planned work: products and gradients of single samples, eigenvectors of the mean Hessian, and losses at
-    points.
-    """
+    """Planned work: per-sample products and gradients, eigenvectors of the mean Hessian, losses."""
     sequences = max(1, -(-cfg.tokens // cfg.seq_len))
     share, spaces = min(1.0, cfg.num_curved / sequences), (cfg.blocks,)
     power = cfg.num_norms * cfg.num_steps * (len(cfg.radii) + 2)

@@ -375,9 +375,8 @@ def _growth(result: Landscape) -> Figure:
         low, high = curve.rms - 2 * curve.rms_stderr, curve.rms + 2 * curve.rms_stderr
         left.fill_between(g.k, np.maximum(low, 1e-12), high, color=color, alpha=0.2, lw=0)
         right.plot(g.k, curve.mean, color=color, lw=0.5, alpha=0.45)
-        look = (
-            {"lw": 3.2, "alpha": 0.5} if curve is g.model else {"lw": 1.2}
-        )  # the two curves nearly coincide, so the model's is drawn wider
+        # The two curves nearly coincide, so the model's is drawn wider.
+        look = {"lw": 3.2, "alpha": 0.5} if curve is g.model else {"lw": 1.2}
         right.plot(g.k, curve.smoothed, color=color, label=f"{name}, smoothed", **look)
     left.plot(g.k, g.law, color="0.1", lw=1, ls="--", label="law √(Var/k(k+1))")
     right.plot(g.k, g.deviation / g.k, color="0.1", lw=1, ls="--", label="mean |l − mean| / k")

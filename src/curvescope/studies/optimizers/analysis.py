@@ -80,9 +80,7 @@ def addition(seed: int, batch_size: int, device: str) -> Arena:
 
 
 def tiny_gpt(seed: int, batch_size: int, device: str) -> Arena:
-    """The architecture of the bundled model with new random weights, on the bundled text; some windows are
-    held out.
-    """
+    """The bundled model's architecture with new random weights and held-out windows of its text."""
     bundled = load("tiny-gpt", dtype="float32", device=device)
     module = bundled.module
     assert isinstance(module, Transformer)
@@ -284,9 +282,7 @@ class _Runner:
         self.spent["gradients"] += 1
 
     def look(self) -> tuple[float, ...]:
-        """Return steps, work, products, processor and wall seconds, and the held-out loss, which is not
-        counted as work.
-        """
+        """Return steps, work, products, processor and wall seconds, and the held-out loss (no work)."""
         loss = self.held_out.loss_value()
         products = self.spent["products"]
         return (self.steps, self.work, products, self.processor, self.wall, loss)

@@ -122,9 +122,7 @@ class Probes(Shown):
         }
 
     def files(self) -> dict[str, str]:
-        """Return the tables in other formats, every word and rank as CSV, and in legacy mode the original's
-        logs.
-        """
+        """Return every word and rank as CSV, and in legacy mode the original's logs."""
         import pandas as pd
 
         files = write_all(self.tables(), self.captions())

@@ -146,9 +146,8 @@ def _coupling(ax: Axes, result: Propagation) -> None:
         ax.set_axis_off()
         return
     own = np.sqrt(np.maximum(np.diag(m.frobenius), np.finfo(float).tiny))
-    both = np.sqrt(
-        (m.frobenius**2 + m.frobenius.T**2) / 2
-    )  # H_lm and its transpose are estimated with different probes
+    # H_lm and its transpose are estimated with different probes.
+    both = np.sqrt((m.frobenius**2 + m.frobenius.T**2) / 2)
     values = both / np.outer(own, own)
     image = ax.imshow(values, cmap=style.MAP, vmin=0)
     if len(m.names) <= 8:
@@ -216,9 +215,7 @@ def _number(result: Propagation, name: str, quantity: str) -> tuple[float, float
 
 
 def _scene_by_layer(result: Propagation, quantity: str) -> Scene:
-    """Draw a curve for every kind of source; H, the GGN and sources outside of layers come after the last
-    layer.
-    """
+    """Draw a curve for every kind of source; H, the GGN and sources outside of layers come last."""
     inside = {name: match for name in result.sources if (match := LAYER.fullmatch(name))}
     layers = sorted({int(match[1]) for match in inside.values()})
     whole = [OUTER] if quantity == "share" else [HESSIAN, OUTER]

@@ -126,9 +126,8 @@ class ProductSurgeon(Surgeon):
         (block,) = self._whole.space
         K = KFAC(self._whole.problem, block.name, bias="separate", seed=self._seed)
         (spectrum,), (layer,) = K.spectra(), K.layers
-        own = K.space.positions(layer.blocks[0]).to(
-            w.device
-        )  # positions of the layer's entries, inputs × outputs
+        # Positions of the layer's entries, inputs × outputs.
+        own = K.space.positions(layer.blocks[0]).to(w.device)
         diagonal = w.new_empty(len(own))
         if self._left is not None and len(w) <= MOST_LEFT:
             left = self._left[own]
@@ -316,9 +315,7 @@ def one_shot(halves: Halves, block: str, surgeon: Surgeon, sparsities: tuple[flo
 
 
 def iterated(halves: Halves, block: str, make: Make, sparsities: tuple[float, ...]) -> RemovalSets:
-    """Remove weights step by step, with curvature measured anew at each sparsity; removed weights stay
-    removed.
-    """
+    """Remove weights step by step, with curvature measured anew; removed weights stay removed."""
     w = weights(halves.problem, block)
     counts = [round(s * len(w)) for s in sparsities]
     changes, own, residual = [], [], []

@@ -166,10 +166,8 @@ def _above(words: str, ranking: RankClaim) -> Claim:
     return Claim(words, published, f"{measured} {correlation.words}", verdict, *OURS)
 
 
-SEEN: dict[Part, str] = {
-    "measured": "the curvature's",
-    "held_out": "held-out",
-}  # data on which curvature was measured, or held-out data
+# Data on which curvature was measured, or held-out data.
+SEEN: dict[Part, str] = {"measured": "the curvature's", "held_out": "held-out"}
 METHODS = (
     ("OBS beats magnitude at the same sparsity", "obs", "magnitude"),
     ("OBD beats magnitude at the same sparsity", "obd", "magnitude"),

@@ -152,9 +152,7 @@ def held_out_differences(parts: Iterable[Roundings], one: str, other: str) -> li
 
 
 def _lower(words: str, parts: list[Roundings], one: str, other: str) -> list[Claim]:
-    """One claim per number of bits, which holds if the interval of the difference on held-out data is below
-    zero.
-    """
+    """One claim per number of bits: the difference on held-out data is below zero."""
     claims = []
     for bits, difference in zip(parts[0].bits, held_out_differences(parts, one, other), strict=True):
         verdict = below(difference)

@@ -230,9 +230,7 @@ FEWEST_ROUNDS = 8  # least number of differences for a check
 
 @dataclass(frozen=True)
 class NeededSamples(Result):
-    """Sample size for a tolerance, its interval from the variance's uncertainty, and a check on fresh
-    samples.
-    """
+    """Sample size for a tolerance, its interval from the variance's, and a check on fresh samples."""
 
     tolerance: float
     variance: float  # of the loss of a single sample
@@ -248,9 +246,7 @@ class NeededSamples(Result):
 
     @property
     def right(self) -> bool | None:
-        """Return True if the interval of the rms on fresh samples reaches below the tolerance; None if not
-        checked.
-        """
+        """True if the interval of the rms on fresh samples reaches below the tolerance; None: unchecked."""
         return None if self.rounds == 0 else self.rms_low <= self.tolerance
 
 
@@ -347,9 +343,7 @@ class GridCell(Result):
         return float(ritz.values[1]), float(ritz.residuals[1])
 
     def rank(self) -> tuple[float, float]:
-        """Effective rank tr² / ‖·‖_F² of the GGN and its error: the number of equal eigenvalues with this
-        trace and norm.
-        """
+        """Effective rank tr² / ‖·‖_F² of the GGN and its error: as many equal eigenvalues fit both."""
         trace, norm = self.ggn.trace, self.ggn.norm
         value = (trace / norm) ** 2
         parts = (self.ggn.trace_stderr / trace, self.ggn.norm_stderr / norm)

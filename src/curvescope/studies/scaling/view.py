@@ -60,18 +60,14 @@ def exponent(law: PowerLaw) -> str:
 
 
 def _exponent(result: Scaling, quantity: str, variable: str, published: float, claim: str) -> Claim:
-    """Claim of a power law with a given exponent, which holds if the law is supported and its interval
-    contains it.
-    """
+    """Claim of a power law: it holds if the law is supported and its interval contains the exponent."""
     law = result.law(quantity, variable)
     holds = law.supported and law.low <= published <= law.high
     return Claim(claim, f"{variable}^{published:+.2f}", exponent(law), HOLDS if holds else FAILS, *ARTICLE)
 
 
 def _sign(result: Scaling, quantity: str, variable: str, sign: int, claim: str) -> Claim:
-    """Claim that a quantity grows or falls: the exponent's interval is on one side of zero, supported law or
-    not.
-    """
+    """Claim that a quantity grows or falls: its exponent is on one side of zero, law or not."""
     law = result.law(quantity, variable)
     low, high = sorted((sign * law.low, sign * law.high))
     verdict = HOLDS if low > 0 else FAILS if high < 0 else OPEN

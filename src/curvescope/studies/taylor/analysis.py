@@ -30,9 +30,8 @@ from curvescope.runs.resumable_loop import Piece
 if TYPE_CHECKING:
     from curvescope.studies.taylor.study import Config
 
-NEAR = {
-    torch.float64: 1e-3
-}  # start of the descent near a settled point, relative to the radius of the quadratic
+# Start of the descent near a settled point, relative to the radius of the quadratic.
+NEAR = {torch.float64: 1e-3}
 NEAR_ROUNDED = 0.03  # for other types, because rounding errors would be visible at a smaller distance
 WITHIN = 0.05  # error relative to the largest change so far, within which a trajectory counts as predicted
 ADAM_EPS = 1e-8
@@ -62,9 +61,7 @@ class DescentRun(Result):
         return self.num_finite < len(self.change) or bool(last > LEAST * self.gradient_norm[0])
 
     def errors(self, predicted: np.ndarray) -> np.ndarray:
-        """Error of the predicted change of the loss at every step, relative to the largest change so far: (K
-        + 1,).
-        """
+        """Error of the predicted change at every step, relative to the largest change so far: (K + 1,)."""
         largest = np.maximum.accumulate(np.abs(np.nan_to_num(self.change)))
         errors = np.abs(predicted - self.change) / np.where(largest > 0, largest, 1.0)
         return np.where(np.isfinite(errors), errors, math.inf)
@@ -183,9 +180,7 @@ def settled_problem(problem: Problem, settled: Settled) -> Problem:
 
 
 def away(problem: Problem, pairs: Eigenpairs) -> Tensor:
-    """Return the unit direction of v + g/‖g‖: the top eigenvector and the gradient, which contains other
-    eigenvectors.
-    """
+    """Return the unit direction of v + g/‖g‖: the top eigenvector and the gradient."""
     g, v = problem.gradient(), _vectors(pairs)[:, 0].to(problem.device)
     along = v * (1.0 if dot(g, v) >= 0 else -1.0)
     direction = along + (g / math.sqrt(dot(g, g)) if bool((g != 0).any()) else 0)

@@ -141,9 +141,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 
 def other_point(cfg: Config, model: Model) -> Model | None:
-    """Return the checkpoint at the end of a line; for a bundled model, by default the one before; None for
-    "none".
-    """
+    """Return the checkpoint at the end of a line; of a bundled model by default the one before."""
     name = cfg.towards
     if name is None and cfg.model in BUNDLED:
         at = REVISIONS.index(cfg.revision or REVISIONS[-1])

@@ -220,9 +220,7 @@ def summary(result: Taylor) -> list[Said]:
 
 
 def opening(result: Taylor) -> str:
-    """State the range of the quadratic along the shortest and the longest direction, and the ceiling of the
-    learning rate.
-    """
+    """State the range of the quadratic along the two extreme directions, and the largest learning rate."""
     top = float(result.sharpest[0])
     far = {name: one.distance() for name, one in result.lines.items() if math.isfinite(one.distance())}
     said = []
@@ -479,9 +477,7 @@ def _trajectories(result: Taylor) -> Figure:
 
 
 def _pairs(ax: Axes, descents: list[DescentRun], taken: list[np.ndarray], predicted: np.ndarray) -> None:
-    """Draw measured curves (solid) and predictions in the same color (dashed); the axis shows the measured
-    range.
-    """
+    """Draw measured curves (solid) and predictions (dashed); the axis shows the measured range."""
     values = np.concatenate([x[np.isfinite(x)] for x in taken])
     room = FIGURE_ROOM * ((values.max() - values.min()) or 1.0)
     low, high = values.min() - room, values.max() + room

@@ -64,9 +64,7 @@ def claims(result: WhyAdam) -> list[Claim]:
 
 
 def correlations(result: WhyAdam) -> list[RankedMeasure]:
-    """Rank correlations of every measure with the gap: over all configurations, and at the start within
-    groups.
-    """
+    """Rank correlations of every measure with the gap: over all configurations, at the start in groups."""
     groups = {name: result.group(name) for name in AMONG}
     smaller = [name for name, some in groups.items() if FEWEST <= len(some) < len(result.configurations)]
     choices = [("all", measure, when) for when in WHEN for measure in analysis.MEASURES]
