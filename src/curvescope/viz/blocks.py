@@ -19,6 +19,7 @@ NOTHING = 1e-200  # if all values are below this, a logarithmic axis would overf
 Interval = tuple[np.ndarray, np.ndarray, np.ndarray]  # values and the ends of their intervals
 
 
+@style.in_style
 def heat_map(
     ax: Axes | None,
     names: Sequence[str],
@@ -50,6 +51,7 @@ def heat_map(
     return ax
 
 
+@style.in_style
 def bars(
     ax: Axes | None,
     names: Sequence[str],
@@ -96,14 +98,10 @@ def bars(
         else:
             ax.set_yscale("symlog", linthresh=smallest)
     ax.axhline(0, color="0.6", lw=0.6)
-    ax.set_xticks(x, list(names), rotation=90, fontsize=8 if len(names) <= 20 else 6)
-    ax.set_xlim(-0.7, len(names) - 0.3)
-    ax.set_ylabel(label)
+    ax.set_xticks(x, list(names), rotation=90, **style.fitting(len(names)))
+    ax.set(xlim=(-0.7, len(names) - 0.3), ylabel=label)
     ax.grid(axis="x", lw=0.3, color="0.9")
-    ax.spines[["top", "right"]].set_visible(False)
     ax.legend(
-        frameon=False,
-        fontsize=9,
         ncols=len(series),
         loc="lower right",
         bbox_to_anchor=(1, 1),
@@ -140,8 +138,8 @@ def label_blocks(ax: Axes, names: Sequence[str]) -> None:
                 groups.append(([layer], place))
     groups = groups[:: max(1, math.ceil(len(groups) * gap / len(names)))]
     places, words = [place for _, place in groups], [", ".join(group) for group, _ in groups]
-    ax.set_xticks(places, words, rotation=90, fontsize=LABEL)
-    ax.set_yticks(places, words, fontsize=LABEL)
+    ax.set_xticks(places, words, rotation=90)
+    ax.set_yticks(places, words)
 
 
 def cell_text(value: float) -> str:

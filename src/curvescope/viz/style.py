@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -38,16 +38,8 @@ MARKS = ("o", "s", "^", "D", "v")
 MAP, SIGNED = "YlOrRd", "RdBu_r"
 """Names in matplotlib of the two color maps below."""
 SEQUENTIAL = (
-    "#ffffcc",
-    "#ffeda0",
-    "#fed976",
-    "#feb24c",
-    "#fd8d3c",
-    "#fc4e2a",
-    "#e31a1c",
-    "#bd0026",
-    "#800026",
-)
+    "#ffffcc", "#ffeda0", "#fed976", "#feb24c", "#fd8d3c", "#fc4e2a", "#e31a1c", "#bd0026", "#800026",
+)  # fmt: skip
 """Color map `MAP` from light to dark, for quantities without sign."""
 DIVERGING = (
     "#053061", "#2166ac", "#4393c3", "#92c5de", "#d1e5f0", "#f7f7f7", "#fddbc7", "#f4a582", "#d6604d",
@@ -114,14 +106,22 @@ def write_cells(ax: Axes, words: Callable[[float], str], *, size: float = 8) -> 
         ax.text(j, i, words(float(value)), ha="center", va="center", fontsize=size, color=color)
 
 
+def fitting(count: int) -> dict[str, float]:
+    """Return the size of `count` names along an axis: that of ticks, or smaller if they are many."""
+    return {"fontsize": 8 if count <= 20 else 6 if count <= 60 else 5}
+
+
 def settings() -> dict[str, Any]:
     """Return matplotlib's settings for our figures, as in a style file."""
     return {
+        "font.size": 8,
+        "figure.titlesize": 11,
+        "figure.labelsize": 9,
         "axes.prop_cycle": f"cycler(color={list(MANY)})",
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.titlelocation": "left",
-        "axes.titlesize": 10,
+        "axes.titlesize": 9.5,
         "axes.labelsize": 9,
         "axes.axisbelow": True,
         "grid.color": "0.9",
@@ -154,6 +154,22 @@ def use() -> None:
 
 
 P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def in_style(draw: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a function that draws into axes so that titles, ticks and legends have our style."""
+
+    @wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
+        with context():
+            result = draw(*args, **kwargs)
+            axes = getattr(result, "axes", [])
+            for ax in axes if isinstance(axes, list) else [axes]:
+                _pin(ax)
+        return result
+
+    return drawn
 
 
 def styled(draw: Callable[P, Mapping[str, Figure]]) -> Callable[P, dict[str, Figure]]:

@@ -243,9 +243,9 @@ def _classical(result: Histograms) -> Figure:
         _outline(ax, block)
         _mark_median(ax, result.of("softmax", block))
         _style(ax, block)
-        ax.legend(fontsize=10, loc="upper left")
+        ax.legend(loc="upper left")
     axes[-1].set_xlabel("|entry| of the Hessian block")
-    figure.supylabel("number of entries", fontsize=11)
+    figure.supylabel("number of entries")
     return figure
 
 
@@ -260,8 +260,8 @@ def _linear(result: Histograms) -> Figure:
     low, high = zip(*(ax.get_xlim() for ax in axes), strict=True)
     for ax in axes:
         ax.set_xlim(min(low), max(high))
-    axes[0].legend(fontsize=10, loc="upper left")
-    axes[1].legend(fontsize=10, loc="upper right")
+    axes[0].legend(loc="upper left")
+    axes[1].legend(loc="upper right")
     axes[0].set_ylabel("number of entries")
     return figure
 
@@ -284,12 +284,12 @@ def _mark_median(ax: Axes, bars: Bars) -> None:
     median = float(np.median(bars.entries))
     ax.axvline(median, color="0.2", lw=1, ls="--")
     words = f"- - median {median:.2g}, {len(bars.entries):,} entries"
-    ax.text(0.985, 0.93, words, transform=ax.transAxes, fontsize=9, color="0.25", va="top", ha="right")
+    ax.text(0.985, 0.93, words, transform=ax.transAxes, color="0.25", va="top", ha="right")
 
 
 def _style(ax: Axes, block: str) -> None:
     ax.set_xscale("log")
-    ax.set_title(block, fontsize=12, loc="left", color=COLORS[block])
+    ax.set_title(block, color=COLORS[block])
     ax.margins(x=0.02)
 
 

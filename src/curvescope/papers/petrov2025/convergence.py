@@ -389,9 +389,8 @@ def _curves(result: Convergence) -> Figure:
         ax.plot([], [], color="0.3", lw=1, ls=":", label="control")
         if family != "E8":
             ax.plot([], [], color="0.3", lw=0.7, ls="--", label="mean |l − mean| / k")
-        ax.set(xscale="log", yscale="log", xlabel="images k")
-        ax.set_title(title, fontsize=10)
-        ax.legend(fontsize=7, loc="lower left")
+        ax.set(xscale="log", yscale="log", xlabel="images k", title=title)
+        ax.legend(loc="lower left")
     axes[0].set_ylabel("mean |L$_{k+1}$ − L$_k$|, smoothed")
     return figure
 
@@ -418,9 +417,7 @@ def _widths(result: Convergence) -> Figure:
         x, y = np.array(some).T
         ax.plot(x, y, "o-", color=PALETTE[i % len(PALETTE)], lw=1, ms=4, label=f"{hidden + 2} matrices")
     ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
-    ax.set_xlabel("width h")
-    ax.set_title("mean |l − mean|, the limit of k|L$_{k+1}$ − L$_k$|", fontsize=10)
+    ax.set(yscale="log", xlabel="width h", title="mean |l − mean|, the limit of k|L$_{k+1}$ − L$_k$|")
     ax.legend()
     return figure
 

@@ -340,11 +340,9 @@ def _bias(result: SinkCases) -> Figure:
         ax.set_xscale("symlog", linthresh=1)
         ax.set_yscale("log")
         ax.set_xticks([0, 1, 2, 4, 8], ["0", "1", "2", "4", "8"])
-        ax.set_xlim(-0.2, 11)
-        ax.set_xlabel("bias at the first key")
-        ax.set_title(f"{title}, times")
+        ax.set(xlim=(-0.2, 11), xlabel="bias at the first key", title=f"{title}, times")
         few_ticks(ax)
-    axes[0].legend(fontsize=7)
+    axes[0].legend()
     return figure
 
 

@@ -256,8 +256,7 @@ def _panels(
             axes.plot(x, y, color=hue, marker=mark, ls=dashes[mask], ms=4)
             axes.vlines(x, low, high, color=hue, lw=0.8)
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_title(title)
+        axes.set(yscale="log", title=title)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     for axes in grid[1]:
         axes.set_xlabel("length (tokens)")

@@ -138,7 +138,6 @@ def _quantities(found: Comparison) -> Figure:
         ax.set_ylim(len(found.sides) - 0.5, -0.5)
         ax.margins(x=0.15)
         ax.locator_params(axis="x", nbins=4)
-        ax.tick_params(axis="x", labelsize=8)
         ax.grid(axis="x", lw=0.3, color="0.9")
     return figure
 
@@ -154,7 +153,7 @@ def _densities(found: Comparison) -> Figure:
         _both_sides(ax, max(ends) or 1.0)
         if part == "ggn":
             ax.set_xlim(left=0.0)
-        ax.set_title(title, fontsize=11)
+        ax.set_title(title)
     axes[1].set_ylabel("")
     return figure
 
@@ -220,11 +219,11 @@ def _cells(ax: Axes, found: Comparison, number: int, grid: list[list[str]], fold
         text = cell_text(float(f"{value:.2g}")) if math.isfinite(value) else "–"
         text = f"({text})" if found.difference(number, "‖H‖_F", block).verdict == OPEN else text
         dark = math.isfinite(value) and abs(2 * norm(value) - 1) > 0.6
-        ax.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+        ax.text(j, i, text, ha="center", va="center", color="white" if dark else "black")
     layered = LAYER.fullmatch(grid[0][0])
     words = [row[0].split(".")[0] for row in grid] if layered else []
     ax.set_yticks(range(len(words)), words)
-    ax.tick_params(length=0, labelsize=8)
+    ax.tick_params(length=0)
 
 
 def _sharpness(found: Comparison) -> Figure:

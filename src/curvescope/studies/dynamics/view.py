@@ -413,7 +413,7 @@ def _map(sequence: Sequence, blocks: list[str], values: np.ndarray) -> Figure:
     image = ax.imshow(known, aspect="auto", cmap=style.MAP, interpolation="nearest", **look)
     ax.set_xticks(range(len(sequence.names)), sequence.names, rotation=30)
     stride = max(1, -(-len(blocks) // TALL))
-    ax.set_yticks(range(0, len(blocks), stride), blocks[::stride], fontsize=7)
+    ax.set_yticks(range(0, len(blocks), stride), blocks[::stride])
     ax.tick_params(length=0)
     ax.set_title("λ_max of single blocks")
     figure.colorbar(image, ax=ax, shrink=0.6)
@@ -495,8 +495,7 @@ def _points(ax: Axes, run: Course, name: str, color: str, label: str) -> None:
 
 def _loss(ax: Axes, run: Course, color: str = PALETTE[0], **options: Any) -> None:
     ax.plot(np.arange(len(run.loss)), run.loss, color=color, **{"lw": 1.0, **options})
-    ax.set_yscale("log")
-    ax.set_xlabel("step")
+    ax.set(yscale="log", xlabel="step")
 
 
 def _figure_edge(runs: list[Course]) -> Figure:
@@ -532,8 +531,7 @@ def _figure_adam(run: Course) -> Figure:
     axes[1][0].set_ylabel("loss")
     plain(axes[1][0])
     axes[1][1].plot(run.measured, run.column("grad_share"), "-o", ms=3, lw=1.2, color=PALETTE[2])
-    axes[1][1].set_xlabel("step")
-    axes[1][1].set_ylim(-0.02, 1.02)
+    axes[1][1].set(xlabel="step", ylim=(-0.02, 1.02))
     plain(axes[1][1], "share of ‖g‖² in the top eigenspace")
     return figure
 
@@ -557,8 +555,7 @@ def _figure_warmup(result: Dynamics) -> Figure:
         ratio = one.column("lr_sharpness") / one.column("sharpness_threshold")
         axes[1][j].plot(one.measured, ratio, "-o", ms=3, lw=1.2, color=PALETTE[2])
         axes[1][j].axhline(1, color="0.3", lw=1, ls="--")
-        axes[1][j].set_xlabel("step")
-        axes[1][j].set_yscale("log")
+        axes[1][j].set(xlabel="step", yscale="log")
         plain(axes[1][j], "η · sharpness over its threshold, first run")
     axes[0][0].set_ylabel("loss")
     return figure
@@ -578,8 +575,7 @@ def _figure_spikes(result: Dynamics) -> Figure:
         for i, (_, on) in enumerate(alarms(run).items()):
             marks.plot(run.measured[on], np.full(int(on.sum()), i), "s", ms=4, color=PALETTE[1])
         marks.set_yticks(range(len(SIGNALS)), list(SIGNALS))
-        marks.set_ylim(len(SIGNALS) - 0.5, -0.5)
-        marks.set_xlabel("step")
+        marks.set(ylim=(len(SIGNALS) - 0.5, -0.5), xlabel="step")
         plain(marks, "beyond its threshold")
         if (step := onset(run)) is not None:
             for ax in (loss, ratio, marks):

@@ -238,7 +238,7 @@ def _distances(result: Factors) -> Figure:
             color, mark = LOOKS[name]
             ax.plot(x, mean, marker=mark, ms=4.5, lw=1.2, color=color, label=name)
             ax.fill_between(x, low, high, color=color, alpha=0.1, lw=0)
-        ax.set_title(LABELS[measure], fontsize=9)
+        ax.set_title(LABELS[measure])
         top = TOPS.get(measure, 1.15 * float(result.distance(measure).max()))
         ax.set_ylim(-0.03 * top, top)
         ax.set_xticks(x, [str(step) for step in result.checkpoints])
@@ -262,12 +262,12 @@ def _blocks(result: Factors) -> Figure:
         values = result.parts[:, -1, analysis.MEASURES.index(measure)].mean(axis=0).T  # (B, M)
         image = ax.imshow(values, vmin=0, vmax=90, cmap=style.MAP, aspect="auto")
         style.write_cells(ax, "{:.0f}".format)
-        ax.set_title(f"{LABELS[measure]}, block by block", fontsize=9)
+        ax.set_title(f"{LABELS[measure]}, block by block")
         ax.set_xticks(range(len(result.approximations)), result.approximations, rotation=30, ha="right")
         ax.set_yticks(range(len(result.blocks)), result.blocks)
-        ax.tick_params(labelsize=8, length=0)
+        ax.tick_params(length=0)
     assert image is not None
-    figure.colorbar(image, ax=axes, shrink=0.9, pad=0.01).ax.tick_params(labelsize=8)
+    figure.colorbar(image, ax=axes, shrink=0.9, pad=0.01)
     return figure
 
 
@@ -281,11 +281,11 @@ def _outcomes(result: Factors) -> Figure:
         for ax, measure in zip(row, shown, strict=True):
             _against(ax, result, measure, outcome)
             rho = correlation(result, measure, outcome)
-            ax.set_title(f"ρ = {rho.words}", fontsize=8.5)
+            ax.set_title(f"ρ = {rho.words}")
         final = outcome == FINAL
         row[0].set_ylabel("final loss" if final else "share of the best decrease")
     for ax, measure in zip(axes[-1], shown, strict=True):
-        ax.set_xlabel(LABELS[measure], fontsize=8.5)
+        ax.set_xlabel(LABELS[measure])
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=8)
     return figure

@@ -347,12 +347,12 @@ def _entries(result: FullHessian) -> Figure:
     image = None
     for column, (stage, found) in zip(axes.T, stages.items(), strict=True):
         image = entries_map(column[0], found.picture, found.names, found.pixels, limits)
-        column[0].set_title(f"Hessian, {stage}", fontsize=15, pad=8)
+        column[0].set_title(f"Hessian, {stage}", pad=8)
         sizes = [found.sizes[found.names.index(name)] for name in ATTENTION]
         entries_map(column[1], colors(found.attention), ATTENTION, sizes, limits)
-        column[1].set_title(f"Hessian (self-attention), {stage}", fontsize=15, pad=8)
+        column[1].set_title(f"Hessian (self-attention), {stage}", pad=8)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, pad=0.02)  # pyright: ignore[reportArgumentType]
-    bar.set_label(LABEL, fontsize=12)
+    bar.set_label(LABEL)
     return figure
 
 
@@ -370,10 +370,10 @@ def _figure_pairs(result: FullHessian) -> Figure:
     for ax, (stage, values) in zip(axes, means.items(), strict=True):
         image = ax.imshow(values, norm="log", vmin=least, vmax=top, cmap="viridis", interpolation="nearest")
         style.write_cells(ax, _short, size=6.5)
-        ax.set_xticks(range(len(names)), names, rotation=90, fontsize=9)
-        ax.set_yticks(range(len(names)), names, fontsize=9)
+        ax.set_xticks(range(len(names)), names, rotation=90)
+        ax.set_yticks(range(len(names)), names)
         ax.tick_params(length=0)
-        ax.set_title(stage, fontsize=13)
+        ax.set_title(stage)
     figure.colorbar(image, ax=axes, label="root mean square entry", shrink=0.8)  # pyright: ignore[reportArgumentType]
     return figure
 
@@ -391,7 +391,7 @@ def _figure_norms(result: FullHessian) -> Figure:
     every = [network.norms for network in result.networks]
     _curves(axes[0], result, every, "weights", "norm of the parameters")
     _curves(axes[1], result, every, "hessian", "Frobenius norm of the Hessian block")
-    axes[1].legend(fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
@@ -414,8 +414,7 @@ def _curves(ax: Axes, result: FullHessian, every: list[Norms], name: str, label:
     powers = [10.0**i for i in range(math.floor(math.log10(max(int(steps[-1]), 1))) + 1)]
     ax.set_xticks([0.5, *powers], ["0", *(f"{power:g}" for power in powers)])
     ax.minorticks_off()
-    ax.set_xlabel("step")
-    ax.set_ylabel(label)
+    ax.set(xlabel="step", ylabel=label)
     ax.grid(visible=True)
 
 
@@ -430,7 +429,7 @@ def _figure_stripe(result: FullHessian) -> Figure:
         axes[1].plot([x - 0.12, x + 0.12], [10**power] * 2, color=style.ORANGE, lw=2)
     axes[1].plot([], [], color=style.ORANGE, lw=2, label="end of the published color bar")
     axes[1].set_yscale("log")
-    axes[1].legend(fontsize=9, loc="lower right")
+    axes[1].legend(loc="lower right")
     return figure
 
 
@@ -439,8 +438,7 @@ def _slopes(ax: Axes, rows: list[list[float]], label: str) -> None:
     for row in rows:
         ax.plot([0, 1], row, "o-", color=style.BLUE, ms=4, lw=1, alpha=0.8)
     ax.set_xticks([0, 1], STAGES)
-    ax.set_xlim(-0.4, 1.4)
-    ax.set_ylabel(label)
+    ax.set(xlim=(-0.4, 1.4), ylabel=label)
     ax.grid(visible=True)
 
 

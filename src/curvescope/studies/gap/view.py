@@ -108,15 +108,14 @@ def _figure_over_training(result: Gap) -> Figure:
     axes[0][0].set_ylim(bottom=0)
     for part, name in NAMES.items():
         _line(axes[0][1], x, [pair.top(part) for pair in pairs], LOOKS[part], name)
-    axes[0][1].set_title("λ_max of the whole model")
-    axes[0][1].set_yscale("log")
+    axes[0][1].set(title="λ_max of the whole model", yscale="log")
     _line(axes[0][2], x, [pair.wasserstein() for pair in pairs], LOOKS["hessian"], "W₁ / (‖H‖/√n)")
     _line(axes[0][2], x, [pair.share() for pair in pairs], BOUND, "‖H_f‖/‖H‖, which bounds W₁")
     axes[0][2].set_title("distance of the spectra")
     axes[0][2].set_ylim(bottom=0)
     for ax in axes[0]:
         ax.set_xticks(x, ticks)
-        ax.legend(fontsize=7)
+        ax.legend()
         ax.grid(visible=True)
     return figure
 
@@ -147,7 +146,7 @@ def _figure_blocks(result: Gap) -> Figure:
         for (i, j), value in np.ndenumerate(values):
             color = style.ink_at(image, value)
             text = f"{value:{digits}}" if np.isfinite(value) else "–"
-            ax.text(j, i, text, ha="center", va="center", fontsize=8, color=color)
+            ax.text(j, i, text, ha="center", va="center", color=color)
         ax.set_xticks(range(len(result.checkpoints)), result.checkpoints)
         ax.set_yticks(range(len(result.blocks)), result.blocks)
         ax.set_title(title)
@@ -167,15 +166,14 @@ def _densities(result: Gap) -> Figure:
                 if len(x):
                     label = f"{title}, {'λ > 0' if sign > 0 else 'λ < 0'}"
                     ax.step(x, share, where="pre", color=LOOKS[part].color, ls=dash, lw=1.3, label=label)
-        ax.set_xscale("log")
-        ax.set_yscale("log")
+        ax.set(xscale="log", yscale="log")
         ax.set_xlim(left=1e-4 * max(float(d.extremes[1]) for d in pair.densities.values()))
         ax.set_xlabel("|λ|")
         value, error = pair.wasserstein()
-        ax.set_title(f"{name}: W₁ = {value:.2f} ± {error:.2f} rms", fontsize=9)
+        ax.set_title(f"{name}: W₁ = {value:.2f} ± {error:.2f} rms")
         ax.grid(visible=True)
     axes[0][0].set_ylabel("share of eigenvalues beyond")
-    axes[0][0].legend(fontsize=7)
+    axes[0][0].legend()
     return figure
 
 
@@ -209,9 +207,11 @@ def _figure_targets(result: Gap) -> Figure:
         right.set_yscale("log", base=2)
         right.set_xticks(counts, [f"{count:g}" for count in counts])
         right.set_yticks(2.0 ** -np.arange(3), ["1", "0.5", "0.25"])
-        right.set_ylim(0.9 * min(norms.min(), counts[-1] ** -0.5), 1.15)
-        right.set_xlabel("draws of targets from the model")
-        right.set_title("the functional Hessian averages out")
+        right.set(
+            ylim=(0.9 * min(norms.min(), counts[-1] ** -0.5), 1.15),
+            xlabel="draws of targets from the model",
+            title="the functional Hessian averages out",
+        )
         right.legend()
     for ax in axes[0]:
         ax.grid(visible=True)

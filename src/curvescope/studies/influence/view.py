@@ -229,9 +229,10 @@ def _scores(result: Influence) -> Figure:
             ax.errorbar(x, values, error, fmt="o-" if d == 0 else ".", ms=4, lw=0.8, label=label, capsize=2)
         ax.axhline(0, color="0.6", lw=0.8)
         ax.set(
-            xlabel="training sequence, by score at the first δ", ylabel="predicted change of the query's loss"
+            xlabel="training sequence, by score at the first δ",
+            ylabel="predicted change of the query's loss",
+            title=short(query, 52),
         )
-        ax.set_title(short(query, 52), fontsize=9)
     axes[0, 0].legend()
     return figure
 
@@ -244,8 +245,8 @@ def _retraining(result: Influence) -> Figure:
             predicted, measured = one.predicted[method], getattr(one, trained)
             _against(ax, predicted, measured, one.elsewhere & (trained == "again"))
             rho = over_queries(predicted, measured, draws=result.draws, seed=result.seed)
-            ax.set_title(f"{name}, {method}, {TITLES[trained]}\nρ = {rho.words}", fontsize=9)
-    axes[0, 0].legend(fontsize=7, ncols=2)
+            ax.set_title(f"{name}, {method}, {TITLES[trained]}\nρ = {rho.words}")
+    axes[0, 0].legend(ncols=2)
     return figure
 
 

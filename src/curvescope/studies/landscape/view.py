@@ -431,8 +431,7 @@ def _bounds(result: Landscape) -> Figure:
         left.plot(x, [row[key] for row in rows], lw=1, label=name, **look)
     left.set_yscale("log")
     left.set_xticks(x, [f"{row['distance']:.2g}" for row in rows])
-    left.set_xlabel("distance ‖w − w*‖")
-    left.set_title("(k+1)|L$_{k+1}$ − L$_k$| and its bounds")
+    left.set(xlabel="distance ‖w − w*‖", title="(k+1)|L$_{k+1}$ − L$_k$| and its bounds")
     left.legend()
     table = assumption1(result)
     k = [row["k"] for row in table]
@@ -470,16 +469,13 @@ def _subspace(result: Landscape) -> Figure:
 
 
 def _log_log(ax: Axes, label: str, title: str) -> None:
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlabel(label)
-    ax.set_title(title)
+    ax.set(xscale="log", yscale="log", xlabel=label, title=title)
     ax.legend()
 
 
 def _ticks(ax: Axes, places: np.ndarray) -> None:
     """Draw ticks only at `places`."""
-    ax.set_xticks(places, [f"{place:.2g}" for place in places], fontsize=9)
+    ax.set_xticks(places, [f"{place:.2g}" for place in places])
     ax.set_xticks([], minor=True)
 
 

@@ -36,7 +36,6 @@ def tables(result: Propagation) -> Tables:
 
 LAYER = re.compile(r"L(\d+)\.(.+)")
 DECADES = 4  # decades of the color scale below the largest value
-MOST_NAMED = 30  # most sources whose names fit below an axis
 MOST_OUTSIDE = 4  # most blocks that are named with the rest
 
 
@@ -61,7 +60,7 @@ def _flow(result: Propagation) -> Figure:
     _shares(axes[0][1], result)
     _eigenvalues(axes[1][0], result)
     _coupling(axes[1][1], result)
-    figure.suptitle(f"Where the curvature of {result.model} comes from", fontsize=12)
+    figure.suptitle(f"Where the curvature of {result.model} comes from")
     return figure
 
 
@@ -82,8 +81,7 @@ def _figure_by_layer(ax: Axes, result: Propagation) -> None:
     every = max(1, len(layers) // 12)
     names = [f"L{layer}" if layer % every == 0 else "" for layer in layers] + outside
     ax.set_xticks(ticks, names, rotation=90 if len(ticks) > 8 else 0)
-    ax.set_yscale("log")
-    ax.set_title("Frobenius norm of each source")
+    ax.set(yscale="log", title="Frobenius norm of each source")
     ax.legend(ncols=2)
     ax.grid(visible=True)
 
@@ -108,8 +106,7 @@ def _shares(ax: Axes, result: Propagation) -> None:
     )
     colors = [PALETTE[0] if value >= 0 else PALETTE[1] for value in values]
     ax.barh(y, values, xerr=errors, color=colors, height=0.7, error_kw={"lw": 0.8, "ecolor": "0.3"})
-    size = 8 if len(names) <= MOST_NAMED else 5
-    ax.set_yticks(y, [_named(result, name) for name in names], fontsize=size)
+    ax.set_yticks(y, [_named(result, name) for name in names], **style.fitting(len(names)))
     ax.axvline(0, color="0.4", lw=0.6)
     ax.set_title("share of ‖H‖² (sum 1; negative: cancels others)")
     ax.grid(visible=True)
@@ -132,7 +129,7 @@ def _eigenvalues(ax: Axes, result: Propagation) -> None:
     top = float(np.nanmax(np.abs(ends[:, [0, 2]]))) or 1.0
     ax.set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(top * 1e-3)))
     ax.set_ylim(-3 * top, 3 * top)
-    ax.set_xticks(x, names, rotation=90, fontsize=8 if len(names) <= MOST_NAMED else 5)
+    ax.set_xticks(x, names, rotation=90, **style.fitting(len(names)))
     ax.set_title("extreme eigenvalues of each source")
     ax.legend()
     ax.grid(visible=True)
@@ -152,9 +149,9 @@ def _coupling(ax: Axes, result: Propagation) -> None:
     image = ax.imshow(values, cmap=style.MAP, vmin=0)
     if len(m.names) <= 8:
         style.write_cells(ax, "{:.2f}".format, size=7)
-    size = 8 if len(m.names) <= 14 else 6
-    ax.set_xticks(range(len(m.names)), [fill(name, 10) for name in m.names], rotation=90, fontsize=size)
-    ax.set_yticks(range(len(m.names)), m.names, fontsize=size)
+    size = style.fitting(len(m.names))
+    ax.set_xticks(range(len(m.names)), [fill(name, 10) for name in m.names], rotation=90, **size)
+    ax.set_yticks(range(len(m.names)), m.names, **size)
     ax.figure.colorbar(image, ax=ax, shrink=0.8)
     ax.set_title("coupling of layers, ‖H_lm‖ / √(‖H_ll‖ ‖H_mm‖)")
 

@@ -258,12 +258,12 @@ def _samples(result: Pruned) -> Figure:
                 look = {"ms": 4, "alpha": 0.7, "color": PALETTE[i % len(PALETTE)]}
                 ax.plot(*values, MARKS[i % len(MARKS)], label=name, **look)
             _equal(ax)
-        row[0].set_ylabel(f"{kind}\nmeasured increase", fontsize=8)
+        row[0].set_ylabel(f"{kind}\nmeasured increase")
     for ax, (_, _, title) in zip(axes[0], PANELS, strict=True):
-        ax.set_title(f"{title}\n", fontsize=9)
+        ax.set_title(f"{title}\n")
     for ax in axes[-1]:
-        ax.set_xlabel("predicted", fontsize=8)
-    axes[0][0].legend(fontsize=7)
+        ax.set_xlabel("predicted")
+    axes[0][0].legend()
     return figure
 
 
@@ -275,9 +275,6 @@ def _equal(ax: Axes) -> None:
     ax.set_xlim(low, high)
     ax.locator_params(nbins=5)
     ax.ticklabel_format(style="sci", scilimits=(-2, 3), useMathText=True)
-    ax.xaxis.get_offset_text().set_fontsize(7)
-    ax.yaxis.get_offset_text().set_fontsize(7)
-    ax.tick_params(labelsize=7)
 
 
 def _sets(result: Pruned) -> Figure:
@@ -301,15 +298,13 @@ def _sets(result: Pruned) -> Figure:
         for ax in column:
             ax.axhline(0, color="0.5", lw=0.6)
             around_zero(ax, 0.01)
-            ax.tick_params(labelsize=8)
-        column[0].set_title(name, fontsize=9)
+        column[0].set_title(name)
         column[1].set_xlabel("sparsity (%)")
-    axes[0][0].set_ylabel("increase of the loss, data of the curvature", fontsize=8)
-    axes[1][0].set_ylabel("on held-out data", fontsize=8)
+    axes[0][0].set_ylabel("increase of the loss, data of the curvature")
+    axes[1][0].set_ylabel("on held-out data")
     handles, labels = axes[0][0].get_legend_handles_labels()
     handles = [*handles, *axes[0][0].plot([], [], ":", color="0.3", lw=1.1)]
-    look = {"fontsize": 8, "frameon": False, "loc": "outside right"}
-    figure.legend(handles, [*labels, "predicted"], **look)
+    figure.legend(handles, [*labels, "predicted"], loc="outside right")
     return figure
 
 
@@ -322,8 +317,7 @@ def _heads(result: Pruned) -> Figure:
             x, y = analysis.predicted(heads, how, predictor), analysis.measured(heads, how)
             ax.plot(x, y, "o", ms=4, color=PALETTE[heads.layer % len(PALETTE)])
         _equal(ax)
-        ax.set_title(f"{title}\n")
-        ax.set_xlabel("predicted, gᵀδ + ½ δᵀHδ")
+        ax.set(title=f"{title}\n", xlabel="predicted, gᵀδ + ½ δᵀHδ")
     axes[0].set_ylabel("measured increase of the loss")
     figure.draw_without_rendering()  # computes the position of the axes
     for ax, (how, predictor, _) in zip(axes, panels, strict=True):

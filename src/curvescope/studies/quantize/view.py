@@ -180,8 +180,7 @@ def _predictions(result: Quantized) -> Figure:
             x, y = predicted(result, "both orders", i, method), increases(result, i, method)
             ax.plot(x, y, mark, ms=4, alpha=0.75, color=PALETTE[k], label=method)
         _scaled(ax)
-        ax.set_title(f"{b} bits")
-        ax.set_xlabel("predicted: gᵀδ + ½ δᵀHδ")
+        ax.set(title=f"{b} bits", xlabel="predicted: gᵀδ + ½ δᵀHδ")
     axes[0][0].set_ylabel("measured increase of the loss")
     axes[0][0].legend()
     return figure
@@ -195,7 +194,6 @@ def _scaled(ax: Axes) -> None:
     ax.set_xlim(low, high)
     ax.locator_params(nbins=5)
     ax.ticklabel_format(style="sci", scilimits=(-2, 3), useMathText=True)
-    ax.tick_params(labelsize=7)
 
 
 def _sensitivity(result: Quantized) -> Figure:
@@ -223,10 +221,9 @@ def _sensitivity(result: Quantized) -> Figure:
         ax.axhline(0, color="0.5", lw=0.6)
         ax.set_ylabel(f"{b} bits")
         ax.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
-        ax.tick_params(labelsize=7)
     axes[0, 0].set_title("increase of the loss when one block is rounded")
     axes[0, 0].legend(ncols=3)
-    axes[-1, 0].set_xticks(x, names, rotation=90, fontsize=7)
+    axes[-1, 0].set_xticks(x, names, rotation=90)
     return figure
 
 

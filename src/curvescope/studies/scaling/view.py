@@ -158,7 +158,7 @@ def _grid(result: Scaling) -> Figure:
         for j, quantity in enumerate(SHOWN):
             _panel(axes[i][j], result, quantity, variable)
         axes[i][-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.suptitle("Loss and curvature over model size and data size", fontsize=12)
+    figure.suptitle("Loss and curvature over model size and data size")
     return figure
 
 
@@ -179,9 +179,8 @@ def _panel(ax: Axes, result: Scaling, quantity: str, variable: str) -> None:
     ax.set_xticks(np.unique(x), [_short(value) for value in np.unique(x)])
     ax.set_xticks([], minor=True)
     plain_numbers(ax)
-    ax.tick_params(axis="y", which="both", labelsize=7)
     title = f"{QUANTITIES[quantity].symbol} ∝ {variable}$^{{{law.exponent:+.2f}}}$"
-    ax.set_title(f"{title}\n[{law.low:+.2f}, {law.high:+.2f}]", fontsize=9)
+    ax.set_title(f"{title}\n[{law.low:+.2f}, {law.high:+.2f}]")
     ax.grid(visible=True)
 
 
@@ -212,7 +211,7 @@ def _exponents(result: Scaling) -> Figure:
         ax.grid(visible=True)
     axes[1].axvline(GUIDE, color=PALETTE[1], lw=1, ls="--", label="1/√D")
     axes[1].legend()
-    axes[0].set_yticks(-np.arange(len(names)), [QUANTITIES[name].symbol for name in names], fontsize=9)
+    axes[0].set_yticks(-np.arange(len(names)), [QUANTITIES[name].symbol for name in names])
     return figure
 
 
@@ -230,13 +229,22 @@ def _needed(result: Scaling) -> Figure:
         left.errorbar(shifted, k[:, 0], yerr=_bars(k), label=f"N = {size:,.0f}", **look)
         r = np.array([(one.rms, one.rms_low, one.rms_high) for one in needed]) / needed[0].tolerance
         right.errorbar(shifted, r[:, 0], yerr=_bars(r), **look)
-    left.set(xscale="log", yscale="log", xlabel="D (training tokens)", ylabel="k (sequences)")
-    left.set_title(f"sequences for τ = {result.cells[0].needed.tolerance:g} nats")
+    left.set(
+        xscale="log",
+        yscale="log",
+        xlabel="D (training tokens)",
+        ylabel="k (sequences)",
+        title=f"sequences for τ = {result.cells[0].needed.tolerance:g} nats",
+    )
     left.legend()
     plain_numbers(left)
     right.axhline(1, color="0.4", lw=0.8)
-    right.set(xscale="log", xlabel="D (training tokens)", ylabel="rms of L$_{k+1}$ − L$_k$, relative to τ")
-    right.set_title("check on fresh sequences")
+    right.set(
+        xscale="log",
+        xlabel="D (training tokens)",
+        ylabel="rms of L$_{k+1}$ − L$_k$, relative to τ",
+        title="check on fresh sequences",
+    )
     left.grid(visible=True)
     right.grid(visible=True)
     return figure

@@ -409,8 +409,7 @@ def _line(name: str, one: LossLine) -> Figure:
     figure, axes = _panels(2)
     left, right = axes[0]
     one.plot(left)
-    left.set_title(f"loss along a line: {name}")
-    left.set_xlabel(f"t, in units of ‖d‖ = {one.length:.3g}")
+    left.set(title=f"loss along a line: {name}", xlabel=f"t, in units of ‖d‖ = {one.length:.3g}")
     differences = {NAMES[order]: one.loss - one.expansion.predicted(one.t, order) for order in one.orders}
     allowed = one.agreement.tolerance * one.expansion.terms(one.t)
     slices.errors(right, one.t, differences, allowed, one.agreement.rounding)
@@ -434,7 +433,7 @@ def _reach(result: Taylor) -> Figure:
                 inside = color if side == "ahead" else "white"
                 ax.plot(at, y, ">" if beyond else "o", color=color, mfc=inside, ms=6)
     ax.set_xscale("log")
-    ax.set_yticks(range(len(names)), names, fontsize=9)
+    ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.5, -0.5)
     ax.grid(axis="x", color="0.92")
     ax.set_axisbelow(True)
@@ -472,7 +471,7 @@ def _trajectories(result: Taylor) -> Figure:
     left.plot([], [], "--", color="0.4", lw=1.1, label="predicted")
     left.set_title("loss")
     right.set_title("norm of the gradient")
-    left.legend(title="learning rate / (2/λ_max)", title_fontsize=8)
+    left.legend(title="learning rate / (2/λ_max)")
     return figure
 
 
@@ -486,8 +485,7 @@ def _pairs(ax: Axes, descents: list[DescentRun], taken: list[np.ndarray], predic
         color = PALETTE[i % len(PALETTE)]
         ax.plot(taken[i], color=color, lw=1.4, label=f"{one.share:g}")
         ax.plot(predicted[i], "--", color=color, lw=1.1)
-    ax.set_ylim(low, high)
-    ax.set_xlabel("step")
+    ax.set(ylim=(low, high), xlabel="step")
 
 
 def _critical(own: SettledPart) -> Figure:
@@ -506,7 +504,7 @@ def _critical(own: SettledPart) -> Figure:
     _signed_decades(right, [one.change for one in own.descents])
     left.set_title("gradient along the top eigenvector, relative to the start")
     right.set_title("change of the loss without its slope")
-    left.legend(title="learning rate / (2/λ_max)", title_fontsize=8)
+    left.legend(title="learning rate / (2/λ_max)")
     for ax in (left, right):
         ax.set_xlabel("step")
     return figure

@@ -112,7 +112,7 @@ def _training(result: WeightNorms) -> Figure:
     left.set(xlabel="spectral norm ‖W‖₂ of the block's weights", ylabel="λ_max of the block")
     _log_norms(left)
     left.set_yscale("log" if (tops > 0).all() else "symlog")
-    left.legend(fontsize=7, ncols=2)
+    left.legend(ncols=2)
     names = {"within, all": "within.all", "pooled, all": "blocks.all"} | {r: f"blocks.{r}" for r in roles}
     _forest(right, result, names)
     right.set_title("rank correlation of λ_max with ‖W‖")
@@ -147,14 +147,13 @@ def _figure_random(result: WeightNorms) -> Figure:
             label = f"{LABELS[norm]}: ρ = {one.words}"
             ax.plot(models.spectral[:, j], models.lambda_max, "o", ms=3.5, color=PALETTE[i], label=label)
         _log_norms(ax)
-        ax.set_yscale("log")
-        ax.set_title(role)
-        ax.legend(fontsize=7, loc="upper left")
+        ax.set(yscale="log", title=role)
+        ax.legend(loc="upper left")
         ax.grid(visible=True)
     low, high = axes[0][0].get_ylim()
     axes[0][0].set_ylim(low, high * (high / low) ** 0.25)  # space for the legends
-    figure.supxlabel("spectral norm ‖W‖₂", fontsize=10)
-    figure.supylabel("λ_max of the Hessian", fontsize=10)
+    figure.supxlabel("spectral norm ‖W‖₂")
+    figure.supylabel("λ_max of the Hessian")
     return figure
 
 

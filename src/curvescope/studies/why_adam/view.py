@@ -310,7 +310,7 @@ def _gap(result: WhyAdam) -> Figure:
             bars = {"xerr": _ends(x), "yerr": _ends(y), "lw": 0, "elinewidth": 0.9, "capsize": 2}
             ax.errorbar(x[0], y[0], **bars, **_style(name), label=name)
         rho = ranked[measure]
-        ax.set_title(f"at the start: ρ = {rho.words}, {above(rho)}", fontsize=9)
+        ax.set_title(f"at the start: ρ = {rho.words}, {above(rho)}")
         ax.axhline(0, color="0.7", lw=0.8, zorder=0)
         ax.set_xlabel(LABELS[measure])
     axes[0].set_ylabel("gap: log₁₀ loss with SGD / with Adam")
@@ -330,7 +330,7 @@ def _along(result: WhyAdam) -> Figure:
                 x = where + 0.9 * (i - len(result.configurations) / 2)
                 look = _style(name) | {"ms": 4.5}
                 ax.errorbar(x, [one[0] for one in each], bars, **look, lw=0.9, elinewidth=0.6, label=name)
-            ax.set_title(f"{NAMES[optimizer]}, {LABELS[measure]}", fontsize=9)
+            ax.set_title(f"{NAMES[optimizer]}, {LABELS[measure]}")
             ax.set_xticks(where, [f"{x:.0f}" for x in where])
     for ax in axes[-1]:
         ax.set_xlabel("share of the run (%)")
@@ -362,9 +362,7 @@ def _tuning(result: WhyAdam) -> Figure:
                 color=PALETTE[i],
                 label=NAMES[optimizer],
             )
-        ax.set_xscale("log")
-        ax.set_ylim(0, 3)
-        ax.set_title(name, fontsize=9)
+        ax.set(xscale="log", ylim=(0, 3), title=name)
     for ax in axes[:, 0]:
         ax.set_ylabel("final loss")
     for ax in axes[-1]:

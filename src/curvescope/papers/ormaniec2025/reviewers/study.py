@@ -241,13 +241,11 @@ def _merged(result: Reviewers) -> Figure:
             losses = result.of(TrainingLosses)[f"merged.{how}"].best()[way]
             band(ax, np.arange(1, losses.shape[-1] + 1), losses, linear=True, color=PALETTE[way], label=words)
     for ax, how in zip(axes[1:], RATES, strict=True):
-        ax.set_title(f"loss, {how}")
-        ax.set(xscale="log", xlabel="step")
+        ax.set(title=f"loss, {how}", xscale="log", xlabel="step")
         ax.grid(visible=True)
     axes[0].set(xscale="log", yscale="log")
     axes[0].grid(visible=True)
-    axes[0].set_title("−λ_min(H)/λ_max(H_o)")
-    axes[0].set_xlabel("σ")
+    axes[0].set(title="−λ_min(H)/λ_max(H_o)", xlabel="σ")
     axes[0].legend()
     return figure
 
@@ -266,8 +264,7 @@ def _softmax(result: Reviewers) -> Figure:
         ax.set(xscale="log", yscale="log")
         ax.grid(visible=True)
         ax.axhline(1, color="0.4", lw=0.8, ls=":")
-        ax.set_title(title)
-        ax.set_xlabel("temperature τ")
+        ax.set(title=title, xlabel="temperature τ")
     axes[0].set_ylabel("‖H(block)‖ with softmax / without")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     return figure
@@ -292,10 +289,9 @@ def _depth(result: Reviewers) -> Figure:
                     color=ROLE_COLORS[role],
                     label=role if not row and block[1] == "0" else "",
                 )
-        ax.set_title(f"exponents of ‖{part}‖")
-        ax.set_xlabel("power of σ")
+        ax.set(title=f"exponents of ‖{part}‖", xlabel="power of σ")
         ax.grid(visible=True)
-    axes[0].set_yticks([-row for row in range(len(orders.DEPTH_CASES))], list(orders.DEPTH_CASES), fontsize=9)
+    axes[0].set_yticks([-row for row in range(len(orders.DEPTH_CASES))], list(orders.DEPTH_CASES))
     axes[1].legend(loc="upper right")
     return figure
 
@@ -313,8 +309,7 @@ def _dropped(result: Reviewers) -> Figure:
     for ax, title in zip(axes, titles, strict=True):
         ax.set(xscale="log", yscale="log")
         ax.grid(visible=True)
-        ax.set_title(title)
-        ax.set_xlabel("σ")
+        ax.set(title=title, xlabel="σ")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     return figure
 
@@ -332,11 +327,9 @@ def _architectures(result: Reviewers) -> Figure:
             dots(ax, means, places, color=PALETTE[i], label=part, upright=True)
         labels = [block.removeprefix("L0.") for block in one.blocks]
         ax.set_xticks(range(len(labels)), labels)
-        ax.set_xlim(-0.6, len(labels) - 0.4)
-        ax.set_title(f"{name}\n{sum(one.sizes)} parameters", fontsize=9)
+        ax.set(xlim=(-0.6, len(labels) - 0.4), title=f"{name}\n{sum(one.sizes)} parameters")
         ax.grid(visible=True)
-    axes[0].set_ylabel("power of σ")
-    axes[0].set_ylim(0, 6.6)
+    axes[0].set(ylabel="power of σ", ylim=(0, 6.6))
     axes[0].legend(loc="upper right")
     return figure
 
@@ -351,15 +344,12 @@ def _regimes(result: Reviewers) -> Figure:
             known = np.isfinite(slopes).all(0)
             label, dashes = block.removeprefix("L0."), "--" if i % 2 else "-"
             band(ax, middle[known], slopes[:, known], linear=True, color=PALETTE[i], label=label, ls=dashes)
-        ax.set_xscale("log")
-        ax.set_title(case)
-        ax.set_xlabel("σ")
+        ax.set(xscale="log", title=case, xlabel="σ")
         ax.axhline(0, color="0.6", lw=0.6)
         ax.axvline(1, color="0.4", lw=0.8, ls=":")
         ax.legend(loc="lower left", ncols=2)
         ax.grid(visible=True)
-    axes[0].set_ylabel("local slope of ‖H‖")
-    axes[0].set_ylim(-8, 8)
+    axes[0].set(ylabel="local slope of ‖H‖", ylim=(-8, 8))
     return figure
 
 
@@ -376,8 +366,7 @@ def _gradient(result: Reviewers) -> Figure:
         ax.grid(visible=True)
         ax.set_ylim(found.curve(part, "L0.W_Q")[:, 0].min() / 10, 1e6)
         ax.axvline(1, color="0.4", lw=0.8, ls=":")
-        ax.set_title("gradient" if part == "gradient" else f"${part}$")
-        ax.set_xlabel("σ")
+        ax.set(title="gradient" if part == "gradient" else f"${part}$", xlabel="σ")
         ax.legend(loc="upper left")
     axes[0].set_ylabel("norm of the block")
     return figure
