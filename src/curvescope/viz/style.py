@@ -106,7 +106,7 @@ def write_cells(ax: Axes, words: Callable[[float], str], *, size: float = 8) -> 
         ax.text(j, i, words(float(value)), ha="center", va="center", fontsize=size, color=color)
 
 
-def fitting(count: int) -> dict[str, float]:
+def fitting(count: int) -> dict[str, Any]:
     """Return the size of `count` names along an axis: that of ticks, or smaller if they are many."""
     return {"fontsize": 8 if count <= 20 else 6 if count <= 60 else 5}
 

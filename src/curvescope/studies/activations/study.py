@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,10 +32,6 @@ from curvescope.runs.resumable_loop import Piece, State, work_through
 from curvescope.runs.study_result import Line, Shown
 from curvescope.studies.problem_config import ModelOnData, make_problem, notes_of
 from curvescope.viz.writers import label, visible
-
-if TYPE_CHECKING:
-    pass
-
 
 Matrix = Literal["hessian", "ggn"]
 KINDS: dict[str, type[ActivationOperator]] = {"hessian": ActivationHessian, "ggn": ActivationGGN}

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,10 +60,6 @@ from curvescope.studies.common.sampling import (
 )
 from curvescope.studies.gap.analysis import ALL, Pair, ProbeEffort, measure_pair, planned_pairs
 from curvescope.studies.problem_config import ModelOnData, SampledOnData, make_problem, notes_of
-
-if TYPE_CHECKING:
-    pass
-
 
 LARGER, SMALLER, EQUAL, OPEN = "larger", "smaller", "equal", "not decided"
 

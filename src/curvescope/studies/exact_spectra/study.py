@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from math import cos, prod, radians, sin
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,9 +53,6 @@ from curvescope.runs.resumable_loop import Piece, State, work_through
 from curvescope.runs.study_result import Shown, Tables
 from curvescope.studies.common.statistics import median_interval
 from curvescope.studies.exact_spectra import analysis
-
-if TYPE_CHECKING:
-    pass
 
 CONTROL_NOTE = (
     "a random symmetric matrix is nearly paired, too: a pairing near 1 is not evidence of structure, "

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,9 +27,6 @@ from curvescope.problem import Problem
 from curvescope.runs.resumable_loop import FinishedPieces, Piece, State, work_through
 from curvescope.runs.study_result import Shown
 from curvescope.studies.factors import analysis
-
-if TYPE_CHECKING:
-    pass
 
 
 def tuning_notes(tuned: list[analysis.Tuned]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -46,9 +46,6 @@ from curvescope.studies.influence.analysis import (
     score,
 )
 from curvescope.studies.problem_config import ModelOnData, make_problem, notes_of, sequences_there
-
-if TYPE_CHECKING:
-    pass
 
 
 def score_notes(scores: list[Scores]) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,9 +44,6 @@ from curvescope.studies.landscape.analysis import (
     subset,
 )
 from curvescope.studies.problem_config import ModelOnData, make_problem, notes_of
-
-if TYPE_CHECKING:
-    pass
 
 FEWEST = 8  # sequences
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,9 +32,6 @@ from curvescope.studies.optimizers.analysis import (
     make_arena,
     run_course,
 )
-
-if TYPE_CHECKING:
-    pass
 
 TUNING = 0  # seed of the trials; the runs use the seeds after it
 BY_PAIR = ("trials", "courses", "searches")

@@ -24,7 +24,6 @@ import math
 import re
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -56,10 +55,6 @@ from curvescope.runs.study import Plan, Step
 from curvescope.runs.study_result import Shown
 from curvescope.studies.common.planning import PlannedMatrix, probed
 from curvescope.studies.problem_config import ModelOnData, make_problem, notes_of
-
-if TYPE_CHECKING:
-    pass
-
 
 HESSIAN, OUTER = "H", "GGN"
 TOGETHER = 2**22  # most entries of vectors that are multiplied at once

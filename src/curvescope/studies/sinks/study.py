@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from curvescope.core.config import setting
 from curvescope.core.errors import UsageError
@@ -40,9 +39,6 @@ from curvescope.studies.sinks.analysis import (
     reach,
     sink_token,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,10 +44,6 @@ from curvescope.studies.problem_config import (
     make_problem,
     notes_of,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 ROLES = ("W_Q", "W_K", "W_V", "W_O", "W_1", "W_2")
 VOCAB, LENGTH, SEQUENCES = 8, 8, 4
