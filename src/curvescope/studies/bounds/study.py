@@ -21,6 +21,7 @@ from curvescope.core.result import Result
 from curvescope.runs.resumable_loop import Piece, State, work_through
 from curvescope.runs.study_result import Shown, Tables
 from curvescope.studies.bounds import analysis
+from curvescope.studies.common.columns import stack_tables
 
 SHARPNESS = (0.0, 1.0, 2.0, 3.0, 4.0)
 ROW_WIDTHS = (3, 6, 12, 24)
@@ -134,8 +135,8 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     tried = [found.take(Tried, piece.name) for piece in pieces]
     return Bounds(
         num_seeds=cfg.num_seeds,
-        bounds=analysis.joined(one.bounds for one in tried),
-        estimates=analysis.joined(one.estimates for one in tried),
+        bounds=stack_tables(one.bounds for one in tried),
+        estimates=stack_tables(one.estimates for one in tried),
         notes=[analysis.NO_STACK],
     )
 
