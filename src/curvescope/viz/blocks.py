@@ -75,7 +75,7 @@ def bars(
     x = np.arange(len(names))
     for i, (name, (values, low, high)) in enumerate(series.items()):
         shift = 0.18 * (i - (len(series) - 1) / 2)
-        errors = np.nan_to_num(np.maximum([values - low, high - values], 0.0))
+        errors = style.error_bars(values, low, high)
         look = {
             "fmt": MARKS[i % len(MARKS)],
             "ms": 3.5,
@@ -84,7 +84,7 @@ def bars(
             "label": name,
         }
         if outer is not None and name in outer:
-            wide = np.nan_to_num(np.maximum([values - outer[name][0], outer[name][1] - values], 0.0))
+            wide = style.error_bars(values, *outer[name])
             thin = {"fmt": "none", "ecolor": look["color"], "elinewidth": 0.7, "capsize": 2, "capthick": 0.7}
             ax.errorbar(x + shift, values, yerr=wide, **thin)
             look["lw"] = 2.5

@@ -144,6 +144,5 @@ def quality(
     axes[1].axhline(1.0, color="0.6", lw=0.6)
     axes[2].plot(x, cosine_gradient, "_", ms=28, color="0.5", label="gradient itself")
     axes[2].set_xticks(x, layers, rotation=90 if len(layers) > 6 else 0)
-    handles, names = axes[2].get_legend_handles_labels()
-    fig.legend(handles, names, ncols=3, loc="outside upper center")
+    style.shared_legend(fig, axes[2], loc="outside upper center", ncols=3)
     return fig

@@ -213,6 +213,28 @@ def subplots(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, A
     return plt.subplots(rows, columns, **{"layout": "constrained", **options})
 
 
+def shared_legend(figure: Figure, ax: Axes, *, loc: str, ncols: int = 1) -> None:
+    """Draw the legend of one of the axes once for the figure, outside of all axes."""
+    figure.legend(*ax.get_legend_handles_labels(), loc=loc, ncols=ncols)
+
+
+def line_of_agreement(ax: Axes) -> None:
+    """Draw the line y = x and y = 0 behind the points, with few ticks."""
+    low, high = ax.get_xlim()
+    ax.axline((0, 0), slope=1, color="0.5", lw=0.7)
+    ax.axhline(0, color="0.85", lw=0.6, zorder=0)
+    ax.set_xlim(low, high)
+    ax.locator_params(nbins=5)
+    ax.ticklabel_format(style="sci", scilimits=(-2, 3), useMathText=True)
+
+
+def error_bars(values: Any, low: Any, high: Any) -> np.ndarray:
+    """Return the lengths of error bars below and above values, zero if an end is unknown: (2, …)."""
+    middle = np.asarray(values)
+    ends = np.stack([middle - np.asarray(low), np.asarray(high) - middle])
+    return np.nan_to_num(np.maximum(ends, 0.0), nan=0.0, posinf=0.0)
+
+
 def axes(size: tuple[float, float]) -> Axes:
     """Return axes in a new figure of this size in inches, with our style."""
     with context():

@@ -298,8 +298,7 @@ def _curves(result: Beyond) -> Figure:
         ax.axvline(1, color="0.4", lw=0.8, ls=":")
         ax.set(title=TITLES[part], xlabel="scale σ of the embeddings")
     axes[0].set_ylabel("‖block‖ F")
-    handles, labels = axes[2].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center")
+    style.shared_legend(figure, axes[2], loc="outside right center")
     return figure
 
 

@@ -362,10 +362,8 @@ def _depth(result: PropagationSweeps) -> Figure:
             look = {"fmt": "-o", "ms": 3.5, "lw": 1, "color": PALETTE[i]}
             label = f"norms {norm}" if norm != "none" else "no norms"
             values = np.array([s.value for s in sizes])
-            errors = np.maximum([[s.value - s.low for s in sizes], [s.high - s.value for s in sizes]], 0.0)
-            axes[0].errorbar(
-                result.depths, values, yerr=np.nan_to_num(errors), label=label if not seed else None, **look
-            )
+            errors = style.error_bars(values, [s.low for s in sizes], [s.high for s in sizes])
+            axes[0].errorbar(result.depths, values, yerr=errors, label=label if not seed else None, **look)
             ends = np.array([m.ends_of(HESSIAN) for m in models])
             axes[1].errorbar(result.depths, ends[:, 0], yerr=ends[:, 1], **look)
     for ax, title in zip(axes, ("‖H‖", "λ_max", ""), strict=True):
@@ -441,9 +439,7 @@ def _training(result: PropagationSweeps) -> Figure:
     x = np.arange(len(REVISIONS))
     for i, kind in enumerate(KINDS):
         sizes = [
-            float(
-                np.sqrt(sum(m.shares.norm(n).value ** 2 for n in m.sources if n.rpartition(".")[2] == kind))
-            )
+            math.sqrt(sum(m.shares.norm(n).value ** 2 for n in m.sources if n.rpartition(".")[2] == kind))
             for m in models
         ]
         look = {"ms": 3.5, "lw": 1, "color": PALETTE[i % len(PALETTE)], "label": kind}

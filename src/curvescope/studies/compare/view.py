@@ -131,7 +131,7 @@ def _quantities(found: Comparison) -> Figure:
     for ax, name in zip(axes.flat, QUANTITIES, strict=False):
         for number, side in enumerate(found.sides):
             value, low, high = side.quantity(name)
-            error = np.nan_to_num([[max(value - low, 0.0)], [max(high - value, 0.0)]])
+            error = style.error_bars([value], [low], [high])
             ax.errorbar([value], [number], xerr=error, fmt="o", ms=5, capsize=3, color=_color(number))
         ax.set_title(name)
         ax.set_yticks(range(len(found.sides)), [side.name for side in found.sides])
@@ -143,7 +143,7 @@ def _quantities(found: Comparison) -> Figure:
 
 
 def _densities(found: Comparison) -> Figure:
-    """Draw densities of the Draw densities of the Hessians and GGNs of all sides, one panel each."""
+    """Draw densities of the Hessians and GGNs of all sides, one panel each."""
     figure, axes = style.subplots(1, 2, figsize=(11, 3.8), sharey=True)
     for ax, part, title in zip(axes, ("hessian", "ggn"), ("Hessian", "GGN"), strict=True):
         ends = [abs(end) for side in found.sides for end in side.whole.densities[part].extremes]

@@ -8,7 +8,7 @@ import numpy as np
 
 from curvescope.core.number_format import plural, rounded, with_error
 from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Tables, count_verdicts
-from curvescope.studies.common.statistics import of_runs
+from curvescope.studies.common.statistics import OURS, of_runs
 from curvescope.studies.dynamics.analysis import (
     GENERALIZED,
     MEMORIZED,
@@ -146,7 +146,6 @@ def _of_sequence(result: Dynamics) -> dict[str, pd.DataFrame]:
 GD: Origin = ("Cohen et al. 2021", "paper")
 ADAM: Origin = ("Cohen et al. 2022", "paper")
 GROK: Origin = ("Power et al. 2022", "paper")
-OURS: Origin = ("ours", "ours")
 ENOUGH = 0.8  # minimum share of measurements near the threshold
 FALLEN = 0.9  # maximum ratio of the losses
 SURE = 0.05  # level of a one-sided test

@@ -76,8 +76,7 @@ def _sweeps(result: ExactSpectra) -> Figure:
         ax.set_yscale("symlog", linthresh=0.01)
         ax.axhline(0, color="0.4", lw=0.7)
         _horizontal(ax, varied)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=len(CURVES), loc="outside upper center")
+    style.shared_legend(figure, axes[0][0], loc="outside upper center", ncols=len(CURVES))
     figure.supylabel("eigenvalue (linear between ±0.01)")
     return figure
 
@@ -129,8 +128,7 @@ def _gaps(result: ExactSpectra) -> Figure:
         ax.minorticks_off()
         ax.set(title=f"{match}: {counts[match]} parameters each", xlabel="scale of the weights")
         ax.grid(visible=True)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=6, loc="outside lower center")
+    style.shared_legend(figure, axes[0][0], loc="outside lower center", ncols=6)
     axes[0][0].set_ylabel("|λ_max(H_o) − λ_max(H)| / λ_max(H)")
     return figure
 
@@ -151,13 +149,12 @@ def _pairing(result: ExactSpectra) -> Figure:
             short = name.removeprefix("exact pairs of ")
             value, low, high = (table[f"{name}{end}"].to_numpy() for end in ("", ", low", ", high"))
             there, color = np.isfinite(value), colors[short]
-            error = np.array([value - low, high - value])[:, there]
+            error = style.error_bars(value, low, high)[:, there]
             ax.errorbar(value[there], y[there], xerr=error, fmt="o", ms=4, lw=1.2, color=color, label=short)
         ax.set(xlim=(-0.03, 1.03), xlabel=label)
         ax.set_yticks(height, list(table["rung"]))
         ax.grid(visible=True)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=4, loc="outside upper center")
+    style.shared_legend(figure, axes[0], loc="outside upper center", ncols=4)
     return figure
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation
 from curvescope.core.number_format import plural
-from curvescope.runs.study_result import FAILS, HOLDS, Claim, Line, Origin, Tables
-from curvescope.studies.common.statistics import Interval, above, geometric_interval, mean_interval
+from curvescope.runs.study_result import FAILS, HOLDS, Claim, Line, Tables
+from curvescope.studies.common.statistics import OURS, Interval, above, geometric_interval, mean_interval
 from curvescope.studies.factors import analysis
 from curvescope.viz import style
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from curvescope.studies.factors.study import Factors
 
-OURS: Origin = ("ours", "ours")
 ROUNDING = 1e-9
 QUERIES_KEYS, OTHERS = ("*.W_[QK]",), ("*.W_V", "*.W_1", "*.W_2")
 WORDS = {
@@ -244,8 +243,7 @@ def _distances(result: Factors) -> Figure:
         ax.set_xticks(x, [str(step) for step in result.checkpoints])
     for ax in axes[-1]:
         ax.set_xlabel("steps of training")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=8)
+    style.shared_legend(figure, axes[0, 0], loc="outside lower center", ncols=8)
     return figure
 
 
@@ -286,8 +284,7 @@ def _outcomes(result: Factors) -> Figure:
         row[0].set_ylabel("final loss" if final else "share of the best decrease")
     for ax, measure in zip(axes[-1], shown, strict=True):
         ax.set_xlabel(LABELS[measure])
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=8)
+    style.shared_legend(figure, axes[0, 0], loc="outside lower center", ncols=8)
     return figure
 
 
@@ -301,12 +298,9 @@ def _against(ax: Axes, result: Factors, measure: str, outcome: str) -> None:
             share = result.decrease[..., m] / result.decrease.max(axis=-1)
             y = np.array(mean_interval(share.mean(axis=1)))
         color, mark = LOOKS[name]
-        bars = [np.abs(v[1:] - v[0])[:, None] for v in (x, y)]
+        across, along = (style.error_bars(*v)[:, None] for v in (x, y))
         if np.isfinite(y[0]):
-            ax.errorbar(
-                x[:1], y[:1], np.nan_to_num(bars[1]), np.nan_to_num(bars[0]), fmt=mark, ms=6, color=color,
-                lw=0.9, label=name,
-            )  # fmt: skip
+            ax.errorbar(x[:1], y[:1], along, across, fmt=mark, ms=6, color=color, lw=0.9, label=name)
     if outcome == FINAL:
         ax.set_yscale("log")
         for axis in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):

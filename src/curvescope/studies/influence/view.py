@@ -8,8 +8,8 @@ import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation, spearman
 from curvescope.core.number_format import plural
-from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Tables
-from curvescope.studies.common.statistics import above, below
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Tables
+from curvescope.studies.common.statistics import OURS, above, below
 from curvescope.studies.influence.analysis import (
     GGN_NAME,
     GRADIENTS,
@@ -148,7 +148,6 @@ def removed(result: Influence) -> list[dict[str, Any]]:
     return rows
 
 
-OURS: Origin = ("ours", "ours")
 NEAR, AGAIN = "training continued from the minimum", "retrained from the same start"
 MARGIN = 0.05  # margin of ρ within which two methods rank equally
 WITHIN = 1.25  # factor within which a size counts as right

@@ -9,6 +9,7 @@ import numpy as np
 from curvescope.closed_form.landscape import gradient_mean_square, increment_bound
 from curvescope.core.number_format import plural, with_error
 from curvescope.runs.study_result import FAILS, HOLDS, Claim, Line, Origin, Tables
+from curvescope.studies.common.statistics import OURS
 from curvescope.studies.landscape import analysis
 from curvescope.studies.landscape.analysis import PairedLosses, error_of
 from curvescope.viz import style
@@ -196,7 +197,6 @@ UNBROKEN, UNKNOWN = "not violated here", "not measured"
 EXACT = 4.0  # standard errors
 PAPER: Origin = ("petrov2025", "paper")
 FOLLOW_UP: Origin = ("arXiv 2604.14870", "paper")
-OURS: Origin = ("ours", "ours")
 
 
 def claims(result: Landscape) -> list[Claim]:

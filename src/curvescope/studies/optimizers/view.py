@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.core.number_format import plural, short_duration
-from curvescope.runs.study_result import Claim, Line, Origin, Tables
+from curvescope.runs.study_result import Claim, Line, Tables
+from curvescope.studies.common.statistics import OURS
 from curvescope.studies.optimizers.analysis import (
     AXES,
     CONTENDERS,
@@ -109,7 +110,6 @@ def _courses(result: OptimizerComparison) -> list[dict[str, Any]]:
     ]
 
 
-OURS: Origin = ("ours", "ours")
 BASE = "adamw"
 EQUAL = {"steps": "steps", "work": "work", "seconds": "processor time"}
 

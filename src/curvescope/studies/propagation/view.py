@@ -91,7 +91,7 @@ def _points(
 ) -> None:
     values = np.array([n.value for n in found])
     low, high = np.array([n.low for n in found]), np.array([n.high for n in found])
-    errors = np.nan_to_num(np.maximum([values - low, high - values], 0.0))
+    errors = style.error_bars(values, low, high)
     drawn = {"color": look.color, "ls": look.dash, "marker": look.mark, "ms": 3.5, "lw": 1}
     ax.errorbar(x, values, yerr=errors, label=label or None, **drawn)
 
@@ -101,9 +101,7 @@ def _shares(ax: Axes, result: Propagation) -> None:
     y = np.arange(len(names))[::-1]
     found = [result.shares.share(name) for name in names]
     values = np.array([n.value for n in found])
-    errors = np.nan_to_num(
-        [[max(n.value - n.low, 0.0) for n in found], [max(n.high - n.value, 0.0) for n in found]]
-    )
+    errors = style.error_bars(values, [n.low for n in found], [n.high for n in found])
     colors = [PALETTE[0] if value >= 0 else PALETTE[1] for value in values]
     ax.barh(y, values, xerr=errors, color=colors, height=0.7, error_kw={"lw": 0.8, "ecolor": "0.3"})
     ax.set_yticks(y, [_named(result, name) for name in names], **style.fitting(len(names)))

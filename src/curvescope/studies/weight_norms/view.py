@@ -10,7 +10,7 @@ import numpy as np
 from curvescope.algorithms.estimates.ranks import Correlation
 from curvescope.core.number_format import plural
 from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Tables
-from curvescope.studies.common.statistics import above
+from curvescope.studies.common.statistics import OURS, above
 from curvescope.studies.weight_norms.study import ROLES
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from curvescope.studies.weight_norms.study import WeightNorms
 
 SLIDES: Origin = ("slides, 'Cracking the Hessian'", "paper")
-OURS: Origin = ("ours", "ours")
 FAMILY = {"pre": "with norms", "none": "without norms"}
 
 

@@ -8,19 +8,17 @@ import numpy as np
 
 from curvescope.algorithms.estimates.ranks import FEWEST, Correlation
 from curvescope.core.number_format import plural
-from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Tables
-from curvescope.studies.common.statistics import Interval, above, below, contrast
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Tables
+from curvescope.studies.common.statistics import OURS, Interval, above, below, contrast
 from curvescope.studies.why_adam import analysis
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from curvescope.studies.why_adam.study import WhyAdam
 
-OURS: Origin = ("ours", "ours")
 SAID = {
     "sizes": "the spread of block sizes",
     "spectra": "the divergence of block spectra",
@@ -290,13 +288,7 @@ def _style(name: str) -> dict[str, Any]:
     mlp = choice.family == "mlp"
     color = KINDS["mlp" if mlp else choice.attention]
     shape = {1: "^", 3: "D"}[choice.hidden] if mlp else "s" if choice.merged else "o"
-    return {
-        "color": color,
-        "marker": shape,
-        "ms": 6,
-        "mfc": color if choice.norm else "white",
-        "mec": color,
-    }
+    return {"color": color, "marker": shape, "ms": 6, "mfc": color if choice.norm else "white", "mec": color}
 
 
 def _gap(result: WhyAdam) -> Figure:
@@ -314,7 +306,7 @@ def _gap(result: WhyAdam) -> Figure:
         ax.axhline(0, color="0.7", lw=0.8, zorder=0)
         ax.set_xlabel(LABELS[measure])
     axes[0].set_ylabel("gap: log₁₀ loss with SGD / with Adam")
-    _legend(figure, axes[0])
+    style.shared_legend(figure, axes[0], loc="outside right center")
     return figure
 
 
@@ -334,7 +326,7 @@ def _along(result: WhyAdam) -> Figure:
             ax.set_xticks(where, [f"{x:.0f}" for x in where])
     for ax in axes[-1]:
         ax.set_xlabel("share of the run (%)")
-    _legend(figure, axes[0, 0])
+    style.shared_legend(figure, axes[0, 0], loc="outside right center")
     return figure
 
 
@@ -352,16 +344,8 @@ def _tuning(result: WhyAdam) -> Figure:
             for s, final in enumerate(run.final):
                 ax.plot(run.rates[known[s]], final[known[s]], ".", ms=3, alpha=0.5, color=PALETTE[i])
             whole = known.all(axis=0)
-            mean = run.final[:, whole].mean(axis=0)
-            ax.plot(
-                run.rates[whole],
-                mean,
-                ("o-", "s-")[i],
-                lw=1.2,
-                ms=3,
-                color=PALETTE[i],
-                label=NAMES[optimizer],
-            )
+            mean, look = run.final[:, whole].mean(axis=0), {"lw": 1.2, "ms": 3, "color": PALETTE[i]}
+            ax.plot(run.rates[whole], mean, ("o-", "s-")[i], label=NAMES[optimizer], **look)
         ax.set(xscale="log", ylim=(0, 3), title=name)
     for ax in axes[:, 0]:
         ax.set_ylabel("final loss")
@@ -371,15 +355,9 @@ def _tuning(result: WhyAdam) -> Figure:
     return figure
 
 
-def _ends(interval: tuple[float, float, float]) -> np.ndarray:
+def _ends(interval: Interval) -> np.ndarray:
     """Lengths of both halves of an error bar: (2, 1)."""
-    mean, low, high = interval
-    return np.nan_to_num(np.array([[mean - low], [high - mean]]), nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _legend(figure: Figure, ax: Axes) -> None:
-    handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center")
+    return style.error_bars(*interval)[:, None]
 
 
 def summary(result: WhyAdam) -> list[Line]:
@@ -387,11 +365,7 @@ def summary(result: WhyAdam) -> list[Line]:
     gaps = {name: contrast(result.gaps([name])) for name in result.configurations}
     order = sorted(gaps, key=lambda name: -gaps[name][0])
     found: list[Line] = [
-        (
-            f"gap of {name}",
-            f"{gaps[name][0]:+.3f}",
-            f"95 % interval {analysis.words(gaps[name])}",
-        )
+        (f"gap of {name}", f"{gaps[name][0]:+.3f}", f"95 % interval {analysis.words(gaps[name])}")
         for name in order
     ]
     found += [(claim.verdict, "", f"{claim.claim}: {claim.measured}") for claim in result.claims()]

@@ -202,20 +202,15 @@ def _temperature(result: Reviewers) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def row_of(number: int, *, size: tuple[float, float], **options: Any) -> tuple[Figure, np.ndarray]:
-    """Make a figure with panels side by side."""
-    return style.subplots(1, number, figsize=size, **options)
-
-
-def band(ax: Axes, x: np.ndarray, curves: np.ndarray, *, linear: bool = False, **style: Any) -> None:
+def band(ax: Axes, x: np.ndarray, curves: np.ndarray, *, linear: bool = False, **look: Any) -> None:
     """Draw the mean of curves (seeds, x) with its interval: geometric, unless `linear`."""
     known = np.isfinite(curves).all(0) & (linear | (curves > 0).all(0))
     if not known.any():
         return
     of = mean_interval if linear else geometric_interval
     means = np.array([of(column) for column in curves[:, known].T])
-    ax.plot(x[known], means[:, 0], lw=1.4, **style)
-    ax.fill_between(x[known], means[:, 1], means[:, 2], color=style["color"], alpha=0.18, lw=0)
+    ax.plot(x[known], means[:, 0], lw=1.4, **look)
+    ax.fill_between(x[known], means[:, 1], means[:, 2], color=look["color"], alpha=0.18, lw=0)
 
 
 def dots(
@@ -223,18 +218,18 @@ def dots(
 ) -> None:
     """Means with their intervals, side by side if `upright`."""
     values = np.array(means)
-    errors = np.nan_to_num(np.abs(values[:, 1:] - values[:, :1]).T)
-    style = {"fmt": "o", "ms": 4, "lw": 1, "color": color, "label": label or None}
+    errors = style.error_bars(*values.T)
+    look = {"fmt": "o", "ms": 4, "lw": 1, "color": color, "label": label or None}
     if upright:
-        ax.errorbar(places, values[:, 0], yerr=errors, **style)
+        ax.errorbar(places, values[:, 0], yerr=errors, **look)
     else:
-        ax.errorbar(values[:, 0], places, xerr=errors, **style)
+        ax.errorbar(values[:, 0], places, xerr=errors, **look)
 
 
 def _merged(result: Reviewers) -> Figure:
     """Draw indefiniteness, and training with each optimizer."""
     curvature = result.of(Curved)["merged.curvature"]
-    figure, axes = row_of(1 + len(RATES), size=(12, 3.6))
+    figure, axes = style.subplots(1, 1 + len(RATES), figsize=(12, 3.6))
     for way, words in enumerate(WAYS):
         band(axes[0], curvature.sigma, curvature.negative[:, :, way], color=PALETTE[way], label=words)
         for ax, how in zip(axes[1:], RATES, strict=True):
@@ -253,25 +248,25 @@ def _merged(result: Reviewers) -> Figure:
 def _softmax(result: Reviewers) -> Figure:
     """Draw ratios of all blocks against temperature, for both kinds of attention without softmax."""
     heads = result.of(HeadBlockNorms)["softmax"]
-    figure, axes = row_of(2, size=(10, 3.8), sharey=True)
+    figure, axes = style.subplots(1, 2, figsize=(10, 3.8), sharey=True)
     titles = {"linear": "against the scores as weights", "mean": "against their mean over tokens"}
     for ax, (over, title) in zip(axes, titles.items(), strict=True):
         for i, block in enumerate(NAMES):
             ratios = np.stack([heads.ratio(block, t, over=over) for t in range(len(heads.temperatures))], 1)
             color = (*PALETTE, "0.35")[i]
-            style = {"color": color, "label": f"({block[0]}, {block[1]})", "marker": "o", "ms": 3.5}
-            band(ax, heads.temperatures, ratios, **style)
+            look = {"color": color, "label": f"({block[0]}, {block[1]})", "marker": "o", "ms": 3.5}
+            band(ax, heads.temperatures, ratios, **look)
         ax.set(xscale="log", yscale="log")
         ax.grid(visible=True)
         ax.axhline(1, color="0.4", lw=0.8, ls=":")
         ax.set(title=title, xlabel="temperature τ")
     axes[0].set_ylabel("‖H(block)‖ with softmax / without")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
+    style.shared_legend(figure, axes[0], loc="outside right center")
     return figure
 
 
 def _depth(result: Reviewers) -> Figure:
-    figure, axes = row_of(2, size=(10, 4.6), sharey=True)
+    figure, axes = style.subplots(1, 2, figsize=(10, 4.6), sharey=True)
     for ax, part in zip(axes, ("H_o", "H"), strict=True):
         for (of, role), power in orders.ORDERS.items():
             if of == part:
@@ -282,13 +277,8 @@ def _depth(result: Reviewers) -> Figure:
                 role = block.partition(".")[2]
                 mean = mean_interval(exponents(found.sigma, found.curve(part, block)))
                 place = -row + 0.22 * (list(ROLE_COLORS).index(role) - 1)
-                dots(
-                    ax,
-                    [mean],
-                    [place],
-                    color=ROLE_COLORS[role],
-                    label=role if not row and block[1] == "0" else "",
-                )
+                label = role if not row and block[1] == "0" else ""
+                dots(ax, [mean], [place], color=ROLE_COLORS[role], label=label)
         ax.set(title=f"exponents of ‖{part}‖", xlabel="power of σ")
         ax.grid(visible=True)
     axes[0].set_yticks([-row for row in range(len(orders.DEPTH_CASES))], list(orders.DEPTH_CASES))
@@ -297,7 +287,7 @@ def _depth(result: Reviewers) -> Figure:
 
 
 def _dropped(result: Reviewers) -> Figure:
-    figure, axes = row_of(2, size=(10.5, 4))
+    figure, axes = style.subplots(1, 2, figsize=(10.5, 4))
     for i, case in enumerate(orders.TARGETS):
         found = result.of(NormSweep)[f"dropped.{case}"]
         divided = found.curve("H_f", orders.BLOCK) / found.sigma**5
@@ -310,14 +300,14 @@ def _dropped(result: Reviewers) -> Figure:
         ax.set(xscale="log", yscale="log")
         ax.grid(visible=True)
         ax.set(title=title, xlabel="σ")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
+    style.shared_legend(figure, axes[0], loc="outside right center")
     return figure
 
 
 def _architectures(result: Reviewers) -> Figure:
     names = list(orders.ARCHITECTURES)
     sweeps = {name: result.of(NormSweep)[f"architecture.{name}"] for name in names}
-    figure, axes = row_of(len(names), size=(13, 3.4), sharey=True,
+    figure, axes = style.subplots(1, len(names), figsize=(13, 3.4), sharey=True,
         width_ratios=[len(one.blocks) for one in sweeps.values()],
     )  # fmt: skip
     for ax, (name, one) in zip(axes, sweeps.items(), strict=True):
@@ -335,7 +325,7 @@ def _architectures(result: Reviewers) -> Figure:
 
 
 def _regimes(result: Reviewers) -> Figure:
-    figure, axes = row_of(len(orders.SETTINGS), size=(13, 3.6), sharey=True)
+    figure, axes = style.subplots(1, len(orders.SETTINGS), figsize=(13, 3.6), sharey=True)
     for ax, case in zip(axes, orders.SETTINGS, strict=True):
         found = result.of(NormSweep)[f"regime.{case}"]
         middle = np.sqrt(found.sigma[1:] * found.sigma[:-1])
@@ -355,7 +345,7 @@ def _regimes(result: Reviewers) -> Figure:
 
 def _gradient(result: Reviewers) -> Figure:
     found = result.of(NormSweep)["regime.softmax"]
-    figure, axes = row_of(3, size=(12, 3.8), sharex=True)
+    figure, axes = style.subplots(1, 3, figsize=(12, 3.8), sharex=True)
     for ax, part in zip(axes, ("gradient", "H_o", "H"), strict=True):
         for role in orders.ROLES:
             slope = mean_interval(orders.gradient_order(found, part, role)).value
