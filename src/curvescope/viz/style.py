@@ -97,13 +97,17 @@ def ink_at(image: Any, value: float) -> str:
     return ink(image.cmap(image.norm(value))) if math.isfinite(value) else "black"
 
 
-def write_cells(ax: Axes, words: Callable[[float], str], *, size: float = 8) -> None:
-    """Write the text of `words` for its value into each cell of the image in these axes, unless missing."""
+def write_cells(
+    ax: Axes, words: Callable[[float], str], *, size: float = 8, missing: str | None = None
+) -> None:
+    """Write `words` of its value into each cell of the image; cells without a value get `missing`."""
     image = ax.images[-1]
     values: Any = image.get_array()
-    for (i, j), value in np.ma.ndenumerate(np.ma.masked_invalid(values)):
-        color = ink_at(image, float(value))
-        ax.text(j, i, words(float(value)), ha="center", va="center", fontsize=size, color=color)
+    for (i, j), value in np.ndenumerate(np.ma.masked_invalid(values).astype(float).filled(math.nan)):
+        text = words(float(value)) if math.isfinite(value) else missing
+        if text is not None:
+            color = ink_at(image, float(value))
+            ax.text(j, i, text, ha="center", va="center", fontsize=size, color=color)
 
 
 def fitting(count: int) -> dict[str, Any]:

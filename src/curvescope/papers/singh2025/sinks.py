@@ -24,7 +24,7 @@ from curvescope.studies import sinks
 from curvescope.studies.problem_config import make_problem
 from curvescope.studies.sinks import Sinks
 from curvescope.studies.sinks.analysis import HOWS, UNCHANGED, Intervention, Quantity, effect
-from curvescope.studies.sinks.view import all_ways, few_ticks
+from curvescope.studies.sinks.view import all_ways, draw_text, few_ticks
 from curvescope.train import TrainConfig, train
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
@@ -355,12 +355,7 @@ def _follow(ax: Axes, result: SinkCases, i: int, quantity: Quantity) -> None:
     color = PALETTE[i % len(PALETTE)]
     ax.plot(x, [e.mean for e in found], "-", lw=1.3, color=color, label=name)
     for t in range(len(found[0].texts)):
-        values = np.array([e.texts[t] for e in found])
-        spread = np.array([e.errors[t] for e in found])
-        errors = [values - values * np.exp(-spread), values * np.exp(spread) - values]
-        ax.errorbar(
-            beside, values, yerr=np.nan_to_num(errors), fmt="o", ms=2.5, lw=0.8, color=color, alpha=0.5
-        )
+        draw_text(ax, beside, found, t, color=color, alpha=0.5)
 
 
 STUDY = Study(Config, run)

@@ -1,4 +1,4 @@
-"""Results that are tables: dataclasses whose fields are columns of equal length, arrays or lists."""
+"""Tables: results whose fields are columns of equal length (arrays or lists), and rows from attributes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from curvescope.algorithms.blocks.probes import OwnProbes
 from curvescope.core.result import Result
 
 T = TypeVar("T", bound=Result)
@@ -39,3 +40,17 @@ def select_rows(table: T, keep: np.ndarray) -> T:
         for name, column in columns_of(table).items()
     }
     return replace(table, **taken)
+
+
+def pick(one: Any, *names: str) -> dict[str, Any]:
+    """Return attributes by name, as a row of a table."""
+    return {name: getattr(one, name) for name in names}
+
+
+def probe_columns(own: OwnProbes, end: str = "") -> dict[str, float]:
+    """Return trace and Frobenius norm with standard errors and 95 % intervals; names get `end`."""
+    return {
+        f"{name}{end}{part}": getattr(own, f"{key}{part}")
+        for name, key in (("trace", "trace"), ("frobenius", "norm"))
+        for part in ("", "_stderr", "_low", "_high")
+    }

@@ -9,6 +9,7 @@ import numpy as np
 from curvescope.algorithms import SpectralDensity
 from curvescope.core.number_format import LIES_BETWEEN, between, plural, rounded, with_error
 from curvescope.runs.study_result import Line, Tables
+from curvescope.studies.common.columns import pick, probe_columns
 from curvescope.studies.gap.analysis import Pair, ValueWithError
 from curvescope.viz import style
 from curvescope.viz.interactive import Scene
@@ -55,30 +56,14 @@ def row(pair: Pair) -> dict[str, Any]:
     found |= dict(zip(("lambda_max_gap", "lambda_max_gap_error"), pair.gap(), strict=True))
     found |= dict(zip(("lambda_max_gap_low", "lambda_max_gap_high"), pair.gap_interval(), strict=True))
     for part, letter in SHORT.items():
-        found |= _estimates(pair, part, letter)
+        found |= probe_columns(getattr(pair, part), f"_{letter}")
     found |= dict(zip(("trace_gap", "trace_gap_error"), pair.trace_gap(), strict=True))
     found |= dict(zip(("functional_share", "functional_share_error"), pair.share(), strict=True))
     found |= dict(zip(("wasserstein", "wasserstein_error"), pair.wasserstein(), strict=True))
     if pair.distance is not None and pair.scale > 0:
-        ends = {"low": pair.distance.low, "high": pair.distance.high}
-        ends |= {name: getattr(pair.distance, name) for name in ("stderr", "least", "most", "unresolved")}
+        ends = pick(pair.distance, "low", "high", "stderr", "least", "most", "unresolved")
         found |= {f"wasserstein_{name}": value / pair.scale for name, value in ends.items()}
     return found | {"rms_eigenvalue_H": pair.scale, "method": "exact" if pair.hessian.exact else "probes"}
-
-
-def _estimates(pair: Pair, part: str, letter: str) -> dict[str, float]:
-    """Return trace and Frobenius norm of one matrix, with standard errors and 95 % intervals."""
-    own = getattr(pair, part)
-    return {
-        f"trace_{letter}": own.trace,
-        f"trace_{letter}_stderr": own.trace_stderr,
-        f"trace_{letter}_low": own.trace_low,
-        f"trace_{letter}_high": own.trace_high,
-        f"frobenius_{letter}": own.norm,
-        f"frobenius_{letter}_stderr": own.norm_stderr,
-        f"frobenius_{letter}_low": own.norm_low,
-        f"frobenius_{letter}_high": own.norm_high,
-    }
 
 
 NAMES = {"hessian": "Hessian", "ggn": "GGN"}
@@ -142,11 +127,8 @@ def _figure_blocks(result: Gap) -> Figure:
     titles = {"λ_max missing in the GGN (%)": "+.1f", "functional share ‖H_f‖/‖H‖": ".2f"}
     panels = zip(axes[0], (gaps, shares), limits, titles.items(), strict=True)
     for ax, values, options, (title, digits) in panels:
-        image = ax.imshow(np.ma.masked_invalid(values), aspect="auto", **options)
-        for (i, j), value in np.ndenumerate(values):
-            color = style.ink_at(image, value)
-            text = f"{value:{digits}}" if np.isfinite(value) else "–"
-            ax.text(j, i, text, ha="center", va="center", color=color)
+        ax.imshow(np.ma.masked_invalid(values), aspect="auto", **options)
+        style.write_cells(ax, f"{{:{digits}}}".format, missing="–")
         ax.set_xticks(range(len(result.checkpoints)), result.checkpoints)
         ax.set_yticks(range(len(result.blocks)), result.blocks)
         ax.set_title(title)
@@ -191,10 +173,8 @@ def _figure_targets(result: Gap) -> Figure:
     left, right = axes[0]
     for i, (name, pair) in enumerate(pairs.items()):
         value, error = pair.share()
-        look = style.look(i)
-        left.errorbar(
-            pair.loss, value, yerr=np.nan_to_num(error), fmt=look.mark, color=look.color, label=name
-        )
+        look, bar = style.look(i), np.nan_to_num(error)
+        left.errorbar(pair.loss, value, yerr=bar, fmt=look.mark, color=look.color, label=name)
     left.set(xlabel="loss", ylabel="‖H_f‖/‖H‖")
     left.set_ylim(bottom=0)
     left.set_title("other targets, parameters fixed")

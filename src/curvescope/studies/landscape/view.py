@@ -42,19 +42,12 @@ def tables(result: Landscape) -> Tables:
 def growth(result: Landscape) -> dict[str, np.ndarray]:
     """One row per k: root mean squares first, then the published statistic and its smoothed form."""
     g = result.growth
-    return {
-        "k": g.k,
-        "model": g.model.rms,
-        "control": g.control.rms,
-        "law": g.law,
-        "model_stderr": g.model.rms_stderr,
-        "control_stderr": g.control.rms_stderr,
-        "model_mean": g.model.mean,
-        "control_mean": g.control.mean,
-        "model_mean_stderr": g.model.mean_stderr,
-        "control_mean_stderr": g.control.mean_stderr,
-        "model_smoothed": g.model.smoothed,
-        "control_smoothed": g.control.smoothed,
+    columns = {"k": g.k, "model": g.model.rms, "control": g.control.rms, "law": g.law}
+    names = {"stderr": "rms_stderr", "mean": "mean", "mean_stderr": "mean_stderr", "smoothed": "smoothed"}
+    return columns | {
+        f"{side}_{name}": getattr(getattr(g, side), attribute)
+        for name, attribute in names.items()
+        for side in ("model", "control")
     }
 
 
@@ -181,15 +174,10 @@ def budget(result: Landscape) -> dict[str, object]:
     """Number of samples for every tolerance, and the check on the held-out half."""
     b = result.budget
     return {
-        "tolerance": b.tolerance,
-        "k": b.k.astype(int),
-        "k low": b.low,
-        "k high": b.high,
-        "held out": b.held_out,
-        "held out low": b.held_low,
-        "held out high": b.held_high,
+        "tolerance": b.tolerance, "k": b.k.astype(int), "k low": b.low, "k high": b.high,
+        "held out": b.held_out, "held out low": b.held_low, "held out high": b.held_high,
         "verdict": b.verdicts,
-    }
+    }  # fmt: skip
 
 
 TAUTOLOGY = "holds for any numbers"
@@ -239,25 +227,15 @@ def _plateau(result: Landscape) -> Claim:
     flat = g.model.early[0] > g.model.slope[0] / 2
     verdict = (TAUTOLOGY if overlap(g.model.early, g.control.early) else HOLDS) if flat else FAILS
     words = f"smoothed: model {interval(g.model.early)}, control {interval(g.control.early)}"
-    return Claim(
-        "the increments first stay flat, then fall steeply",
-        "a plateau below k ≈ 5,000",
-        words,
-        verdict,
-        *PAPER,
-    )
+    claim = "the increments first stay flat, then fall steeply"
+    return Claim(claim, "a plateau below k ≈ 5,000", words, verdict, *PAPER)
 
 
 def _exact_law(result: Landscape) -> Claim:
     ratio = result.growth.model.ratio
     inside = abs(ratio[0] - 1) <= EXACT / 1.96 * (ratio[2] - ratio[1]) / 2
-    return Claim(
-        "E(L_{k+1} − L_k)² = Var/(k(k+1)) at w*",
-        "ratio 1",
-        interval(ratio),
-        HOLDS if inside else FAILS,
-        *OURS,
-    )
+    claim, verdict = "E(L_{k+1} − L_k)² = Var/(k(k+1)) at w*", HOLDS if inside else FAILS
+    return Claim(claim, "ratio 1", interval(ratio), verdict, *OURS)
 
 
 def _claim_three_terms(result: Landscape) -> Claim:
@@ -339,13 +317,8 @@ def _budget(result: Landscape) -> Claim:
     rows = [f"τ = {tau:g}: {k:.0f} [{low:.0f}, {high:.0f}]" for tau, k, low, high in ends]
     checked = [verdict for verdict in b.verdicts if not verdict.startswith("not")]
     verdict = UNKNOWN if not checked else HOLDS if set(checked) == {"met"} else FAILS
-    return Claim(
-        "the sample size k from the exact law meets its tolerance on held-out data",
-        "met",
-        "; ".join(rows),
-        verdict,
-        *OURS,
-    )
+    claim = "the sample size k from the exact law meets its tolerance on held-out data"
+    return Claim(claim, "met", "; ".join(rows), verdict, *OURS)
 
 
 BLUE, RED, GREEN, VIOLET = PALETTE[:4]
@@ -361,14 +334,9 @@ def figures(result: Landscape) -> dict[str, Figure]:
     }
 
 
-def _panels(count: int, *, width: float = 10.0) -> tuple[Figure, np.ndarray]:
-    figure, axes = style.subplots(1, count, figsize=(width, 3.8))
-    return figure, axes
-
-
 def _growth(result: Landscape) -> Figure:
     """Left: root mean squares and the law. Right: the published statistic, raw and smoothed."""
-    figure, (left, right) = _panels(2)
+    figure, (left, right) = style.subplots(1, 2, figsize=(10, 3.8))
     g = result.growth
     for curve, name, color in ((g.model, "model", BLUE), (g.control, f"control: {g.control_name}", RED)):
         left.plot(g.k, curve.rms, color=color, lw=0.9, label=name)
@@ -387,7 +355,7 @@ def _growth(result: Landscape) -> Figure:
 
 
 def _figure_three_terms(result: Landscape) -> Figure:
-    figure, (left, middle, right) = _panels(3, width=13.0)
+    figure, (left, middle, right) = style.subplots(1, 3, figsize=(13, 3.8))
     order = np.argsort(result.laws.s)
     rows = [three_terms(result)[i] for i in order]
     s, terms, errors = (x[order] for x in (result.laws.s, result.laws.terms, result.laws.errors))
@@ -420,7 +388,7 @@ def _figure_three_terms(result: Landscape) -> Figure:
 
 def _bounds(result: Landscape) -> Figure:
     """Left: the largest measured increment next to both bounds. Right: Assumption 1."""
-    figure, (left, right) = _panels(2)
+    figure, (left, right) = style.subplots(1, 2, figsize=(10, 3.8))
     rows = theorem7(result)
     x = np.arange(len(rows))
     for key, name, look in (
@@ -448,7 +416,7 @@ def _bounds(result: Landscape) -> Figure:
 
 def _subspace(result: Landscape) -> Figure:
     """Left: Δ₂ in the subspace. Right: sample size for a tolerance."""
-    figure, (left, right) = _panels(2)
+    figure, (left, right) = style.subplots(1, 2, figsize=(10, 3.8))
     sub = result.subspace
     exact, (mean, stderr), bound = sub.closed_form(), sub.simulated(), sub.bound()
     k = np.arange(1, len(exact) + 1)

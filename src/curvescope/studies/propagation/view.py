@@ -355,27 +355,22 @@ def row(result: Propagation, name: str) -> dict[str, Any]:
     return {
         "layer": layer if dot else "–",
         "source": name if name in (HESSIAN, OUTER) else kind or name,
-        "trace": trace.value,
-        "trace_stderr": trace.stderr,
-        "trace_low": trace.low,
-        "trace_high": trace.high,
-        "frobenius": norm.value,
-        "frobenius_stderr": norm.stderr,
-        "frobenius_low": norm.low,
-        "frobenius_high": norm.high,
+        **_estimate_columns("trace", trace),
+        **_estimate_columns("frobenius", norm),
         "lambda_max": top,
         "lambda_max_low": top,
         "lambda_max_high": most,
         "lambda_min": low,
         "lambda_min_low": least,
         "lambda_min_high": low,
-        "share": share.value,
-        "share_stderr": share.stderr,
-        "share_low": share.low,
-        "share_high": share.high,
+        **_estimate_columns("share", share),
         "method": "zero" if result.shares.is_zero(name) else "exact" if result.shares.exact else "probes",
         "what": meaning(result, name),
     }
+
+
+def _estimate_columns(name: str, one: SourceEstimate) -> dict[str, float]:
+    return {name: one.value, f"{name}_stderr": one.stderr, f"{name}_low": one.low, f"{name}_high": one.high}
 
 
 def meaning(result: Propagation, name: str) -> str:

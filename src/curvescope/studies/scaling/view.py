@@ -8,6 +8,7 @@ import numpy as np
 
 from curvescope.core.number_format import plural
 from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Tables
+from curvescope.studies.common.columns import pick
 from curvescope.studies.common.statistics import mean_interval
 from curvescope.studies.scaling.analysis import LENGTH, LEVEL, QUANTITIES, RESIDUAL, VARIABLES, VOCAB, row
 from curvescope.viz import style
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def tables(result: Scaling) -> Tables:
     """One row per cell and seed, and one per quantity and variable."""
-    laws = [{f: getattr(law, f) for f in LAW_COLUMNS} for law in result.laws]
+    laws = [pick(law, *LAW_COLUMNS) for law in result.laws]
     return {"scaling": [row(cell) for cell in result.cells], "laws": laws}
 
 
@@ -82,28 +83,21 @@ def _sign(result: Scaling, quantity: str, variable: str, sign: int, claim: str) 
 def _one_curve(result: Scaling) -> Claim:
     """Claim of the article that one curve describes λ_max over N and over D."""
     n, d = result.law("lambda_max", "N"), result.law("lambda_max", "D")
-    apart = n.low > d.high or d.low > n.high
     shown = ", ".join(
         f"{law.variable}^{law.exponent:+.2f} [{law.low:+.2f}, {law.high:+.2f}]" for law in (n, d)
     )
-    verdict = FAILS if apart else OPEN
-    return Claim(
-        "λ_max follows the same curve over N and over D", "equal exponents", shown, verdict, *ARTICLE
-    )
+    verdict = FAILS if n.low > d.high or d.low > n.high else OPEN
+    claim = "λ_max follows the same curve over N and over D"
+    return Claim(claim, "equal exponents", shown, verdict, *ARTICLE)
 
 
 def _gradient(result: Scaling) -> Claim:
     """Claim that the eigenvalue of ∇L ∇Lᵀ approximates that of H."""
     ratio = result.values("gradient_squared")[:, 0] / result.values("lambda_max")[:, 0]
-    near = ((ratio < NEAR) & (ratio > 1 / NEAR)).all()
+    verdict = HOLDS if ((ratio < NEAR) & (ratio > 1 / NEAR)).all() else FAILS
     shown = f"‖∇L‖²/λ_max from {ratio.min():.1e} to {ratio.max():.1e}"
-    return Claim(
-        "the top eigenvalue of ∇L ∇Lᵀ is the Hessian's",
-        f"within a factor of {NEAR:g}",
-        shown,
-        HOLDS if near else FAILS,
-        *ARTICLE,
-    )
+    claim = "the top eigenvalue of ∇L ∇Lᵀ is the Hessian's"
+    return Claim(claim, f"within a factor of {NEAR:g}", shown, verdict, *ARTICLE)
 
 
 def _gauss_newton(result: Scaling) -> Claim:
@@ -120,14 +114,8 @@ def _formula(result: Scaling) -> Claim:
     inside = all(n.k_low <= published <= n.k_high for n in needed)
     ks = [n.k for n in needed]
     shown = f"{min(ks)} to {max(ks)} sequences by Var/(k(k+1)) ≤ τ²"
-    tau = needed[0].tolerance
-    return Claim(
-        f"a tolerance τ needs (1/τ)² sequences, τ = {tau:g}",
-        f"{published:.0f}",
-        shown,
-        HOLDS if inside else FAILS,
-        *ARTICLE,
-    )
+    claim = f"a tolerance τ needs (1/τ)² sequences, τ = {needed[0].tolerance:g}"
+    return Claim(claim, f"{published:.0f}", shown, HOLDS if inside else FAILS, *ARTICLE)
 
 
 def _exact_law(result: Scaling) -> Claim:
@@ -226,33 +214,19 @@ def _needed(result: Scaling) -> Figure:
         shifted = d[here] * 1.05 ** ((i * seeds + seed) - len(sizes) * seeds / 2)
         look = {"fmt": "o", "ms": 3, "lw": 0.8, "color": _color(i, len(sizes))}
         k = np.array([(one.k, one.k_low, one.k_high) for one in needed], dtype=float)
-        left.errorbar(shifted, k[:, 0], yerr=_bars(k), label=f"N = {size:,.0f}", **look)
+        left.errorbar(shifted, k[:, 0], yerr=style.error_bars(*k.T), label=f"N = {size:,.0f}", **look)
         r = np.array([(one.rms, one.rms_low, one.rms_high) for one in needed]) / needed[0].tolerance
-        right.errorbar(shifted, r[:, 0], yerr=_bars(r), **look)
-    left.set(
-        xscale="log",
-        yscale="log",
-        xlabel="D (training tokens)",
-        ylabel="k (sequences)",
-        title=f"sequences for τ = {result.cells[0].needed.tolerance:g} nats",
-    )
+        right.errorbar(shifted, r[:, 0], yerr=style.error_bars(*r.T), **look)
+    title = f"sequences for τ = {result.cells[0].needed.tolerance:g} nats"
+    left.set(yscale="log", ylabel="k (sequences)", title=title)
     left.legend()
     plain_numbers(left)
     right.axhline(1, color="0.4", lw=0.8)
-    right.set(
-        xscale="log",
-        xlabel="D (training tokens)",
-        ylabel="rms of L$_{k+1}$ − L$_k$, relative to τ",
-        title="check on fresh sequences",
-    )
-    left.grid(visible=True)
-    right.grid(visible=True)
+    right.set(ylabel="rms of L$_{k+1}$ − L$_k$, relative to τ", title="check on fresh sequences")
+    for ax in (left, right):
+        ax.set(xscale="log", xlabel="D (training tokens)")
+        ax.grid(visible=True)
     return figure
-
-
-def _bars(triples: np.ndarray) -> np.ndarray:
-    """Distances from value to low and to high, from rows (value, low, high)."""
-    return np.nan_to_num(np.maximum([triples[:, 0] - triples[:, 1], triples[:, 2] - triples[:, 0]], 0.0))
 
 
 LAW_COLUMNS = (

@@ -16,6 +16,7 @@ from curvescope.studies.sinks.analysis import (
     UNCHANGED,
     Intervention,
     Quantity,
+    SinkEffect,
     effect,
     ends,
     ggn_ends,
@@ -206,13 +207,16 @@ def _follow(
     ax.plot(x, [one.mean for one in found], "--" if dashed else "-", lw=1.2, color=color)
     count = len(found[0].texts)
     for t in range(0 if dashed else count):
-        values = np.array([one.texts[t] for one in found])
-        spread = np.array([one.errors[t] for one in found])
-        errors = [values - values * np.exp(-spread), values * np.exp(spread) - values]
         aside = ASIDE * (len(names) - 1) * (t - (count - 1) / 2)
-        ax.errorbar(
-            x + aside, values, yerr=np.nan_to_num(errors), fmt="o", ms=2.5, lw=0.8, color=color, alpha=0.6
-        )
+        draw_text(ax, x + aside, found, t, color=color, alpha=0.6)
+
+
+def draw_text(ax: Axes, x: np.ndarray, found: list[SinkEffect], text: int, **look: Any) -> None:
+    """Draw the factors of one text as dots with errors of their logarithms."""
+    values = np.array([one.texts[text] for one in found])
+    spread = np.array([one.errors[text] for one in found])
+    errors = style.error_bars(values, values * np.exp(-spread), values * np.exp(spread))
+    ax.errorbar(x, values, yerr=errors, fmt="o", ms=2.5, lw=0.8, **look)
 
 
 def _heads(result: Sinks) -> Figure:
