@@ -113,13 +113,9 @@ def _md_cell(value: object, token: bool) -> str:
     text = visible(str(value))
     if not token:
         return _md(text)
-    fence = "`" * (1 + max((len(run) for run in _runs(text)), default=0))
+    fence = "`" * (1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
     pad = " " if text.startswith("`") or text.endswith("`") or not text.strip() else ""
     return f"{fence}{pad}{text}{pad}{fence}".replace("|", r"\|")
-
-
-def _runs(text: str) -> list[str]:
-    return re.findall(r"`+", text)
 
 
 def _md(text: str) -> str:

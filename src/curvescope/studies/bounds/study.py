@@ -114,13 +114,17 @@ class Bounds(Shown):
         }
 
 
+TwoTables = tuple[list[analysis.BoundRow], list[analysis.BoundRow]]
+"""Rows about bounds of Hessian norms, and about estimates within proofs."""
+
+
 class InstanceKind(NamedTuple):
     """A kind of instance, its scales, and the function that compares one instance, given scale and seed."""
 
     instance: str
     varied: str
     scales: tuple[float, ...]
-    tried: Callable[[float, int], tuple[list[analysis.BoundRow], list[analysis.BoundRow]]]
+    tried: Callable[[float, int], TwoTables]
     random: bool = True
 
 
@@ -146,18 +150,10 @@ def kinds(cfg: Config) -> Iterator[InstanceKind]:
     sizes = cfg.sizes
 
     def head(make: Callable[..., analysis.HeadInstance], name: str):
-        def tried(scale: float, seed: int) -> tuple[list[analysis.BoundRow], list[analysis.BoundRow]]:
-            one = make(sizes, seed, **{name: scale})
-            return analysis.compare_head(one), analysis.head_estimates(one)
-
-        return tried
+        return lambda scale, seed: _head(make(sizes, seed, **{name: scale}))
 
     def block(make: Callable[..., analysis.BlockInstance], name: str):
-        def tried(scale: float, seed: int) -> tuple[list[analysis.BoundRow], list[analysis.BoundRow]]:
-            one = make(sizes, seed, **{name: scale})
-            return analysis.compare_block(one), analysis.block_estimates(one)
-
-        return tried
+        return lambda scale, seed: _block(make(sizes, seed, **{name: scale}))
 
     yield InstanceKind(
         analysis.HEAD, analysis.WEIGHTS, cfg.weight_scales, head(analysis.random_head, "weight_scale")
@@ -195,23 +191,26 @@ def _try(cfg: Config, kind: InstanceKind, scale: float) -> Tried:
     return Tried(*parts)
 
 
-def _clusters(scale: float, seed: int) -> tuple[list[analysis.BoundRow], list[analysis.BoundRow]]:
-    one = analysis.two_clusters(sharpness=scale)
+def _head(one: analysis.HeadInstance) -> TwoTables:
     return analysis.compare_head(one), analysis.head_estimates(one)
 
 
-def _row(scale: float, seed: int) -> tuple[list[analysis.BoundRow], list[analysis.BoundRow]]:
+def _block(one: analysis.BlockInstance) -> TwoTables:
+    return analysis.compare_block(one), analysis.block_estimates(one)
+
+
+def _clusters(scale: float, seed: int) -> TwoTables:
+    return _head(analysis.two_clusters(sharpness=scale))
+
+
+def _row(scale: float, seed: int) -> TwoTables:
     return [], analysis.norm_estimates(analysis.random_row(seed, width=int(scale)))
 
 
-def _stack(
-    sizes: analysis.Sizes, scale: float, seed: int
-) -> tuple[list[analysis.BoundRow], list[analysis.BoundRow]]:
+def _stack(sizes: analysis.Sizes, scale: float, seed: int) -> TwoTables:
     return analysis.compare_stack(analysis.random_stack(sizes, seed, depth=int(scale))), []
 
 
-def _network(
-    sizes: analysis.Sizes, num_layers: int, scale: float, seed: int
-) -> tuple[list[analysis.BoundRow], list[analysis.BoundRow]]:
+def _network(sizes: analysis.Sizes, num_layers: int, scale: float, seed: int) -> TwoTables:
     one = analysis.random_network(sizes, seed, num_layers=num_layers, weight_scale=scale)
     return analysis.compare_network(one), []

@@ -145,7 +145,11 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         Piece("gradients", partial(_gradients, curved, cfg), "gradients of single samples"),
         Piece("curvature", partial(_curvature, curved, cfg, rms), "Hessians of single samples", _answer),
         *(
-            Piece(f"radius.{i}", partial(_direct, curved, cfg, r * rms), f"losses at radius {r:g}")
+            Piece(
+                f"radius.{i}",
+                partial(simulate, curved, cfg.blocks, r * rms, cfg.num_pairs, cfg.seed),
+                f"losses at radius {r:g}",
+            )
             for i, r in enumerate(cfg.radii)
         ),
         Piece("subspace", partial(_subspace, curved, cfg), "subspace of top eigenvectors"),
@@ -178,10 +182,6 @@ def _answer(curvature: Result) -> str:
     assert isinstance(curvature, SampleCurvature)
     traces = curvature.hessians.traces_of(np.arange(curvature.hessians.traces.shape[1]))
     return f"tr H of single samples: mean {traces.mean():.4g}, standard deviation {traces.std():.3g}"
-
-
-def _direct(curved: Problem, cfg: Config, s: float) -> PairedLosses:
-    return simulate(curved, cfg.blocks, s, cfg.num_pairs, cfg.seed)
 
 
 def _subspace(curved: Problem, cfg: Config) -> EigenSubspace:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from curvescope.studies.landscape.analysis import IncrementGrowth
     from curvescope.studies.landscape.study import Landscape
 
 SIGMAS = 3.0  # standard errors within which two numbers agree
@@ -213,22 +214,30 @@ def overlap(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(a[1] <= b[2] and b[1] <= a[2])
 
 
+def slope_verdict(g: IncrementGrowth) -> str:
+    """Verdict on a slope of −1: a tautology if independent numbers have the same slope."""
+    same = overlap(g.model.slope, g.control.slope)
+    return FAILS if abs(g.model.slope[0] - g.law_slope) >= 0.1 else TAUTOLOGY if same else HOLDS
+
+
+def plateau_verdict(g: IncrementGrowth) -> str:
+    """Verdict on a flat beginning: a tautology if independent numbers begin with the same slope."""
+    same = overlap(g.model.early, g.control.early)
+    return FAILS if g.model.early[0] <= g.model.slope[0] / 2 else TAUTOLOGY if same else HOLDS
+
+
 def _slope(result: Landscape) -> Claim:
     g = result.growth
-    same = overlap(g.model.slope, g.control.slope)
-    near = abs(g.model.slope[0] - g.law_slope) < 0.1
-    verdict = (TAUTOLOGY if same else HOLDS) if near else FAILS
     words = f"model {interval(g.model.slope)}, {g.control_name} numbers {interval(g.control.slope)}"
-    return Claim("|L_{k+1} − L_k| falls as 1/k because of the landscape", "slope −1", words, verdict, *PAPER)
+    claim = "|L_{k+1} − L_k| falls as 1/k because of the landscape"
+    return Claim(claim, "slope −1", words, slope_verdict(g), *PAPER)
 
 
 def _plateau(result: Landscape) -> Claim:
     g = result.growth
-    flat = g.model.early[0] > g.model.slope[0] / 2
-    verdict = (TAUTOLOGY if overlap(g.model.early, g.control.early) else HOLDS) if flat else FAILS
     words = f"smoothed: model {interval(g.model.early)}, control {interval(g.control.early)}"
     claim = "the increments first stay flat, then fall steeply"
-    return Claim(claim, "a plateau below k ≈ 5,000", words, verdict, *PAPER)
+    return Claim(claim, "a plateau below k ≈ 5,000", words, plateau_verdict(g), *PAPER)
 
 
 def _exact_law(result: Landscape) -> Claim:

@@ -145,8 +145,9 @@ def descend(
         last, theta = theta, theta - rate * g
     columns = np.full((3, num_steps + 1), np.nan)
     columns[:, : len(rows)] = np.array(rows).T
-    whole = measure and len(rows) == num_steps + 1
-    sharpness = float(_top(problem.at(last), v).values[0]) if whole else math.nan
+    sharpness = math.nan
+    if measure and len(rows) == num_steps + 1:
+        sharpness = float(eigsh(Hessian(problem.at(last)), 1, which="LA", tol=1e-3, v0=v).values[0])
     return DescentRun(share, rate, *columns, sharpness=sharpness)
 
 
@@ -205,15 +206,6 @@ def top_pairs(problem: Problem, k: int, seed: int) -> Eigenpairs:
     pairs = eigsh(Hessian(problem), min(k, problem.space().size), which="LA", seed=seed)
     slopes = problem.gradient() @ _vectors(pairs)
     return replace(pairs, vectors=torch.where(slopes > 0, -1, 1) * _vectors(pairs))
-
-
-def settled_line(problem: Problem, pairs: Eigenpairs, tolerance: float) -> LossLine:
-    """Return the loss along `away`, from which the radius of the quadratic follows."""
-    return loss_line(problem, away(problem, pairs), num_points=21, tolerance=tolerance, cubic=False)
-
-
-def _top(problem: Problem, v: Tensor) -> Eigenpairs:
-    return eigsh(Hessian(problem), 1, which="LA", tol=1e-3, v0=v)
 
 
 def _vectors(pairs: Eigenpairs) -> Tensor:
@@ -309,7 +301,8 @@ def settled(cfg: Config, problem: Problem) -> list[Piece]:
 
     def along(point: Result, pairs: Result) -> LossLine:
         here = settled_problem(problem, _as(Settled, point))
-        return settled_line(here, _as(Eigenpairs, pairs), cfg.tolerance)
+        direction = away(here, _as(Eigenpairs, pairs))
+        return loss_line(here, direction, num_points=21, tolerance=cfg.tolerance, cubic=False)
 
     def predicted(point: Result, pairs: Result, way: Result) -> QuadraticDescent:
         here = settled_problem(problem, _as(Settled, point))
