@@ -3,8 +3,8 @@
 For a decoder with n parameters in each of L layers and n₀ outside of them (embedding, head), D tokens in all,
 R ranks, B batches and b bytes a number, one product with a vector takes on each rank
 
-    data parallel   (12 n L + 12 n_U) D/R operations   2 (R−1)/R · (n L + n₀) b   sent, graphs kept (18 n L +
-                    18 n_U) D/R                the same                  graphs rebuilt
+    data parallel   (12 n L + 12 n_U) D/R operations   2 (R−1)/R · (n L + n₀) b   sent, graphs cached
+                    (18 n L + 18 n_U) D/R                the same                  graphs rebuilt
     sharded         (28 n L + 18 n_U) D/R operations     (R−1)/R · (9 n L + 4 n₀) b B sent
 
 where n_U is the number of parameters of the head. (Its matrix is multiplied; an embedding is only looked up.)

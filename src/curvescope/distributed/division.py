@@ -2,8 +2,8 @@
 
 A product with k columns over S sequences on R ranks is divided in one of two ways:
 
-    data    each rank applies its share of the sequences to all columns, and the results are added probes each
-    rank applies all sequences to its share of the columns; other columns are zero in its sum
+    data    each rank applies its share of the sequences to all columns, and the results are added
+    probes  each rank applies all sequences to its share of the columns; other columns are zero in its sum
 
 Either way the sum equals the product of a single process. Everything except products of curvature operators
 is computed by every rank. `auto` chooses the way with less work for the busiest rank, and `data` if they are

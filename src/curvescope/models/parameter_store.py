@@ -2,11 +2,11 @@
 
 Three kinds of models store their parameters differently; this module hides the difference:
 
-    plain      leaves share memory with the parameters widened    parameters are stored in half precision; a
-    leaf is float32 without memory of its own, and layers make their float32 weights when they are called
-    (`models.running.weights.widening`) sharded    each rank holds pieces; leaves are pieces, layers gather
-    full parameters when they are called (`models.running.weights.gathering`), and sums over terms are added
-    over the ranks
+    plain      leaves share memory with the parameters
+    widened    parameters are stored in half precision; a leaf is float32 without memory of its own, and
+               layers make their float32 weights when they are called (`models.running.weights.widening`)
+    sharded    each rank holds pieces; leaves are pieces, layers gather full parameters when they are
+               called (`models.running.weights.gathering`), and sums over terms are added over the ranks
 """
 
 from __future__ import annotations

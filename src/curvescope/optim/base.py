@@ -7,10 +7,10 @@ read nor written. Settings are in `param_groups`, everything else in `state`, so
 
 Random estimates of a diagonal of curvature, from the loss of one step.
 
-    hutchinson   z ⊙ (H z), z of random signs: its mean is diag H (Bekas et al., 2007) ggn          z ⊙ (G z),
-    with the GGN; its mean has no negative entry bartlett     N ĝ ⊙ ĝ, ĝ the gradient of the mean loss of N
-    terms at targets drawn from the model: its mean is diag G for a log-likelihood whose terms weigh 0 or 1
-    (Liu et al., 2024, algorithm 2)
+    hutchinson   z ⊙ (H z), z of random signs: its mean is diag H (Bekas et al., 2007)
+    ggn          z ⊙ (G z), with the GGN; its mean has no negative entry
+    bartlett     N ĝ ⊙ ĝ, ĝ the gradient of the mean loss of N terms at targets drawn from the model: its mean
+                 is diag G for a log-likelihood whose terms weigh 0 or 1 (Liu et al., 2024, algorithm 2)
 
 On a matrix that is diagonal the first two are exact with one vector z.
 """

@@ -1,11 +1,11 @@
 """Named points of a model, at which activations are read or added during a pass.
 
-    embed                    the stream before the first layer; also called `in` and `L0.in` L3.in, L3.mid,
-    L3.out    the stream before a layer, after its attention, after the layer L3.attn.out, L3.ff.out   the
-    output of a sublayer, before a norm that follows it L3.attn.heads            the outputs of all heads, the
-    input of W_O; `L3.h1.out` is head 1's part final                    after the last norm: the input of the
-    unembedding encoder.layers.2         the (first) output of any submodule; `encoder.layers.2.in` is its
-    first input
+    embed                    the stream before the first layer; also called `in` and `L0.in`
+    L3.in, L3.mid, L3.out    the stream before a layer, after its attention, after the layer
+    L3.attn.out, L3.ff.out   the output of a sublayer, before a norm that follows it
+    L3.attn.heads            the outputs of all heads, the input of W_O; `L3.h1.out` is head 1's part
+    final                    after the last norm: the input of the unembedding
+    encoder.layers.2         the (first) output of any submodule; `encoder.layers.2.in` is its first input
 
 A point x is changed by adding δ. If the stream is a sum, as it is after attention, δ is added to the
 sublayer's output, so that it reaches the skip connection, too.
