@@ -217,6 +217,17 @@ def subplots(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, A
     return plt.subplots(rows, columns, **{"layout": "constrained", **options})
 
 
+def panels(count: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, list[Axes]]:
+    """Return a figure with `count` axes of this size in inches, in rows of at most `columns`."""
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    whole = (size[0] * columns, size[1] * rows)
+    figure, axes = subplots(rows, columns, figsize=whole, squeeze=False, **options)
+    for ax in axes.flat[count:]:
+        ax.set_visible(False)
+    return figure, list(axes.flat[:count])
+
+
 def shared_legend(figure: Figure, ax: Axes, *, loc: str, ncols: int = 1) -> None:
     """Draw the legend of one of the axes once for the figure, outside of all axes."""
     figure.legend(*ax.get_legend_handles_labels(), loc=loc, ncols=ncols)

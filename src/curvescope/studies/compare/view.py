@@ -123,12 +123,9 @@ def _color(number: int) -> str:
 
 def _quantities(found: Comparison) -> Figure:
     """Draw a panel for every quantity, with a point and its interval for every side."""
-    rows = -(-len(QUANTITIES) // IN_A_ROW)
-    size = (2.4 * IN_A_ROW, (1.1 + 0.35 * len(found.sides)) * rows + 0.3)
-    figure, axes = style.subplots(rows, IN_A_ROW, figsize=size, sharey=True)
-    for ax in axes.flat[len(QUANTITIES) :]:
-        ax.set_visible(False)
-    for ax, name in zip(axes.flat, QUANTITIES, strict=False):
+    height = 1.25 + 0.35 * len(found.sides)
+    figure, axes = style.panels(len(QUANTITIES), IN_A_ROW, (2.4, height), sharey=True)
+    for ax, name in zip(axes, QUANTITIES, strict=True):
         for number, side in enumerate(found.sides):
             value, low, high = side.quantity(name)
             error = style.error_bars([value], [low], [high])

@@ -52,17 +52,13 @@ def _scores(result: Embeddings) -> Figure:
     names = [name for name in SHOWN if name in s.scores]
     if np.array_equal(s.scores["original"], s.scores["bias"]):  # no β
         names = [name for name in names if name not in ("bias", "bias_and_scale")]
-    columns = 3 if len(names) > 4 else 2
-    rows = -(-len(names) // columns)
-    figure, axes = style.subplots(rows, columns, figsize=(4.3 * columns, 2.9 * rows))
-    for ax, name in zip(axes.flat, names, strict=False):
+    figure, axes = style.panels(len(names), 3 if len(names) > 4 else 2, (4.3, 2.9))
+    for ax, name in zip(axes, names, strict=True):
         values = s.scores[name]
         order = np.argsort(values, kind="stable")
         top = [(label(s.text[i], s.bytes[i]), float(values[i])) for i in order[::-1][:NAMED]]
         bottom = [(label(s.text[i], s.bytes[i]), float(values[i])) for i in order[:NAMED]]
         viz.extremes_histogram(ax, values, title=WORDS[name], top=top, bottom=bottom)
-    for ax in axes.flat[len(names) :]:
-        ax.set_visible(False)
     figure.supylabel("tokens")
     return figure
 

@@ -331,13 +331,8 @@ def _along(result: WhyAdam) -> Figure:
 
 
 def _tuning(result: WhyAdam) -> Figure:
-    columns = min(4, len(result.configurations))
-    rows = -(-len(result.configurations) // columns)
-    size = (3 * columns, 2.3 * rows)
-    figure, axes = style.subplots(rows, columns, figsize=size, squeeze=False, sharex=True, sharey=True)
-    for ax in axes.flat[len(result.configurations) :]:
-        ax.set_visible(False)
-    for ax, name in zip(axes.flat, result.configurations, strict=False):
+    figure, axes = style.panels(len(result.configurations), 4, (3, 2.3), sharex=True, sharey=True)
+    for ax, name in zip(axes, result.configurations, strict=True):
         for i, optimizer in enumerate(analysis.OPTIMIZERS):
             run = result.runs[f"{name}/{optimizer}"]
             known = np.isfinite(run.final)
@@ -347,11 +342,9 @@ def _tuning(result: WhyAdam) -> Figure:
             mean, look = run.final[:, whole].mean(axis=0), {"lw": 1.2, "ms": 3, "color": PALETTE[i]}
             ax.plot(run.rates[whole], mean, ("o-", "s-")[i], label=NAMES[optimizer], **look)
         ax.set(xscale="log", ylim=(0, 3), title=name)
-    for ax in axes[:, 0]:
-        ax.set_ylabel("final loss")
-    for ax in axes[-1]:
-        ax.set_xlabel("learning rate")
-    axes[0, 0].legend()
+    figure.supxlabel("learning rate")
+    figure.supylabel("final loss")
+    axes[0].legend()
     return figure
 
 
