@@ -224,7 +224,7 @@ def panels(count: int, columns: int, size: tuple[float, float], **options: Any) 
     whole = (size[0] * columns, size[1] * rows)
     figure, axes = subplots(rows, columns, figsize=whole, squeeze=False, **options)
     for ax in axes.flat[count:]:
-        ax.set_visible(False)
+        ax.remove()
     return figure, list(axes.flat[:count])
 
 
