@@ -72,9 +72,7 @@ def keys_text(probes: Sequence[KeyProbe]) -> str:
 
 
 def values_text(probes: Sequence[ValueProbe]) -> str:
-    """Content of common_noun_logs_vo.txt: the tokens that every word's value writes, per head and for the
-    layer.
-    """
+    """Content of common_noun_logs_vo.txt: the tokens that each word's value writes, per head and layer."""
     lines = []
     for probe in probes:
         lines.append(f"=== block {probe.layer} ===")
@@ -123,7 +121,7 @@ def svd_latex(layer: HeadDirections, circuit: str) -> str:
         ]
         for p in at:
             words = (
-                ", ".join(_latex(t) for t in side.text[p][0][:TOP_WORDS])
+                ", ".join(writers.escape(t, spaces=True) for t in side.text[p][0][:TOP_WORDS])
                 for side in (directions.left, directions.right)
             )
             rows.append(" & ".join([str(directions.rank[p]), *words]) + r" \\")
@@ -152,10 +150,6 @@ def _circuit(layer: HeadDirections, circuit: str) -> Directions:
     if circuit not in ("qk", "vo"):
         raise UsageError(f"expected the circuit qk or vo, got {circuit!r}")
     return layer.qk if circuit == "qk" else layer.vo
-
-
-def _latex(token: str) -> str:
-    return writers.escape(token, spaces=True)
 
 
 def _text(lines: Sequence[str]) -> str:

@@ -153,9 +153,10 @@ def _signed(text: str, value: float) -> str:
 
 
 def _between(value: float, low: float, high: float) -> str:
-    """Format a value with its interval: `0.52 (0.48 to 0.57)`, `0.94 (0.11 to ∞)`, `2,000 (-37,000 to 52,000)`.
+    """Format a value with its interval: `0.52 (0.48 to 0.57)`, `0.94 (0.11 to ∞)`.
 
-    All are rounded to two digits of the wider side. If that leaves no digit of the value, each number has two.
+    All are rounded to two digits of the wider side. If that leaves no digit of the value, each number has
+    two: `2,000 (-37,000 to 52,000)`.
     """
     if not math.isfinite(value) or not all(_is_number(end) and not math.isnan(end) for end in (low, high)):
         return cell(value).text

@@ -143,9 +143,7 @@ def _skipped_checks(op: CurvatureOperator, checks: list[ErrorCheck]) -> tuple[st
 
 
 def kind_of(op: CurvatureOperator) -> tuple[Hashable, ...]:
-    """Key of everything that decides how an operator computes: class, engine, loss and model, without
-    weights.
-    """
+    """Key of everything that decides how an operator computes: class, engine, loss, model structure."""
     problem, engine = op.problem, op.engine
     how = str(op.dtype), op.device.type, engine.wanted, engine.checkpoint
     loss = type(problem.loss).__name__, problem.loss.name, plain_text(problem.loss.options)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,9 +32,6 @@ from curvescope.runs.resumable_loop import Piece, State, work_through
 from curvescope.runs.study_result import Line, Shown
 from curvescope.studies.problem_config import ModelOnData, choose_layers, make_problem, notes_of
 from curvescope.viz.writers import label, visible
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,9 +33,6 @@ from curvescope.runs.study_result import Line, Scene, Shown
 from curvescope.studies import traveling_words
 from curvescope.studies.problem_config import TASK, TokenModelOnData, load_token_model, read_data, short_notes
 from curvescope.viz.writers import write_all
-
-if TYPE_CHECKING:
-    pass
 
 PROMPT = "To kill two birds with one stone"
 PROMPT_WORDS = 8  # words taken from a user's own text
