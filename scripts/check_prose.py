@@ -1,6 +1,6 @@
 """Check the English of docstrings, comments, messages and pages against the project's own small vocabulary.
 
-    python scripts/check_prose.py [FILES]
+    python scripts/check_prose.py [FILES OR FOLDERS]
 
 Codespell checks the spelling. This script finds docstrings that do not begin with
 a verb or a quantity, sentences that begin with a relative clause, and words that mean something else here
@@ -116,9 +116,14 @@ def check(path: Path) -> list[str]:
     return [f"{name}:{passage.line}: {finding}" for passage in passages for finding in findings(passage)]
 
 
+def files_below(path: Path) -> list[Path]:
+    """Return the path itself, or the Python files and pages in a folder."""
+    return sorted(file for file in path.rglob("*") if file.suffix in (".py", ".md")) if path.is_dir() else [path]
+
+
 def main(arguments: list[str]) -> int:
     """Check the files that are named, or all."""
-    paths = [Path(name).resolve() for name in arguments]
+    paths = [path for name in arguments for path in files_below(Path(name).resolve())]
     paths = paths or sorted(path for pattern in (*PAGES, *CODE) for path in ROOT.glob(pattern))
     lines = [line for path in paths for line in check(path)]
     print("\n".join([*lines, f"{len(lines)} findings in {len(paths)} files"]))

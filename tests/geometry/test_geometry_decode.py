@@ -11,7 +11,7 @@ from cases import transformer
 from curvescope.core.errors import CurvescopeError
 from curvescope.geometry import Norm, decode_heads, heads, reference, rows_reference, top_tokens
 from curvescope.geometry.attention.directions import Directions
-from curvescope.geometry.vocabulary.decode import GROUP, SPARE
+from curvescope.geometry.vocabulary.decode import EXTRA_CANDIDATES, GROUP
 from curvescope.geometry.vocabulary.references import Reference
 from curvescope.studies import traveling_words
 from curvescope.tokenizers import ByteTokenizer, CharTokenizer
@@ -46,7 +46,7 @@ def test_chunked_is_dense(chunk, precision):
 def test_ties_are_broken_by_id(chunk):
     """Copies of a row, many more than the candidates that are kept, at scattered places."""
     rows = draw(120, 8)
-    copies = torch.tensor([3, 11, 12, 40, 77, *range(90, 90 + 3 * SPARE)])
+    copies = torch.tensor([3, 11, 12, 40, 77, *range(90, 90 + 3 * EXTRA_CANDIDATES)])
     rows[copies] = 5 * draw(1, 8, seed=3)
     v = rows[copies[:1]]
     found = top_tokens(v, rows, k=7, chunk=chunk)

@@ -1,4 +1,4 @@
-"""Geometry of embeddings, heads and trajectories: spheres, low-rank matrices, words as probes.
+"""Geometry of embeddings, heads and trajectories.
 
 heads(model, 0)[3].qk.singular_values     # what head 3 of block 0 looks for, folded through its norm
 decode_heads(model, 0).qk.to_frame()      # the same as tokens, for all heads, both signs

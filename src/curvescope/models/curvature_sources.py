@@ -40,10 +40,9 @@ HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Embedding)  # containers are not cal
 
 
 def repeated_layers(module: nn.Module) -> list[nn.Module]:
-    """Return the largest group of sibling modules of one class (at least two), by parameters; or an empty
-    list.
+    """Return the largest group of sibling modules of one class, by parameters.
 
-    Embeddings do not count as layers.
+    The list is empty if no class occurs twice. Embeddings do not count as layers.
     """
     groups: list[list[nn.Module]] = []
     for parent in module.modules():
