@@ -40,7 +40,7 @@ VOCABULARY = {
     r"\b(?:the|a) state that is (?:kept|told)\b": "name the state",
     r"\b(?:whole|of one's own) (?:said|told)\b": "name the thing",
     r"\bwho (?:asks|reads|wants|has|trains|knows)\b": "name the actor: “a user who …”",
-    r"\bas (?:that|those) of\b": "“like …”, “the same as …”",
+    r"(?<!such )\bas (?:that|those) of\b": "“like …”, “the same as …”",
     r"\b(?:is|are|was|were) (?:looked at|gone through|thought of)\b": "name the actor and use a verb",
     r"\bof which (?:the|none|each|all)\b": "split the sentence",
     r"\bwhere (?:there (?:is|are|was|were)|nothing|none|no one|that is|it is not|one is)\b": "“if”",

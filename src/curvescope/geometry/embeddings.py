@@ -14,7 +14,7 @@ from torch import Tensor
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.result import Tabular
 from curvescope.geometry.roles import Which, embedding, has_lens, norm_of
-from curvescope.geometry.sphere import Norm, NormKind
+from curvescope.geometry.sphere import NormKind, StreamNorm
 from curvescope.geometry.vocabulary.names import names_of
 from curvescope.models.model import Model
 
@@ -101,7 +101,7 @@ def distances(
     model: Model,
     *,
     which: Which = "input",
-    norm: str | Norm | None = None,
+    norm: str | StreamNorm | None = None,
     all_rows: bool = False,
     tokenizer: Any = None,
 ) -> Distances:
@@ -113,7 +113,7 @@ def distances(
         all_rows: include rows that are not tokens of the tokenizer.
     """
     table = embedding(model, which)
-    norm_object = norm if isinstance(norm, Norm) else _norm(model, norm)
+    norm_object = norm if isinstance(norm, StreamNorm) else _norm(model, norm)
     ids = torch.arange(len(table)) if all_rows else _ids(model, table, tokenizer)
     factor = math.sqrt(table.shape[1])
     mean, length = _mean_row(table, ids), _mean_length(table, ids)
@@ -207,7 +207,7 @@ def _known(requested: Iterable[str], names: list[str]) -> list[str]:
     return chosen
 
 
-def _scores(e: Tensor, norm: Norm, mean: Tensor) -> dict[str, Tensor]:
+def _scores(e: Tensor, norm: StreamNorm, mean: Tensor) -> dict[str, Tensor]:
     """Return the scores of rows e (c, d)."""
     length, shift = e.norm(dim=1), norm.shift(e)
     scaled = length if norm.gamma is None else (norm.gamma * e).norm(dim=1)
@@ -225,7 +225,7 @@ def _scores(e: Tensor, norm: Norm, mean: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _norm(model: Model, role: str | None) -> Norm:
+def _norm(model: Model, role: str | None) -> StreamNorm:
     """Return the norm of a role; by default the final, the embedding's, or one without weights."""
     if role is not None:
         return norm_of(model, role)
@@ -234,7 +234,7 @@ def _norm(model: Model, role: str | None) -> Norm:
     if "ln_e.g" in model.blocks:
         return norm_of(model, "ln_e")
     kind: NormKind = "layernorm" if model.facts.get("norm_kind") != "rmsnorm" else "rmsnorm"
-    return Norm(kind, name="a norm without weights")
+    return StreamNorm(kind, name="a norm without weights")
 
 
 def _ids(model: Model, table: Tensor, tokenizer: Any) -> Tensor:

@@ -16,10 +16,10 @@ from curvescope.core.seeds import generator
 from curvescope.geometry.attention.circuits import Circuit
 from curvescope.geometry.attention.heads import heads
 from curvescope.geometry.roles import has_lens, norm_kind, norm_of, weight
-from curvescope.geometry.sphere import Norm
+from curvescope.geometry.sphere import StreamNorm
 from curvescope.geometry.vocabulary.decode import measures, rows_at, top_rows
 from curvescope.geometry.vocabulary.names import TokenNames, names_of
-from curvescope.geometry.vocabulary.references import Reference, reference, rows_reference
+from curvescope.geometry.vocabulary.references import TokenReference, reference, rows_reference
 from curvescope.geometry.vocabulary.representations import How, Representation, represent
 from curvescope.geometry.vocabulary.words import Form, Words, select_words
 from curvescope.models.model import Model
@@ -27,7 +27,7 @@ from curvescope.models.model import Model
 if TYPE_CHECKING:
     import pandas as pd
 
-Search = tuple[Reference, Tensor, Tensor]
+Search = tuple[TokenReference, Tensor, Tensor]
 """Rows to search, directions of the words (n, d), directions of random tokens (R, d)."""
 NUMBERS = ("scores", "cosine", "fraction", "z", "percentile")
 
@@ -47,7 +47,7 @@ class Probing:
     notes: list[str]
 
     @property
-    def rows(self) -> Reference:
+    def rows(self) -> TokenReference:
         """Rows that attention reads for every token, in the form its heads expect."""
         return self.tokens.reads(folded=self.circuits[0].folded)
 
@@ -112,7 +112,9 @@ def _nearest(searches: list[Search], k: int) -> list[Tensor]:
     return [top_rows(v, keys, k=k)[0] for keys, v, _ in searches]
 
 
-def compare_with_random(v: Tensor, random: Tensor, at: Tensor, source: Reference) -> tuple[Tensor, Tensor]:
+def compare_with_random(
+    v: Tensor, random: Tensor, at: Tensor, source: TokenReference
+) -> tuple[Tensor, Tensor]:
     """Compare the scores at `at` (n, k) with those of random directions: z and percentile.
 
     Scores that agree to nine digits count by half in the percentile, because the word itself may be drawn.
@@ -134,7 +136,7 @@ def compare_with_random(v: Tensor, random: Tensor, at: Tensor, source: Reference
     return z, percentile
 
 
-def result_fields(searches: list[Search], source: Reference, probing: Probing, k: int) -> dict[str, Any]:
+def result_fields(searches: list[Search], source: TokenReference, probing: Probing, k: int) -> dict[str, Any]:
     """Return the fields that both results share, from one search per head (axis 1)."""
     parts = []
     for (keys, v, random), at in zip(searches, _nearest(searches, k), strict=True):
@@ -236,7 +238,7 @@ def probe_keys(
     return KeyProbe(**result_fields(searches, rows, probing, k), notes=notes)
 
 
-def _search(circuit: Circuit, rows: Reference, probing: Probing, offset: float, *, bias: bool) -> Search:
+def _search(circuit: Circuit, rows: TokenReference, probing: Probing, offset: float, *, bias: bool) -> Search:
     """Search the keys for the directions of words and random tokens.
 
     With a norm on queries and keys, the search is among the normed keys of the head, h wide.
@@ -255,9 +257,9 @@ def _search(circuit: Circuit, rows: Reference, probing: Probing, offset: float, 
 class LogitLens:
     """Norm and rows of tokens: the logit of t at a state x is `read(x)` · row t + bias t."""
 
-    norm: Norm
+    norm: StreamNorm
     sphere: bool  # True if γ is in the rows, so that states are only normalized
-    tokens: Reference
+    tokens: TokenReference
     notes: tuple[str, ...] = ()
 
     def read(self, x: Tensor) -> Tensor:
@@ -282,7 +284,7 @@ def logit_lens(model: Model, layer: int, *, tokenizer: Any = None) -> LogitLens:
     if norm_kind(model) != "none" and model.facts.get("norm") == "post":
         notes.append(f"post-norm: states are read after L{layer}.ln1")
         return LogitLens(norm_of(model, f"L{layer}.ln1"), False, tokens, tuple(notes))
-    return LogitLens(Norm("none"), False, tokens, tuple(notes))
+    return LogitLens(StreamNorm("none"), False, tokens, tuple(notes))
 
 
 def after_attention_norm(model: Model, layer: int, updates: Tensor) -> Tensor:
@@ -377,7 +379,7 @@ def probe_values(
 
 
 def _written_states(
-    model: Model, rows: Reference, probing: Probing, at: Tensor, output_bias: OutputBias
+    model: Model, rows: TokenReference, probing: Probing, at: Tensor, output_bias: OutputBias
 ) -> tuple[Tensor, Tensor]:
     """Return the updates of every head and their sum, and the resulting states: (c, H + 1, d) each."""
     n, x, b_O = rows.rows(at), probing.tokens.states(at), probing.circuits[0].b_O

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.geometry.sphere import Norm, NormKind
+from curvescope.geometry.sphere import NormKind, StreamNorm
 from curvescope.models.forward_errors import check_vocabulary
 from curvescope.models.model import Model
 
@@ -29,7 +29,7 @@ def norm_kind(model: Model) -> NormKind:
     return "none" if model.facts.get("norm", "none") == "none" else model.facts["norm_kind"]
 
 
-def norm_of(model: Model, role: str) -> Norm:
+def norm_of(model: Model, role: str) -> StreamNorm:
     """Return the norm with a role (`L3.ln1`, `ln_f`, `ln_e`, …): kind, γ, β, ε; without weights γ=1, β=0."""
     gain, shift = weight(model, f"{role}.g"), weight(model, f"{role}.b")
     if gain is None and not _exists(model, role):
@@ -40,7 +40,9 @@ def norm_of(model: Model, role: str) -> Norm:
     gain = None if gain is None else gain.double()
     if gain is not None and model.facts.get("kind") in _GAIN_PLUS_ONE:
         gain = 1 + gain
-    return Norm(norm_kind(model), gain, None if shift is None else shift.double(), _eps(model, role), role)
+    return StreamNorm(
+        norm_kind(model), gain, None if shift is None else shift.double(), _eps(model, role), role
+    )
 
 
 def _exists(model: Model, role: str) -> bool:
@@ -78,11 +80,11 @@ def has_lens(model: Model) -> bool:
     return model.facts.get("norm") == "pre" and ("ln_f.g" in model.blocks or _exists(model, "ln_f"))
 
 
-def read_norm(model: Model, layer: int) -> tuple[Norm, str]:
+def read_norm(model: Model, layer: int) -> tuple[StreamNorm, str]:
     """Return the norm whose output attention reads, and the reason if it cannot be folded into weights."""
     position = model.facts.get("norm", "none")
     if norm_kind(model) == "none":
-        return Norm("none"), "not foldable: the model has no norm, attention reads the stream itself"
+        return StreamNorm("none"), "not foldable: the model has no norm, attention reads the stream itself"
     if position == "pre":
         return norm_of(model, f"L{layer}.ln1"), ""
     previous = f"L{layer - 1}.ln2" if layer else "ln_e"
@@ -90,7 +92,7 @@ def read_norm(model: Model, layer: int) -> tuple[Norm, str]:
         norm = norm_of(model, previous)
         description = f"attention reads the stream after {previous}, which is also the skip connection"
     else:
-        norm, description = Norm("none"), "attention reads the stream itself"
+        norm, description = StreamNorm("none"), "attention reads the stream itself"
     return norm, f"not foldable: post-norm, {description}"
 
 

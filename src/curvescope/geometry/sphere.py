@@ -25,7 +25,7 @@ NormKind = Literal["layernorm", "rmsnorm", "none"]
 
 
 @dataclass(frozen=True, eq=False)
-class Norm:
+class StreamNorm:
     """A norm on the stream: kind, γ and β (None means 1 and 0), ε. `name` is its role, such as L0.ln1."""
 
     kind: NormKind = "layernorm"
@@ -135,7 +135,7 @@ def attainable(
     """
     if kind == "none":
         raise UsageError("expected a norm: without one, a product has no greatest value")
-    norm = Norm(kind, gamma, beta)
+    norm = StreamNorm(kind, gamma, beta)
     size = math.sqrt(a.shape[-1]) * norm.direction(a).norm(dim=-1)
     return norm.shift(a) - size, norm.shift(a) + size
 

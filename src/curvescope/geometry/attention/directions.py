@@ -18,7 +18,7 @@ from curvescope.geometry.low_rank import Factored
 from curvescope.geometry.roles import read_norm
 from curvescope.geometry.vocabulary.decode import TopTokens, top_tokens
 from curvescope.geometry.vocabulary.names import names_of
-from curvescope.geometry.vocabulary.references import Reference, ReferenceKind, reference
+from curvescope.geometry.vocabulary.references import ReferenceKind, TokenReference, reference
 from curvescope.models.model import Model
 
 Sides = Literal[1, 2]
@@ -178,7 +178,7 @@ def _check(k: int, num: int | None, sides: int, written: str) -> None:
 
 def _references(
     model: Model, layer: int, head: Circuit, written: Written, names: Any
-) -> tuple[Reference, Reference]:
+) -> tuple[TokenReference, TokenReference]:
     """Return the references for directions that are read (queries, keys, sources) and written."""
     options: dict[str, Any] = {"tokenizer": names}
     norm, _ = read_norm(model, layer)
@@ -193,8 +193,8 @@ def _decode(
     qk: list[Factored],
     vo: list[Factored],
     biases: list[Tensor],
-    read: Reference,
-    write: Reference,
+    read: TokenReference,
+    write: TokenReference,
     num: int | None,
     options: dict[str, Any],
 ) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def _pairs(
     tokens: tuple[TopTokens, TopTokens],
     num: int | None,
     sides: Sides,
-    right: Reference,
+    right: TokenReference,
 ) -> Directions:
     """Return the decoded pairs with their sign chosen."""
     counts = [len(f.singular_values[:num]) for f in factors]
@@ -247,7 +247,7 @@ def _pairs(
     )
 
 
-def _is_negative_stronger(top: TopTokens, vectors: Tensor, right: Reference, sides: Sides) -> np.ndarray:
+def _is_negative_stronger(top: TopTokens, vectors: Tensor, right: TokenReference, sides: Sides) -> np.ndarray:
     """Return True if the negative side is the stronger one: (p,)."""
     if sides == 1:
         return top.scores[:, 1, 0] > top.scores[:, 0, 0]

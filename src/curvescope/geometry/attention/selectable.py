@@ -19,7 +19,7 @@ from curvescope.core.result import Result, Tabular
 from curvescope.core.seeds import generator
 from curvescope.geometry.attention.heads import without_svd
 from curvescope.geometry.roles import embedding, read_norm
-from curvescope.geometry.sphere import Norm, fold
+from curvescope.geometry.sphere import StreamNorm, fold
 from curvescope.geometry.vocabulary.names import names_of
 from curvescope.geometry.vocabulary.representations import How, represent
 from curvescope.models.model import Model
@@ -111,9 +111,13 @@ def selectable_keys(
     tokens = represent(model, layer, how=how, ids=ids, tokenizer=names)
     x = tokens.table[tokens.at].double()
     norm, reason = read_norm(model, layer)
-    norm = norm if tokens.normed else Norm("none", name=norm.name)
+    norm = norm if tokens.normed else StreamNorm("none", name=norm.name)
     unfolded = without_svd(model, layer, folded=False)
-    forms = {"with_gain": norm, "without_gain": Norm(norm.kind, eps=norm.eps), "without_norm": Norm("none")}
+    forms = {
+        "with_gain": norm,
+        "without_gain": StreamNorm(norm.kind, eps=norm.eps),
+        "without_norm": StreamNorm("none"),
+    }
     keys = {name: [_keys(x, c.W_K, form) for c in unfolded] for name, form in forms.items()}
     selectable = {
         name: np.stack([_selectable(k, tolerance) for k in head_keys]) for name, head_keys in keys.items()
@@ -134,7 +138,7 @@ def selectable_keys(
     )
 
 
-def _keys(x: Tensor, W_K: Tensor, norm: Norm) -> Tensor:
+def _keys(x: Tensor, W_K: Tensor, norm: StreamNorm) -> Tensor:
     """Return the keys (n, h) of the stream x (n, d), without the constant that all share."""
     folded, _ = fold(W_K, gamma=norm.gamma, kind=norm.kind)
     return norm.sphere(x) @ folded

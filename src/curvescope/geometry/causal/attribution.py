@@ -22,7 +22,7 @@ from torch import Tensor
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
 from curvescope.geometry.roles import embedding, has_lens, norm_kind, norm_of, weight
-from curvescope.geometry.sphere import Norm, project
+from curvescope.geometry.sphere import StreamNorm, project
 from curvescope.models.capture.activation_points import block_paths, find_point, point_names, skip_scale
 from curvescope.models.capture.hook_sites import ActivationReader
 from curvescope.models.forward_errors import check_vocabulary
@@ -95,7 +95,7 @@ def _contributions(
     """Return the names of the parts and their contributions to the logits of `ids` at `positions`: (C, M)."""
     rows = embedding(model, "output").double()
     u = rows[ids] - rows.mean(0) if centered else rows[ids]
-    norm = norm_of(model, "ln_f") if has_lens(model) else Norm("none")
+    norm = norm_of(model, "ln_f") if has_lens(model) else StreamNorm("none")
     last_state = activations[f"L{len(block_paths(model)) - 1}.out"][positions]
     r, total = norm.direction(u) * _scale(norm, last_state), torch.zeros_like(last_state)
     contributions = {}
@@ -172,7 +172,7 @@ def _post_gain(model: Model, role: str, total: Tensor | int) -> Tensor | float:
     return gain if norm.gamma is None else gain * norm.gamma
 
 
-def _scale(norm: Norm, x: Tensor) -> Tensor:
+def _scale(norm: StreamNorm, x: Tensor) -> Tensor:
     """Return 1/√(|Px|²/d + ε): (M, 1)."""
     if norm.kind == "none":
         return torch.ones_like(x[:, :1])

@@ -24,7 +24,7 @@ from curvescope.geometry.attention.heads import heads
 from curvescope.geometry.roles import has_lens, norm_kind, norm_of, weight
 from curvescope.geometry.sphere import fold, project
 from curvescope.geometry.vocabulary.decode import TopTokens, top_tokens
-from curvescope.geometry.vocabulary.references import Reference, reference
+from curvescope.geometry.vocabulary.references import TokenReference, reference
 from curvescope.models.capture.activation_points import block_paths
 from curvescope.models.forward_errors import check_vocabulary
 from curvescope.models.model import Model
@@ -68,7 +68,7 @@ def as_stream_directions(model: Model, at: str, directions: Tensor) -> Tensor:
     return v
 
 
-def token_rows_at(model: Model, at: str) -> Reference:
+def token_rows_at(model: Model, at: str) -> TokenReference:
     """Return the reference for directions at a point: rows of tokens, minus their mean."""
     check_vocabulary(model)
     if at == "final":
@@ -106,7 +106,7 @@ KINDS: tuple[Kind, ...] = ("vo", "query", "key", "ff out", "ff in")
 
 
 @dataclass(frozen=True, eq=False)
-class Direction:
+class SingularDirection:
     """Unit vector (w,) in float64 at a point, the `rank`-th of its matrix; `head` is None for a layer."""
 
     kind: Kind
@@ -124,7 +124,7 @@ class Direction:
         return f"{prefix}.{self.kind}.{self.rank}"
 
 
-def layer_directions(model: Model, layer: int, *, num: int = 1) -> list[Direction]:
+def layer_directions(model: Model, layer: int, *, num: int = 1) -> list[SingularDirection]:
     """Return the `num` largest singular directions of every head and of the feed-forward of a layer."""
     directions_of_layer = []
     for circuit in heads(model, layer):
@@ -140,15 +140,15 @@ def layer_directions(model: Model, layer: int, *, num: int = 1) -> list[Directio
 
 def _ranked(
     kind: Kind, layer: int, head: int | None, at: str, vectors: Tensor, s: Tensor, num: int
-) -> list[Direction]:
+) -> list[SingularDirection]:
     """Return the first `num` columns of vectors (d, r) as directions."""
     return [
-        Direction(kind, layer, head, r, float(s[r]), at, vectors[:, r].double())
+        SingularDirection(kind, layer, head, r, float(s[r]), at, vectors[:, r].double())
         for r in range(min(num, len(s)))
     ]
 
 
-def _feed_forward(model: Model, layer: int, num: int) -> list[Direction]:
+def _feed_forward(model: Model, layer: int, num: int) -> list[SingularDirection]:
     """Return the directions of the feed-forward network; none if its roles are unknown."""
     W_in = next((W for role in ("W_1", "W_g") if (W := weight(model, f"L{layer}.{role}")) is not None), None)
     W_out = weight(model, f"L{layer}.W_2")

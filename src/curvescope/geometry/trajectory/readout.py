@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from curvescope.geometry.roles import has_lens, norm_of, weight
-from curvescope.geometry.sphere import Norm, project
+from curvescope.geometry.sphere import StreamNorm, project
 from curvescope.geometry.stream import Stream
 from curvescope.models.capture.activation_points import block_paths
 from curvescope.models.forward_errors import check_vocabulary
@@ -31,7 +31,7 @@ class Readout:
     model's own last modules on the states. `notes` explain such details.
     """
 
-    norm: Norm
+    norm: StreamNorm
     U: Tensor
     bias: Tensor | None = None
     own_end: Callable[[Tensor], Tensor] | None = None
@@ -120,7 +120,7 @@ def _linear_end(model: Model) -> Readout:
         norm = norm_of(model, "ln_f")
         return Readout(replace(norm, gamma=placed(norm.gamma), beta=placed(norm.beta)), U, placed(bias))
     kind = "post-norm" if model.facts.get("norm") == "post" else "no norm before the unembedding"
-    return Readout(Norm("none"), U, placed(bias), notes=(f"{kind}: tokens are u_t, not P(γ ∘ u_t)",))
+    return Readout(StreamNorm("none"), U, placed(bias), notes=(f"{kind}: tokens are u_t, not P(γ ∘ u_t)",))
 
 
 def _is_lm(model: Model) -> bool:

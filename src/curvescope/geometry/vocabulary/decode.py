@@ -18,7 +18,7 @@ from torch import Tensor
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.result import Tabular
 from curvescope.geometry.vocabulary.names import TokenNames, names_of
-from curvescope.geometry.vocabulary.references import Reference, rows_reference
+from curvescope.geometry.vocabulary.references import TokenReference, rows_reference
 
 EXTRA_CANDIDATES = 8  # candidates beyond k
 GROUP = 32  # directions that are scored against the whole vocabulary in float64 at a time
@@ -51,7 +51,7 @@ class TopTokens(Tabular):
 
 def top_tokens(
     directions: Tensor,
-    reference: Reference | Tensor,
+    reference: TokenReference | Tensor,
     *,
     k: int = 5,
     tokenizer: Any = None,
@@ -77,7 +77,9 @@ def top_tokens(
     return _named(v, torch.stack(sides, dim=1), source, names_of(tokenizer))
 
 
-def top_rows(directions: Tensor, reference: Reference, *, k: int, chunk: int = 8192) -> tuple[Tensor, Tensor]:
+def top_rows(
+    directions: Tensor, reference: TokenReference, *, k: int, chunk: int = 8192
+) -> tuple[Tensor, Tensor]:
     """Find the best rows like `top_tokens` with signs=1: (m, k) positions in `reference.ids`, and scores."""
     v = torch.as_tensor(directions).detach().double().cpu()
     _check(v, reference, k, chunk)
@@ -85,7 +87,7 @@ def top_rows(directions: Tensor, reference: Reference, *, k: int, chunk: int = 8
     return best, scores_at(v, best, reference)
 
 
-def _check(v: Tensor, source: Reference, k: int, chunk: int) -> None:
+def _check(v: Tensor, source: TokenReference, k: int, chunk: int) -> None:
     if v.dim() != 2 or v.shape[1] != source.d:
         raise ShapeError(f"expected directions (m, {source.d}), got {tuple(v.shape)}")
     if k < 1 or chunk < 1:
@@ -100,7 +102,7 @@ def _check(v: Tensor, source: Reference, k: int, chunk: int) -> None:
 
 
 def _best(
-    v: Tensor, source: Reference, k: int, signs: tuple[int, ...], precision: str, chunk: int
+    v: Tensor, source: TokenReference, k: int, signs: tuple[int, ...], precision: str, chunk: int
 ) -> list[Tensor]:
     """Return the positions in source.ids of the k best rows for sign × v: (m, k) for each sign."""
     dtype = torch.float32 if precision == "float32" else torch.float64
@@ -122,7 +124,7 @@ def _best(
 
 
 def _candidates(
-    v: Tensor, source: Reference, count: int, signs: tuple[int, ...], chunk: int
+    v: Tensor, source: TokenReference, count: int, signs: tuple[int, ...], chunk: int
 ) -> tuple[list[tuple[Tensor, Tensor]], float]:
     """Return the last rough score (m,) and positions (m, count) of the best rows per sign, and max |r|."""
     best = [(v.new_empty(len(v), 0), torch.empty(len(v), 0, dtype=torch.int64)) for _ in signs]
@@ -140,14 +142,16 @@ def _candidates(
     return [(values[:, -1], positions) for values, positions in best], longest
 
 
-def _chunks(source: Reference, chunk: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+def _chunks(
+    source: TokenReference, chunk: int, dtype: torch.dtype
+) -> Iterator[tuple[int, Tensor, Tensor | None]]:
     for start in range(0, len(source), chunk):
         part = slice(start, start + chunk)
         bias = None if source.bias is None else source.bias[part].to(dtype)
         yield start, source.rows(part).to(dtype), bias
 
 
-def scores_at(v: Tensor, positions: Tensor, source: Reference) -> Tensor:
+def scores_at(v: Tensor, positions: Tensor, source: TokenReference) -> Tensor:
     """Return the scores of chosen rows in float64: (m, c), like `positions`.
 
     The order of summation does not depend on the position of a row, so that equal rows tie exactly.
@@ -158,7 +162,7 @@ def scores_at(v: Tensor, positions: Tensor, source: Reference) -> Tensor:
     return scores if source.bias is None else scores + source.bias[positions]
 
 
-def rows_at(positions: Tensor, source: Reference) -> Iterator[tuple[slice, Tensor]]:
+def rows_at(positions: Tensor, source: TokenReference) -> Iterator[tuple[slice, Tensor]]:
     """Iterate over slices of the m directions with their rows (…, c, d) at positions (m, c)."""
     step = max(1, 2**22 // (positions.shape[1] * source.d))
     for i in range(0, len(positions), step):
@@ -176,14 +180,14 @@ def _order(scores: Tensor, positions: Tensor) -> Tensor:
     return by_position.gather(1, by_score)
 
 
-def _slack(v: Tensor, source: Reference, longest: float, dtype: torch.dtype) -> Tensor:
+def _slack(v: Tensor, source: TokenReference, longest: float, dtype: torch.dtype) -> Tensor:
     """Return the largest error of a rough score: (d + 4) ε |v| |r|, plus 2 ε of the bias: (m,)."""
     eps = torch.finfo(dtype).eps
     bias = 0.0 if source.bias is None else float(source.bias.abs().max())
     return eps * ((source.d + 4) * v.norm(dim=-1) * longest + 2 * bias)
 
 
-def _best_exact(v: Tensor, source: Reference, k: int, longest: float, chunk: int) -> Tensor:
+def _best_exact(v: Tensor, source: TokenReference, k: int, longest: float, chunk: int) -> Tensor:
     """Rescore, for a few directions (m, d), every row that could be among the best."""
     parts = [
         v @ rows.T if bias is None else v @ rows.T + bias for _, rows, bias in _chunks(source, chunk, v.dtype)
@@ -201,7 +205,7 @@ def _best_exact(v: Tensor, source: Reference, k: int, longest: float, chunk: int
 # --------------------------------------------------------------------------------------------- result
 
 
-def _named(v: Tensor, positions: Tensor, source: Reference, names: TokenNames) -> TopTokens:
+def _named(v: Tensor, positions: Tensor, source: TokenReference, names: TokenNames) -> TopTokens:
     """Return scores, cosines and names of the tokens at `positions` (m, signs, k)."""
     scores, cosine, fraction = (torch.empty(positions.shape, dtype=torch.float64) for _ in range(3))
     for side, sign in enumerate((1, -1)[: positions.shape[1]]):
@@ -220,7 +224,7 @@ def _named(v: Tensor, positions: Tensor, source: Reference, names: TokenNames) -
     )
 
 
-def measures(v: Tensor, positions: Tensor, source: Reference) -> tuple[Tensor, Tensor, Tensor]:
+def measures(v: Tensor, positions: Tensor, source: TokenReference) -> tuple[Tensor, Tensor, Tensor]:
     """Return score, cosine and fraction of the greatest score of the rows at `positions`: (m, c) each."""
     scores, cosine, fraction = (torch.empty(positions.shape, dtype=torch.float64) for _ in range(3))
     for part, rows in rows_at(positions, source):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.geometry.roles import Which, embedding, has_lens, norm_kind, norm_of, weight
-from curvescope.geometry.sphere import Norm, project
+from curvescope.geometry.sphere import StreamNorm, project
 from curvescope.geometry.vocabulary.names import names_of
 from curvescope.models.model import Model
 
@@ -27,7 +27,7 @@ _DESCRIPTIONS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
+class TokenReference:
     """Rows r_t = f(E_t) for the tokens `ids`, computed in chunks in float64.
 
     kind: `raw` e; `sphere` n(e); `normed` γ ∘ n(e) + β; `logit` P(γ ∘ e). `bias` (n,) is added to scores.
@@ -37,7 +37,7 @@ class Reference:
     ids: Tensor  # (n,) the tokens
     at: Tensor | None = None  # (n,) their rows in the table, if these are not `ids`
     kind: ReferenceKind = "raw"
-    norm: Norm = Norm("none")  # noqa: RUF009 (frozen)
+    norm: StreamNorm = StreamNorm("none")  # noqa: RUF009 (frozen)
     centered: bool = False
     bias: Tensor | None = None
     words: str = "given rows"
@@ -95,7 +95,7 @@ class Reference:
                 math.sqrt(self.d) if self.bias is not None else project(v, kind=self.norm.kind).norm(dim=-1)
             )
             return size * lengths if bias is None else size * lengths + bias
-        shifted = self.norm if self.kind == "normed" else Norm(self.norm.kind)
+        shifted = self.norm if self.kind == "normed" else StreamNorm(self.norm.kind)
         greatest = shifted.attainable(v)[1]
         return (greatest - v @ self.mean if self.centered else greatest).expand_as(lengths)
 
@@ -109,7 +109,7 @@ def reference(
     centered: bool = False,
     bias: bool = False,
     tokenizer: object = None,
-) -> Reference:
+) -> TokenReference:
     """Return reference rows of a model's embedding, one per token that its tokenizer knows.
 
     Args:
@@ -132,7 +132,7 @@ def reference(
         which=which, norm=norm_object.name
     )
     shift = _bias(model, table, ids, norm_object) if bias and kind == "logit" else None
-    return Reference(
+    return TokenReference(
         table, ids, None, kind, norm_object, centered, shift, words + (", centered" if centered else "")
     )
 
@@ -142,9 +142,9 @@ def rows_reference(
     *,
     ids: Tensor | None = None,
     kind: ReferenceKind = "raw",
-    norm: Norm | None = None,
+    norm: StreamNorm | None = None,
     words: str = "given rows",
-) -> Reference:
+) -> TokenReference:
     """Return a reference of given rows (n, d), such as states, for the tokens `ids` (default 0 … n − 1).
 
     Args:
@@ -152,15 +152,17 @@ def rows_reference(
         norm: norm of that transformation.
     """
     at = torch.arange(len(rows))
-    norm_object = norm or Norm("none")
-    return Reference(rows, at if ids is None else torch.as_tensor(ids), at, kind, norm_object, words=words)
+    norm_object = norm or StreamNorm("none")
+    return TokenReference(
+        rows, at if ids is None else torch.as_tensor(ids), at, kind, norm_object, words=words
+    )
 
 
-def _norm(model: Model, kind: ReferenceKind, role: str | None) -> Norm:
+def _norm(model: Model, kind: ReferenceKind, role: str | None) -> StreamNorm:
     if kind == "raw" or norm_kind(model) == "none":
-        return Norm("none")
+        return StreamNorm("none")
     if kind == "logit" and role is None and not has_lens(model):
-        return Norm("none")
+        return StreamNorm("none")
     return norm_of(model, role or ("ln_f" if kind == "logit" else _first_norm(model)))
 
 
@@ -169,7 +171,7 @@ def _first_norm(model: Model) -> str:
     return "ln_e" if "ln_e.g" in model.blocks else "L0.ln1"
 
 
-def _bias(model: Model, table: Tensor, ids: Tensor, norm: Norm) -> Tensor:
+def _bias(model: Model, table: Tensor, ids: Tensor, norm: StreamNorm) -> Tensor:
     """Return β · u_t + b_t."""
     total = torch.zeros(len(ids), dtype=torch.float64)
     if norm.beta is not None:

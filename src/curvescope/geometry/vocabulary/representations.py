@@ -10,9 +10,9 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.geometry.roles import check_layer, embedding, read_norm, weight
-from curvescope.geometry.sphere import Norm
+from curvescope.geometry.sphere import StreamNorm
 from curvescope.geometry.vocabulary.names import names_of
-from curvescope.geometry.vocabulary.references import Reference, ReferenceKind
+from curvescope.geometry.vocabulary.references import ReferenceKind, TokenReference
 from curvescope.models.capture.activation_points import block_paths
 from curvescope.models.model import Model
 from curvescope.models.running.patching import evaluating
@@ -31,7 +31,7 @@ class Representation:
     table: Tensor  # (V or n, d)
     ids: Tensor  # (n,)
     at: Tensor  # (n,)
-    norm: Norm
+    norm: StreamNorm
     normed: bool
     post: bool  # True if the norm follows the blocks (post-norm)
     how: str
@@ -45,10 +45,10 @@ class Representation:
         x = self.table[self.at[which]].double()
         return self.norm(x) if self.normed and self.post else x
 
-    def reads(self, *, folded: bool) -> Reference:
+    def reads(self, *, folded: bool) -> TokenReference:
         """Return the rows that attention reads: n(x) if the norm is folded, else γ ∘ n(x) + β."""
         kind: ReferenceKind = "raw" if not self.normed else "sphere" if folded else "normed"
-        return Reference(self.table, self.ids, self.at, kind, self.norm, words=self.note)
+        return TokenReference(self.table, self.ids, self.at, kind, self.norm, words=self.note)
 
     def positions(self, ids: Any) -> Tensor:
         """Return the positions of tokens in `self.ids`; −1 for missing tokens."""

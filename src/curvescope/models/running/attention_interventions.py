@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from curvescope.core.errors import UsageError
-from curvescope.models.curvature_sources import Called, find_sources, repeated_layers
+from curvescope.models.curvature_sources import MethodCall, find_sources, repeated_layers
 from curvescope.models.model import Model
 from curvescope.models.running.patching import Change, evaluating, patched
 from curvescope.models.zoo.transformer import Layer, Transformer
@@ -90,7 +90,7 @@ def patterns(
     return weights
 
 
-def attentions(model: Model) -> list[Called]:
+def attentions(model: Model) -> list[MethodCall]:
     """Return the attention of each layer: the modules named by its roles, else the full layer."""
     sources = [calls for name, calls in find_sources(model).items() if SOURCE.fullmatch(name)]
     if sources and all(len(calls) == 1 for calls in sources):
@@ -98,7 +98,7 @@ def attentions(model: Model) -> list[Called]:
     layers = repeated_layers(model.module)
     if not layers:
         raise _unsupported(model.name, "no part of it is known to be a layer")
-    return [Called(layer) for layer in layers]
+    return [MethodCall(layer) for layer in layers]
 
 
 def _unsupported(name: str, why: str) -> UsageError:
