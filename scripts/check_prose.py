@@ -118,7 +118,9 @@ def check(path: Path) -> list[str]:
 
 def files_below(path: Path) -> list[Path]:
     """Return the path itself, or the Python files and pages in a folder."""
-    return sorted(file for file in path.rglob("*") if file.suffix in (".py", ".md")) if path.is_dir() else [path]
+    return (
+        sorted(file for file in path.rglob("*") if file.suffix in (".py", ".md")) if path.is_dir() else [path]
+    )
 
 
 def main(arguments: list[str]) -> int:

@@ -76,7 +76,7 @@ def core_point(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> CorePoint:
-    """Return attention with scores s q kᵀ + bias; `mask` is True for visible keys. Rows without keys are 0."""
+    """Attention with scores s q kᵀ + bias; `mask` is True for visible keys. Rows without keys are 0."""
     if kind not in get_args(AttentionKind):
         raise UsageError(f"expected an attention of {', '.join(get_args(AttentionKind))}, got {kind!r}")
     scores = scale * q @ k.mT
