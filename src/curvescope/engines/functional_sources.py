@@ -26,7 +26,7 @@ from curvescope.engines.batch_products import Names, required, results, second_d
 from curvescope.engines.module_runner import Runner
 from curvescope.engines.vjp import gradient
 from curvescope.kernels.function_mode import PlainAttention
-from curvescope.models.curvature_sources import REST, Called
+from curvescope.models.curvature_sources import REST, MethodCall
 from curvescope.models.running.patching import Change, parameters_at, patched
 from curvescope.problem import Leaves, Problem
 
@@ -43,7 +43,7 @@ once, to results in the order of the rows."""
 
 
 def functional_sources(
-    problem: Problem, parts: Mapping[str, tuple[Called, ...]], batch: Batch, rows: Names, columns: Names
+    problem: Problem, parts: Mapping[str, tuple[MethodCall, ...]], batch: Batch, rows: Names, columns: Names
 ) -> SourceWork:
     """Build the product with each source's part of the functional Hessian."""
     calls: list[_Call] = []
@@ -129,7 +129,7 @@ def _joined(join: Callable[[list[Tensor]], Tensor], parts: list[SourceProducts])
     }
 
 
-def check_sources_add_up(problem: Problem, parts: Mapping[str, tuple[Called, ...]], batch: Batch) -> None:
+def check_sources_add_up(problem: Problem, parts: Mapping[str, tuple[MethodCall, ...]], batch: Batch) -> None:
     """Raise if the sources do not add up to the functional Hessian in a random direction.
 
     This happens if a part uses tensors other than its arguments, or passes on tensors that it does not
@@ -193,7 +193,12 @@ class _Call:
 
 
 def _call(
-    calls: list[_Call], source: str, called: Called, original: Callable[..., Any], *args: Any, **kwargs: Any
+    calls: list[_Call],
+    source: str,
+    called: MethodCall,
+    original: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Return the result of `original` as one node of the graph."""
     given, tree = tree_flatten((args, kwargs))

@@ -59,7 +59,7 @@ def differentiating() -> Iterator[None]:
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Run compiled modules and functions as they are written. Compiled graphs stay in torch's cache."""
+    """Run compiled modules and functions without their compiled graphs, which stay in torch's cache."""
     loaded = "torch._dynamo" in sys.modules  # otherwise nothing was compiled, and the import takes seconds
     return torch.compiler.set_stance("force_eager") if loaded else nullcontext()
 
@@ -80,7 +80,7 @@ def _without_backward_hooks(module: nn.Module) -> list[Change]:
 
 
 class WithoutHooks:
-    """A node of autograd's graph as the user's code sees it, except that it takes no hooks."""
+    """A node of autograd's graph that ignores hooks."""
 
     def __init__(self, node: Any):
         self._node = node
