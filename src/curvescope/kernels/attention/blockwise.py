@@ -102,10 +102,7 @@ def forward(
         out, LSE = out.zero_(), LSE.fill_(torch.inf)
     kept = Q.new_empty(num_scores(cuts.tiles) if keep else 0)
     for tile in cuts.tiles:
-        scores = torch.bmm(_rows(Q, tile) * scale, _cols(K, tile).mT)
-        if extras is not None:
-            extras.hide(extras.add(scores, tile), tile, -torch.inf)
-        tile.hide(scores, mask, cuts.lengths, -torch.inf)
+        scores = _scores(cuts, tile, _rows(Q, tile), _cols(K, tile))
         top = scores.amax(-1)
         P = torch.softmax(scores, -1, out=tile.view(kept) if keep else scores)
         lse = top - P.amax(-1).log_()
@@ -347,14 +344,29 @@ def _score_cotangent(P: Tensor, dS: Tensor, W: Tensor | None, N: Tensor | None) 
     return X.addcmul_(P, X.sum(-1, keepdim=True), value=-1)
 
 
+def _scores(cuts: Plan, tile: Tile, q: Tensor, k: Tensor) -> Tensor:
+    """S of one tile, with the bias, −∞ at keys that are not seen."""
+    scores = torch.bmm(q * cuts.scale, k.mT)
+    if cuts.extras is not None:
+        cuts.extras.hide(cuts.extras.add(scores, tile), tile, -torch.inf)
+    return tile.hide(scores, cuts.mask, cuts.lengths, -torch.inf)
+
+
 def _weights(cuts: Plan, tile: Tile, q: Tensor, k: Tensor, stats: Tensor, kept: Tensor) -> Tensor:
-    """P of one tile: the kept one, or exp(S − LSE)."""
+    """P of one tile: the kept one, or exp(S − LSE).
+
+    A bias may be so large (−10⁹ in single precision) that log Σ exp is lost in LSE: softmax is taken again.
+    """
     if kept.numel():
         return tile.view(kept)
+    if cuts.extras is not None and cuts.extras.is_biased:
+        scores = _scores(cuts, tile, q, k)
+        empty = _rows(stats, tile)[..., None] == torch.inf
+        return torch.softmax(scores, -1, out=scores).masked_fill_(empty, 0)
     scores = _row_centered(stats, tile, q, k, cuts.scale)
     if cuts.extras is None:
         return tile.hide(scores.exp_(), cuts.mask, cuts.lengths, 0)
-    weights = cuts.extras.hide(cuts.extras.add(scores, tile).exp_(), tile, 0)
+    weights = cuts.extras.hide(scores.exp_(), tile, 0)
     return tile.hide(weights, cuts.mask, cuts.lengths, 0)
 
 

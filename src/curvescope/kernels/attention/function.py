@@ -282,7 +282,7 @@ class AttentionTangent(Function):
             return [*in_x, *in_t]
 
         found = _each_direction(one, t, u) if _several(t) else one(t, u)
-        return *found[:5], *(None,) * 5, *found[5:], None
+        return _wanted(ctx, *found[:5], *(None,) * 5, *found[5:], None)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor]:

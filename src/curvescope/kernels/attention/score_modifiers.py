@@ -29,9 +29,14 @@ class Extras:
     queries: int
 
     @property
+    def is_biased(self) -> bool:
+        """Return True if numbers are added to the scores."""
+        return self.bias is not None or self.table is not None
+
+    @property
     def empties(self) -> bool:
         """Return True if a row may have no visible key."""
-        return self.hidden is not None or self.bias is not None or self.table is not None
+        return self.hidden is not None or self.is_biased
 
     def add(self, scores: Tensor, tile: Tile) -> Tensor:
         """The scores of a tile (heads, group·rows, keys) plus bias and table, in place."""
