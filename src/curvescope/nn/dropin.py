@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from curvescope.core.errors import UsageError
+from curvescope.kernels.tensors import widen
 from curvescope.nn import functional
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ def _batch_norm(
     if not training:
         return "in eval mode it is affine, and PyTorch's own has every derivative"
     axes = [0, *range(2, input.dim())]
-    return _written_out(input, axes, (running_mean, running_var), (weight, bias), momentum, eps)
+    return _plain_norm(input, axes, (running_mean, running_var), (weight, bias), momentum, eps)
 
 
 def _instance_norm(
@@ -259,31 +260,35 @@ def _instance_norm(
     if not use_input_stats:
         return "with running statistics it is affine, and PyTorch's own has every derivative"
     axes = list(range(2, input.dim()))
-    return _written_out(input, axes, (running_mean, running_var), (weight, bias), momentum, eps)
+    return _plain_norm(input, axes, (running_mean, running_var), (weight, bias), momentum, eps)
 
 
-def _written_out(
-    x: Tensor,
+def _plain_norm(
+    input: Tensor,
     axes: list[int],
     running: tuple[Tensor | None, Tensor | None],
     affine: tuple[Tensor | None, Tensor | None],
     momentum: float,
     eps: float,
-) -> Tensor:
+) -> Tensor | str:
     """(x − mean)/√(var + ε) in plain operations, with PyTorch's running statistics."""
+    x = widen(input)
     mean = x.mean(axes, keepdim=True)
+    num = x.numel() // max(1, mean.numel())
+    if num < 2:
+        return "there is one value per channel, which PyTorch refuses"
     centered = x - mean
     var = centered.square().mean(axes, keepdim=True)
     y = centered * (var + eps).rsqrt()
-    n = x.numel() / mean.numel()
     with torch.no_grad():
-        for old, new in zip(running, (mean, var * (n / (n - 1))), strict=True):
+        for old, new in zip(running, (mean, var * (num / (num - 1))), strict=True):
             if old is not None:
                 old.lerp_(new.detach().mean(0).flatten().to(old.dtype), momentum)
     shape = (1, -1, *[1] * (x.dim() - 2))
     weight, bias = (None if t is None else t.view(shape) for t in affine)
     y = y if weight is None else y * weight
-    return y if bias is None else y + bias
+    y = y if bias is None else y + bias
+    return y.to(input.dtype)
 
 
 def _seen(function: Any, **names: Any) -> Callable[..., Any]:
