@@ -180,7 +180,7 @@ def second(
     D = None if dO is None or dS.numel() else (dO * cuts.split(o)).sum(-1)
     each = [[None if g is None else cuts.split(g[j]) for g in directions] for j in range(num)]
     sizes = (Q.shape, K.shape, V.shape, (*Q.shape[:3], V.shape[3]))
-    found = [Q.new_zeros(num, *size) if need else None for size, need in zip(sizes, needs, strict=True)]
+    results = [Q.new_zeros(num, *size) if need else None for size, need in zip(sizes, needs, strict=True)]
     for tile in cuts.tiles:
         q_, k_, v_ = _rows(Q, tile), _cols(K, tile), _cols(V, tile)
         P, dS_, dO_ = _weights(cuts, tile, q_, k_, stats, kept_P), None, None
@@ -191,29 +191,29 @@ def second(
         shared = _Shared(tile, scale, q_, k_, v_, dO_, P, dS_, Z)
         for j in range(num):
             more = None if extras is None else extras.tangent(tile, _at(moves, j), P)
-            X = _add_direction(shared, each[j], [None if x is None else x[j] for x in found], more)
+            X = _add_direction(shared, each[j], [None if x is None else x[j] for x in results], more)
             if extras is not None and X is not None:
                 extras.collect(_at(into, j), X, tile)
-    pairs = zip(found, (q, k, v, o), strict=True)
+    pairs = zip(results, (q, k, v, o), strict=True)
     hq, hk, hv, ho = (None if x is None else _like(x, like, num) for x, like in pairs)
     return hq, hk, hv, ho
 
 
 def second_tangent(
     saved: Saved,
-    one: Directions,
-    two: Directions,
+    t: Directions,
+    s: Directions,
     *,
     mask: Mask,
     scale: float,
     extras: Extras | None = None,
     moves: tuple[Pair, Pair] = ((None, None), (None, None)),
 ) -> Tensor:
-    """The second derivative of O in two directions of q, k, v (B, H, L, d), bias and table."""
+    """The second derivative of O in directions t and s of q, k, v (B, H, L, d), bias and table."""
     q, k, v = saved.q, saved.k, saved.v
     cuts = plan(q, k, mask, scale, extras)
     Q, K, V, stats = cuts.split(q), cuts.split(k), cuts.split(v), cuts.split(saved.lse)
-    each = [[None if g is None else cuts.split(g) for g in directions] for directions in (one, two)]
+    each = [[None if g is None else cuts.split(g) for g in directions] for directions in (t, s)]
     out = Q.new_zeros(*Q.shape[:3], V.shape[3])
     for tile in cuts.tiles:
         q_, k_, v_ = _rows(Q, tile), _cols(K, tile), _cols(V, tile)
@@ -248,8 +248,8 @@ def _together(
 
     again = Saved(*map(copies, (saved.q, saved.k, saved.v, saved.o, saved.lse, saved.P)))
     gq, gk, gv = (None if g is None else g.flatten(0, 1)[None] for g in directions)
-    found = second(again, None if do is None else copies(do), copies(dS), (gq, gk, gv), **options)
-    pairs = zip(found, (saved.q, saved.k, saved.v, saved.o), strict=True)
+    results = second(again, None if do is None else copies(do), copies(dS), (gq, gk, gv), **options)
+    pairs = zip(results, (saved.q, saved.k, saved.v, saved.o), strict=True)
     hq, hk, hv, ho = (None if x is None else _shaped(x, num, *like.shape) for x, like in pairs)
     return hq, hk, hv, ho
 

@@ -59,9 +59,8 @@ def short_attention(
     axes (Lq, Lk) or four that broadcast to those of the scores, and leaves a key to every query.
     """
     if mask is None and not is_causal and (transformed() or forward_mode()):
-        return pytorch_plain(q, k, v, None, 0.0, False, scale=scale)[
-            0
-        ]  # one operation for each level of a transform
+        # The levels of a transform see one operation, which saves more time than the fewer operations below.
+        return pytorch_plain(q, k, v, None, 0.0, False, scale=scale)[0]
     B, H, Lq, d = q.shape
     Lk, dv = v.shape[2:]
     q, k, v = q.reshape(B * H, Lq, d), k.reshape(B * H, Lk, d).mT, v.reshape(B * H, Lk, dv)
@@ -120,10 +119,10 @@ def _unseen(q: Tensor, k: Tensor, hidden: Tensor | None, mask: Mask) -> Tensor |
         rules.append((col - row).abs() >= mask.window)
     if mask.lengths is not None:
         rules.append(col >= mask.lengths[:, None, None, None])
-    found = None
+    unseen = None
     for rule in rules:
-        found = rule if found is None else found | rule
-    return found
+        unseen = rule if unseen is None else unseen | rule
+    return unseen
 
 
 def _repeated(x: Tensor, q: Tensor) -> Tensor:

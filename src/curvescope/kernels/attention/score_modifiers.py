@@ -61,12 +61,12 @@ class Extras:
 
     def tangent(self, tile: Tile, moves: Pair, like: Tensor) -> Tensor | None:
         """Direction of the scores of a tile that directions of bias and table add, as a new tensor."""
-        found = None
+        total = None
         for term in (self._bias(moves[0], tile), self._toeplitz(moves[1], tile)):
             if term is not None:
-                found = like.new_zeros(like.shape) if found is None else found
-                split(found, tile).add_(term)
-        return found
+                total = like.new_zeros(like.shape) if total is None else total
+                split(total, tile).add_(term)
+        return total
 
     def collect(self, into: Pair, dS: Tensor, tile: Tile) -> None:
         """Add the derivative in the scores of a tile to those of bias and table, each in its own shape."""

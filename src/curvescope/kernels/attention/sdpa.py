@@ -29,10 +29,7 @@ from curvescope.kernels.backends import casting, forward_mode, transformed
 from curvescope.kernels.tensors import widen
 
 PATH: Literal["auto", "kernels", "plain"] = "auto"
-PLAIN_SCORES = {
-    "cpu": 1 << 21,
-    "cuda": 1 << 24,
-}  # most scores for plain operations
+PLAIN_SCORES = {"cpu": 1 << 21, "cuda": 1 << 24}  # most scores for plain operations
 FEW_SCORES = 400_000  # of all heads: up to here, calls cost more than arithmetic on a CPU
 
 
@@ -91,9 +88,9 @@ def sdpa(
         query, key, value = _cast(query, key, value)
     with own_precision(query) if casts else nullcontext():
         if PATH == "auto" and not extended:
-            found = _torch(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-            if found is not None:
-                return found
+            o = _torch(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            if o is not None:
+                return o
         lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
         heads = _heads(query, key, value, enable_gqa)
         lead_shape = (*lead, heads) if query.dim() > 2 else ()
