@@ -129,7 +129,7 @@ def test_a_root_is_that_of_the_second_derivative(name: str):
     make, module, x, y = CASES[name]
     problem = cs.Problem(module(), (x, y), make().double())
     (batch,), loss = problem.placed_batches(""), problem.loss
-    assert loss.rooted
+    assert loss.has_root
     z = problem.outputs(batch).detach()
     units = torch.eye(z[0].numel(), dtype=z.dtype)[:, None].expand(-1, len(z), -1).reshape(-1, *z.shape)
     R = loss.root(z, batch.targets, batch.weights, units)

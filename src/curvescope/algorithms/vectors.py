@@ -18,21 +18,21 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.accurate_sums import (
-    PART,
+    CPU_CHUNK,
     DotSum,
-    add_up,
     chunks,
     dots,
     inner,
     parts,
+    sum_over_ranks,
     summing_dtype,
     to_numpy,
 )
 from curvescope.algorithms.krylov_storage import SplitBasis
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
-from curvescope.core.ranks import together
-from curvescope.core.ranks.shard_layout import Pieces, current
+from curvescope.core.ranks import shared_errors
+from curvescope.core.ranks.shard_layout import VectorShard, current_shard_group
 from curvescope.core.seeds import drawn_on, generator, write
 from curvescope.kernels import projection
 
@@ -71,31 +71,31 @@ def random_vector(op: LinearOperator, *, seed: int, index: int, out: Tensor) -> 
     write((torch.randn(length, **options) for length in lengths), out, columns_of(op))
 
 
-def columns_of(op: LinearOperator) -> Pieces | None:
+def columns_of(op: LinearOperator) -> VectorShard | None:
     """Return this rank's entries of the vectors that an operator takes; None if it has all."""
-    return None if op.pieces is None else op.pieces[1]
+    return None if op.shards is None else op.shards[1]
 
 
 def own_entries(op: LinearOperator, X: Tensor) -> Tensor:
     """Return this rank's rows of X (n, …)."""
-    return X if op.pieces is None else X[op.pieces[0].positions().to(X.device)]
+    return X if op.shards is None else X[op.shards[0].positions().to(X.device)]
 
 
 def vector_bytes(op: LinearOperator) -> int:
     """Return the bytes of a vector of an operator; of this rank's shard if it is sharded."""
-    ranks = 1 if op.pieces is None else op.pieces[0].spread.ranks
+    ranks = 1 if op.shards is None else op.shards[0].spread.ranks
     return max(1, -(-max(op.shape) // ranks) * torch.finfo(op.dtype).bits // 8)
 
 
 def on_all(holds: bool, device: torch.device) -> bool:
     """Return True if a condition on vectors holds on every rank over which they are sharded."""
-    spread = current()
+    spread = current_shard_group()
     return holds if spread is None else spread.all(holds, device)
 
 
 def none_is_zero(columns: Tensor) -> bool:
     """Return True if every column (n, k) has an entry that is not zero."""
-    return bool((add_up((columns != 0).sum(dim=0, dtype=torch.float32)) > 0).all())
+    return bool((sum_over_ranks((columns != 0).sum(dim=0, dtype=torch.float32)) > 0).all())
 
 
 def factors(values: Tensor, like: Tensor) -> Tensor | float:
@@ -115,14 +115,14 @@ def orthonormalize(Y: Tensor) -> Tensor:
     with several threads would need the memory of sixteen vectors for all rows at once. With sharded vectors,
     each rank does the same with its rows.
     """
-    spread = current()
+    spread = current_shard_group()
     if spread is None or spread.ranks == 1:
         return _orthonormalized(Y)
     few, k = len(Y) < Y.shape[1], Y.shape[1]  # few rows are their own Rᵢ
     own = Y.clone() if few else _orthonormalized(Y)
     triangles = own.new_zeros(spread.ranks, k, k)
     triangles[spread.rank, : len(own)] = own
-    P, R = torch.linalg.qr(spread.added(triangles).view(-1, k))
+    P, R = torch.linalg.qr(spread.sum(triangles).view(-1, k))
     turn = P.view(spread.ranks, k, k)[spread.rank, : len(own)]
     Y.copy_(turn if few else Y @ turn)
     return R
@@ -131,7 +131,7 @@ def orthonormalize(Y: Tensor) -> Tensor:
 def _orthonormalized(Y: Tensor) -> Tensor:
     """Orthonormalize this rank's rows only."""
     k = Y.shape[1]
-    rows = Y.tensor_split(max(1, len(Y) // max(PART, k))) if Y.device.type == "cpu" else (Y,)
+    rows = Y.tensor_split(max(1, len(Y) // max(CPU_CHUNK, k))) if Y.device.type == "cpu" else (Y,)
     triangles = []
     for part in rows:
         Q, R = torch.linalg.qr(part)
@@ -172,7 +172,7 @@ def orthogonalize(
     found = overlap.cpu()
     taken, before = torch.zeros_like(found), math.inf
     eps = torch.finfo(w.dtype).eps
-    long = _whole_length(w) > PART
+    long = _whole_length(w) > CPU_CHUNK
     allowed = max(OVERLAP * eps, min(tol, semi * eps**0.5)) if long else 0.0
     guessed = expected is not None
     exact = w.dtype == torch.float32 and long and allowed < EXACT * eps
@@ -191,8 +191,8 @@ def orthogonalize(
 
 def _whole_length(w: Tensor) -> int:
     """Return the number of entries of a vector over all ranks."""
-    spread = current()
-    return len(w) if spread is None else int(spread.added(torch.tensor(float(len(w)), device=w.device)))
+    spread = current_shard_group()
+    return len(w) if spread is None else int(spread.sum(torch.tensor(float(len(w)), device=w.device)))
 
 
 def _take_out(
@@ -205,7 +205,7 @@ def _take_out(
     """
     near = basis if isinstance(basis, Tensor) else basis.near
     if len(near) and near.stride(1) == 1 and out.stride(0) == 1 and projection.in_triton(w, near, out):
-        return add_up(_taken_out_in_triton(basis, coefficients, w, out))
+        return sum_over_ranks(_taken_out_in_triton(basis, coefficients, w, out))
     c, squares = coefficients.to(w.dtype), DotSum(out)
     total = torch.zeros_like(coefficients)
     for p in parts(len(w), w.device, width=max(1, len(coefficients) // 4) if exact else 1):
@@ -213,7 +213,7 @@ def _take_out(
         (x if w is out else x.copy_(w[p])).addmv_(rows.T, c, alpha=-1)  # w may be a column, strided
         squares.add(x)
         total += (rows * x).sum(dim=1) if exact else rows @ x
-    return add_up(torch.cat([squares.total[None], total]))
+    return sum_over_ranks(torch.cat([squares.total[None], total]))
 
 
 def _taken_out_in_triton(basis: Tensor | SplitBasis, c: Tensor, w: Tensor, out: Tensor) -> Tensor:
@@ -250,8 +250,8 @@ def safe_vector_scale(product: Tensor) -> float:
     Multiplication by it is exact.
     """
     ends = (float(abs(end)) for (part,) in chunks(product) if part.numel() for end in torch.aminmax(part))
-    largest, spread = max(ends, default=0.0), current()
-    largest = largest if spread is None else spread.largest(largest, product.device)
+    largest, spread = max(ends, default=0.0), current_shard_group()
+    largest = largest if spread is None else spread.max(largest, product.device)
     if largest == 0:
         return 0.0
     if not math.isfinite(largest) or abs(math.log10(largest)) <= COMFORT[product.dtype]:
@@ -262,7 +262,7 @@ def safe_vector_scale(product: Tensor) -> float:
 
 def check_finite(*values: float | np.ndarray) -> None:
     """Raise, on every rank in step, if a number that came out of a product is nan or infinite."""
-    with together():
+    with shared_errors():
         if not all(np.isfinite(value).all() for value in values):
             raise CurvescopeError(
                 "a product of the operator is not finite", hint="look for nan or inf in op @ v"

@@ -33,8 +33,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from curvescope.core.blocks import Block
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.core.ranks import everyone, group_in_step, together
-from curvescope.core.ranks.shard_layout import Spread, leading_axes, narrowed
+from curvescope.core.ranks import gather_objects, group_in_step, shared_errors
+from curvescope.core.ranks.shard_layout import ShardGroup, leading_axes, narrow_ranges
 from curvescope.distributed.sums import DIFFERENT, LOAD, digest_words
 from curvescope.engines.tensor_digest import digest
 from curvescope.models.curvature_sources import repeated_layers
@@ -73,30 +73,30 @@ def shard(
             "expected an initialized process group, but there is none",
             hint="start with torchrun, and call torch.distributed.init_process_group() first",
         )
-    found = load(model)
-    for part in found.module.modules():
+    loaded = load(model)
+    for part in loaded.module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()  # an earlier pass may have left it gathered
-    parameters = dict(found.module.named_parameters())
+    parameters = dict(loaded.module.named_parameters())
     cut = [name for name, p in parameters.items() if isinstance(p, DTensor)]
     if cut and len(cut) < len(parameters):
-        whole = next(name for name in parameters if name not in cut)
-        raise UsageError(f"expected all parameters as DTensors, or none; {whole!r} is a plain tensor")
+        full = next(name for name in parameters if name not in cut)
+        raise UsageError(f"expected all parameters as DTensors, or none; {full!r} is a plain tensor")
     if not cut:
-        _cut(found.module, group, None if device is None else torch.device(device))
-    spread = _spread_of(found.module)
-    shapes = {name: tuple(p.shape) for name, p in found.module.named_parameters()}
-    whole = {**found.blocks, **found.heads}
+        _cut(loaded.module, group, None if device is None else torch.device(device))
+    spread = _spread_of(loaded.module)
+    shapes = {name: tuple(p.shape) for name, p in loaded.module.named_parameters()}
+    full = {**loaded.blocks, **loaded.heads}
     local = {
         name: local_block(b, shapes[b.parameter], spread.rows(shapes[b.parameter][0]))
-        for name, b in whole.items()
+        for name, b in full.items()
     }
     return replace(
-        found,
-        blocks={name: local[name] for name in found.blocks},
-        heads={name: local[name] for name in found.heads},
-        sharding=Sharding(spread, shapes, whole, _layers(found.module), always, hooked(found.module)),
-        notes=(*found.notes, f"sharded over {spread.ranks} ranks: each holds some rows of every parameter"),
+        loaded,
+        blocks={name: local[name] for name in loaded.blocks},
+        heads={name: local[name] for name in loaded.heads},
+        sharding=Sharding(spread, shapes, full, _layers(loaded.module), always, hooked(loaded.module)),
+        notes=(*loaded.notes, f"sharded over {spread.ranks} ranks: each holds some rows of every parameter"),
     )
 
 
@@ -106,20 +106,20 @@ def _cut(module: nn.Module, group: ProcessGroup | None, device: torch.device | N
     assert group is not None, "the caller has checked the process group"
     kind = (device or next(module.parameters()).device).type
     mesh = DeviceMesh.from_group(group, kind)
-    done: dict[int, nn.Parameter] = {}
-    spread = Spread(group, dist.get_rank(group), dist.get_world_size(group))
+    replaced: dict[int, nn.Parameter] = {}
+    spread = ShardGroup(group, dist.get_rank(group), dist.get_world_size(group))
     for part in module.modules():
         for name, p in part._parameters.items():
             if p is None:
                 continue
-            if id(p) not in done:
+            if id(p) not in replaced:
                 rows = spread.rows(p.shape[0]) if p.dim() else _refuse_number(name)
                 piece = p.detach()[rows.start : rows.stop].to(device, copy=True)
                 tensor = DTensor.from_local(
                     piece, mesh, [Shard(0)], run_check=False, shape=p.shape, stride=p.stride()
                 )
-                done[id(p)] = nn.Parameter(tensor, requires_grad=p.requires_grad)
-            part._parameters[name] = done[id(p)]
+                replaced[id(p)] = nn.Parameter(tensor, requires_grad=p.requires_grad)
+            part._parameters[name] = replaced[id(p)]
         if device is not None:
             for name, buffer in part._buffers.items():
                 part._buffers[name] = None if buffer is None else buffer.to(device)
@@ -129,7 +129,7 @@ def _refuse_number(name: str) -> range:
     raise UsageError(f"the parameter {name!r} is a single number, which cannot be sharded by rows")
 
 
-def _spread_of(module: nn.Module) -> Spread:
+def _spread_of(module: nn.Module) -> ShardGroup:
     """Return the ranks over which all parameters are sharded by rows."""
     meshes = {p.device_mesh for p in module.parameters() if isinstance(p, DTensor)}
     for name, p in module.named_parameters():
@@ -138,13 +138,13 @@ def _spread_of(module: nn.Module) -> Spread:
             raise UsageError(
                 f"expected parameters sharded along their first axis over one group of ranks, {name!r} is "
                 f"{tuple(p.placements)} on a mesh of {tuple(p.device_mesh.shape)}",
-                hint="call call fully_shard with a mesh of one axis",
+                hint="call fully_shard with a mesh of one axis",
             )
-        rows = Spread(None, p.device_mesh.get_local_rank(), p.device_mesh.size()).rows(p.shape[0])
+        rows = ShardGroup(None, p.device_mesh.get_local_rank(), p.device_mesh.size()).rows(p.shape[0])
         if len(p._local_tensor) != len(rows):
             raise UsageError(f"expected ⌈d / R⌉ rows of {name!r} on every rank, got {len(p._local_tensor)}")
     (mesh,) = meshes
-    return Spread(mesh.get_group(), mesh.get_local_rank(), mesh.size())
+    return ShardGroup(mesh.get_group(), mesh.get_local_rank(), mesh.size())
 
 
 def _layers(module: nn.Module) -> Mapping[str, nn.Module]:
@@ -171,7 +171,7 @@ def local_block(block: Block, shape: Sequence[int], rows: range) -> Block:
         rows: Rows of the shard.
     """
     leading = leading_axes(block, shape)
-    starts, sizes = narrowed(block)
+    starts, sizes = narrow_ranges(block)
     ahead = 0  # leading axes along which the shard has a single entry
     while ahead < leading - 1 and sizes[ahead] == 1:
         ahead += 1
@@ -239,10 +239,10 @@ def spread_out(model: Model, device: torch.device | str) -> Model:
         device: Device of the shards and of the computation.
     """
     module = model.module
-    with together():
+    with shared_errors():
         check_weights(model)  # before sharding, because afterwards a single rank might raise
         words = tuple(digest_words(digest([*module.parameters(), *module.buffers()])))
-    if len(set(everyone(words))) > 1:
+    if len(set(gather_objects(words))) > 1:
         raise CurvescopeError(DIFFERENT.format("model"), hint=LOAD)
-    with together():  # raises on all ranks if one rank's rows cut through a block
+    with shared_errors():  # raises on all ranks if one rank's rows cut through a block
         return shard(model, group_in_step(), device=device)

@@ -30,9 +30,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.ranks import everyone, group_in_step, in_step, together
+from curvescope.core.ranks import gather_objects, group_in_step, in_step, shared_errors
 from curvescope.core.seeds import generator
-from curvescope.core.threads import own_threads, same_threads
+from curvescope.core.threads import equal_threads, unlimited_threads
 from curvescope.engines import Engine
 from curvescope.engines.tensor_digest import digest
 from curvescope.problem import Problem
@@ -144,7 +144,7 @@ def done_by_all(
     error, found, N, words, own = None, None, 0.0, [0] * WORDS, NOTHING
     try:
         own = ask()
-        with own_threads():
+        with unlimited_threads():
             found, N, words = work()
     except (Exception, KeyboardInterrupt) as raised:
         error = raised
@@ -190,7 +190,7 @@ def _sum_and_compare(
 
 def _raise(error: BaseException | None, group: ProcessGroup | None) -> None:
     """Raise the same error on every rank."""
-    with in_step(group), together():
+    with in_step(group), shared_errors():
         if error is not None:
             raise error
 
@@ -200,7 +200,7 @@ def least_of_ranks(group: ProcessGroup | None) -> Callable[[float], float]:
 
     def least(value: float) -> float:
         with in_step(group):
-            return min(everyone(value))
+            return min(gather_objects(value))
 
     return least
 
@@ -212,12 +212,12 @@ def frozen_on_all(engines: Iterable[Engine], group: ProcessGroup | None) -> Iter
     Between products all ranks use the same number of threads, so that they compute the same bits.
     """
     with ExitStack() as opened:
-        with in_step(group), together():
+        with in_step(group), shared_errors():
             for engine in engines:
                 opened.enter_context(engine.frozen())
-        with same_threads(least_of_ranks(group)):
+        with equal_threads(least_of_ranks(group)):
             yield
-        with in_step(group), together():
+        with in_step(group), shared_errors():
             opened.close()
 
 

@@ -249,7 +249,7 @@ class Timer:
             taken, passed = clock() - start, time.monotonic() - begun
         self.slowed = passed / max(taken, 1e-9)
         each = taken / count
-        return each if spread is None else spread.largest(each, H.device)
+        return each if spread is None else spread.max(each, H.device)
 
     def seconds(self, cfg: ModelOnData) -> float:
         """Seconds of one product; a task uses all its data for any number of tokens."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.accurate_sums import add_up
+from curvescope.algorithms.accurate_sums import sum_over_ranks
 from curvescope.algorithms.checks import check_choice, check_count, check_slices, check_square, fixed_operator
 from curvescope.algorithms.columns import (
     column_blocks,
@@ -245,7 +245,7 @@ def _forms(
     forms, lengths = [], []
     for V in probe_batches(op, count, seed=seed, kind=kind, first=first, what="trace"):
         if without is not None:
-            V.addmm_(without, add_up(without.T @ V), alpha=-1)
+            V.addmm_(without, sum_over_ranks(without.T @ V), alpha=-1)
         product = op @ V
         forms.append(column_dots(V, product))
         lengths.append(column_norms(product))

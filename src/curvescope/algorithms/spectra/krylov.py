@@ -18,7 +18,7 @@ from torch import Tensor
 from curvescope.algorithms.accurate_sums import inner, norms
 from curvescope.algorithms.checks import check_choice, check_count, check_symmetric, fixed_operator
 from curvescope.algorithms.krylov_storage import (
-    ALWAYS,
+    MIN_ON_DEVICE,
     BasisPlacement,
     HostRows,
     SplitBasis,
@@ -88,7 +88,7 @@ class Recurrence:
         self.reorthogonalize, self.count, self.num_steps = reorthogonalize, 0, num_steps
         # rows[c, s] is basis vector s of column c; without reorthogonalization only the last two are kept
         depth = num_steps + 1 if reorthogonalize else 2
-        self.depth = depth if near is None else min(depth, max(near, ALWAYS))
+        self.depth = depth if near is None else min(depth, max(near, MIN_ON_DEVICE))
         self.rows = fresh(op, k, self.depth, n)
         where = {"most": depth - self.depth, "dtype": op.dtype, "device": op.device}
         self.far = [HostRows(n, **where) for _ in range(k if self.depth < depth else 0)]

@@ -43,7 +43,7 @@ from curvescope.algorithms.systems.iterations import (
 from curvescope.algorithms.vectors import check_finite, columns_of, on_all, safe_vector_scale
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, Vector, as_columns
-from curvescope.core.operator.kinds import is_single, like
+from curvescope.core.operator.kinds import as_kind, is_single_vector
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.core.seeds import probes
@@ -126,7 +126,7 @@ def solve(
     least, used = _least_squares(system, found, tol, used) if reason == LEAST_SQUARES else (False, used)
     factor = system.factor or 1.0
     fits = [rescale(x, factor, 1 / size, tol) for x, size in zip(X.T, sizes, strict=True)]
-    X, residual = (X[:, 0], residual[0]) if is_single(b) else (X, residual)
+    X, residual = (X[:, 0], residual[0]) if is_single_vector(b) else (X, residual)
     small = bool(np.all(residual <= tol))
     converged = (small or least) and all(fits)
     if not all(fits):
@@ -134,7 +134,7 @@ def solve(
     elif converged:
         reason = "converged" if small else LEAST_SQUARES
     return Solution(
-        x=like(X, b),
+        x=as_kind(X, b),
         residual=np.asarray(residual),
         converged=converged,
         reason=reason,
@@ -222,7 +222,7 @@ def _check_preconditioner(op: LinearOperator, M: LinearOperator | None, method: 
 def _longest_step(system: System) -> float:
     """1 / θ for the largest Ritz value θ of A + λ I after a few steps: surely less than 2 / λ_max."""
     op = system.op
-    where = {"dtype": op.dtype, "device": op.device, "pieces": columns_of(op)}
+    where = {"dtype": op.dtype, "device": op.device, "shard": columns_of(op)}
     start = probes(op.shape[0], 1, seed=0, **where)
     largest = float(lanczos(op, start, STEPS).quadrature()[0].max()) + system.damping
     return 1 / largest if largest > 0 else 1.0
