@@ -24,11 +24,11 @@ from curvescope.data.compatibility import (
     Terms,
     check_ids,
     fitted,
+    opaque_batches,
     padding_notes,
     predicts_next,
     task_notes,
     warn_unshifted,
-    whole_batches,
 )
 from curvescope.data.dict_batches import hides_start
 from curvescope.losses import Loss, ModelLoss, as_loss
@@ -364,7 +364,7 @@ def _of_model(
         raise UsageError("expected either loss or loss_fn, got both")
     if function is not None and not callable(function):
         raise UsageError(f"expected a function loss_fn(model, batch), got a {type(function).__name__}")
-    batches, wholes = whole_batches(data, terms)
+    batches, wholes = opaque_batches(data, terms)
     call = Closure(function or own_loss, wholes.unpack)
     casts = model.casts or is_transformers(model.module)  # Hugging Face computes losses in float32
     return replace(model, call=call, output=None, casts=casts), batches, ModelLoss(terms != SUM)

@@ -294,9 +294,9 @@ class Focal(nn.CrossEntropyLoss):
 REFUSED: dict[str, tuple[Any, Tensor, str]] = {
     "none": (nn.MSELoss(reduction="none"), REALS, "'mean' or 'sum', got 'none': a loss is one number"),
     "class": (nn.MSELoss, REALS, "got the class MSELoss .*MSELoss()"),
-    "own class": (Focal(), CLASSES, "a Focal of your own .*cs.CustomLoss"),
+    "own class": (Focal(), CLASSES, "Focal .*cs.CustomLoss"),
     "function": (lambda z, y: z.sum(), REALS, "got the function <lambda> .*loss_fn"),
-    "two inputs": (nn.TripletMarginLoss(), REALS, "a TripletMarginLoss of your own"),
+    "two inputs": (nn.TripletMarginLoss(), REALS, "TripletMarginLoss"),
     "option": (partial(F.mse_loss, delta=1), REALS, "expected options of MSELoss"),
     "shape": (
         nn.MSELoss(),
@@ -308,7 +308,7 @@ REFUSED: dict[str, tuple[Any, Tensor, str]] = {
     "probabilities": (nn.BCELoss(), COINS, "outputs from 0 to 1 for BCELoss"),
     "range": (nn.CrossEntropyLoss(), CLASSES + 1, r"below 3 \(or ignore_index -100\), got values from -99"),
     "other ignored": (nn.CrossEntropyLoss(ignore_index=-1), CLASSES, "got values from -100 to 2"),
-    "soft nll": (nn.NLLLoss(), SOFT, r"expected integer targets \(5,\) for outputs \(5, 3\), whose"),
+    "soft nll": (nn.NLLLoss(), SOFT, r"expected integer targets \(5,\) for outputs \(5, 3\)"),
     "last axis": (nn.CrossEntropyLoss(), WIDE_CLASSES[:, :1].expand(4, 3), "on the last axis"),
     "weight of sequences": (nn.BCELoss(weight=COINS), COINS, r"fits the entries \(3,\) of one sequence"),
     "other entries": (nn.BCEWithLogitsLoss(pos_weight=V[:2]), COINS, r"a pos_weight .* got \(2,\)"),

@@ -70,8 +70,8 @@ class RecordedOperator(LinearOperator):
         return self.recorder.product(self.op.T, U)
 
     def in_blocks(self) -> LinearOperator:
-        own = self.op.in_blocks()
-        return self if own is self.op else RecordedOperator(own, self.recorder)
+        reordered = self.op.in_blocks()
+        return self if reordered is self.op else RecordedOperator(reordered, self.recorder)
 
     def __repr__(self) -> str:
         return repr(self.op)

@@ -205,25 +205,25 @@ class OpaqueBatches:
 
     def pack(self, batch: Any) -> dict[str, Tensor]:
         """Return the tensors of a batch, (1, …) each, after an entry with the number of the batch."""
-        number, found = len(self._skeletons), []
-        self._skeletons.append(_without_tensors(batch, found))
-        return {f"{number}": torch.zeros(1), **{f"{number}.{i}": t[None] for i, t in enumerate(found)}}
+        number, tensors = len(self._skeletons), []
+        self._skeletons.append(_without_tensors(batch, tensors))
+        return {f"{number}": torch.zeros(1), **{f"{number}.{i}": t[None] for i, t in enumerate(tensors)}}
 
     def unpack(self, inputs: Mapping[str, Tensor]) -> Any:
-        """The batch as it was, with these tensors in it."""
+        """Rebuild a batch with these tensors."""
         number, *names = inputs
         return _with_tensors(self._skeletons[int(number)], [inputs[name][0] for name in names])
 
 
-def whole_batches(data: Any, terms: Terms) -> tuple[Batches, OpaqueBatches]:
-    """Batches of a function: a list or a loader holds several, a tuple, a dictionary or a tensor is one."""
-    found, notes = _read(data)
-    counts, wholes = _counted(found, terms), OpaqueBatches()
+def opaque_batches(data: Any, terms: Terms) -> tuple[Batches, OpaqueBatches]:
+    """Batches for a user's function: a list or a loader has several; a tuple, dictionary or tensor is one."""
+    items, notes = _read(data)
+    counts, opaque = _counted(items, terms), OpaqueBatches()
     batches = [
-        Batch(wholes.pack(item), torch.zeros(1), torch.tensor([n], dtype=torch.float64))
-        for item, n in zip(found, counts, strict=True)
+        Batch(opaque.pack(item), torch.zeros(1), torch.tensor([n], dtype=torch.float64))
+        for item, n in zip(items, counts, strict=True)
     ]
-    return Batches(batches, name="data", notes=notes), wholes
+    return Batches(batches, name="data", notes=notes), opaque
 
 
 def _read(data: Any) -> tuple[list[Any], list[str]]:

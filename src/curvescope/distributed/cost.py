@@ -85,7 +85,7 @@ def data_parallel(
     batches: int = 1,
     vectors: int = VECTORS,
     element: int = 4,
-    kept: bool = True,
+    cached: bool = True,
 ) -> ProductCost:
     """Cost if every rank has all parameters and full vectors, and its share of the tokens.
 
@@ -100,8 +100,8 @@ def data_parallel(
             rebuilt for every product, one at a time.
     """
     n, D = decoder.parameters, tokens / ranks
-    flops = (12 if kept else 18) * (decoder.layers * decoder.layer + decoder.head) * D
-    graphs = CACHED_NUMBERS * decoder.layers * decoder.width * D / (1 if kept else batches)
+    flops = (12 if cached else 18) * (decoder.layers * decoder.layer + decoder.head) * D
+    graphs = CACHED_NUMBERS * decoder.layers * decoder.width * D / (1 if cached else batches)
     return ProductCost(flops, 2 * (ranks - 1) / ranks * n * element, ((1 + vectors) * n + graphs) * element)
 
 
@@ -114,7 +114,7 @@ def sharded(
     vectors: int = VECTORS,
     columns: int = 1,
     element: int = 4,
-    kept: bool = False,
+    cached: bool = False,
 ) -> ProductCost:
     """Cost if parameters and vectors are sharded, and each layer is gathered to be computed.
 
@@ -129,7 +129,7 @@ def sharded(
         kept: True for a later product inside `frozen()` that uses the cached graphs of the first one.
     """
     inside, D = decoder.layers * decoder.layer, tokens / ranks
-    num_first, num_further = (0, columns) if kept else (1, columns - 1)
+    num_first, num_further = (0, columns) if cached else (1, columns - 1)
     flops = ((8 * num_first + 20 * columns) * inside + (6 * num_first + 12 * columns) * decoder.head) * D
     layer_messages, outside_messages = (
         num_first * (GATHERS[i] + SUMS[i]) + num_further * (MORE_GATHERS[i] + MORE_SUMS[i]) for i in (0, 1)
@@ -199,9 +199,9 @@ def predictions(
         for count in ranks:
             batches = max(1, tokens // (count * at_once))
             sizes: dict[str, Any] = {"tokens": tokens, "ranks": count, "batches": batches}
-            parallel_cost = data_parallel(decoder, **sizes, kept=True)
+            parallel_cost = data_parallel(decoder, **sizes, cached=True)
             if parallel_cost.memory > card.memory:
-                parallel_cost = data_parallel(decoder, **sizes, kept=False)
+                parallel_cost = data_parallel(decoder, **sizes, cached=False)
             for way, cost in (("data parallel", parallel_cost), ("sharded", sharded(decoder, **sizes))):
                 link = card.near if count <= card.near_ranks else card.far
                 sending = cost.moved / link

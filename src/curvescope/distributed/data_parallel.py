@@ -19,8 +19,8 @@ from curvescope.distributed.sums import (
     ProductRequest,
     add_over_ranks,
     describe_request,
-    done_by_all,
     frozen_on_all,
+    run_on_all_ranks,
     state_digest,
 )
 from curvescope.models.parameter_selection import Params
@@ -118,7 +118,9 @@ class DataParallel(LinearOperator):
             raise UsageError(
                 f"expected a GGN on numbered shares of the data to draw squares of, got {self.op!r}"
             )
-        own = iter(()) if not self._counts else squares(count, probe=probe, seed=seed, at_once=at_once)
+        own_squares = (
+            iter(()) if not self._counts else squares(count, probe=probe, seed=seed, at_once=at_once)
+        )
         shift = getattr(self.op, "shift", None)
         added = 0 if shift is None else shift.diagonal(self.space)[:, None]
         for start in range(0, count, at_once):
@@ -128,9 +130,9 @@ class DataParallel(LinearOperator):
                 if not self._counts:
                     return self._zeros(self.space.size, width), 0.0, self._state()
                 N = self.problem.num_terms
-                return (next(own) - added) * N, N, self._state()
+                return (next(own_squares) - added) * N, N, self._state()
 
-            part, N = done_by_all(drawn, device=self.device, group=self.group)
+            part, N = run_on_all_ranks(drawn, device=self.device, group=self.group)
             yield add_over_ranks(part, self.group) / self._terms(N) + added
 
     def exact_diagonal(self, *, way: DiagonalMethod | None = None, max_passes: int = PASSES) -> ExactDiagonal:
@@ -149,7 +151,7 @@ class DataParallel(LinearOperator):
             cost = diagonal.cost
             return diagonal.values.double() * N, N, self._state()
 
-        part, N = done_by_all(own, device=self.device, group=self.group)
+        part, N = run_on_all_ranks(own, device=self.device, group=self.group)
         values = add_over_ranks(part, self.group) / self._terms(N)
         if op.shift is not None:
             values += op.shift.diagonal(op.space).double()
@@ -217,7 +219,7 @@ class DataParallel(LinearOperator):
         self, own: Callable[[], tuple[Tensor, float, list[int]]], ask: Callable[[], ProductRequest]
     ) -> tuple[Tensor, float]:
         """Return the sum over ranks of `own`, and the N of all ranks."""
-        return done_by_all(own, device=self.device, group=self.group, ask=ask)
+        return run_on_all_ranks(own, device=self.device, group=self.group, ask=ask)
 
     @property
     def _counts(self) -> bool:
@@ -239,7 +241,7 @@ class DataParallel(LinearOperator):
 
     def _agree(self) -> None:
         """Raise unless all ranks have the same model."""
-        done_by_all(lambda: (True, 0.0, self._state()), device=self.device, group=self.group)
+        run_on_all_ranks(lambda: (True, 0.0, self._state()), device=self.device, group=self.group)
 
 
 def value_and_gradient(
@@ -263,7 +265,7 @@ def value_and_gradient(
         found, gradient = problem.value_and_gradient(*patterns)
         return (value + found * N, gradient * N), N, words
 
-    (value, gradient), N = done_by_all(own, device=problem.device, group=group)
+    (value, gradient), N = run_on_all_ranks(own, device=problem.device, group=group)
     N = N if problem.loss.is_mean else 1.0
     total = add_over_ranks(value.to(problem.device), group)
     return float(total) / N, add_over_ranks(gradient, group) / N

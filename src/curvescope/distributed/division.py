@@ -44,9 +44,9 @@ from curvescope.data.batches import Batch, Batches, DataShare
 from curvescope.distributed.sums import (
     add_over_ranks,
     describe_request,
-    done_by_all,
     frozen_on_all,
     least_of_ranks,
+    run_on_all_ranks,
     state_digest,
 )
 from curvescope.engines import Engine
@@ -138,13 +138,13 @@ class _Divided(Division):
             return cut(op, V, rows, columns), 0.0, self._state(op)
 
         ask = partial(describe_request, op, V, rows, columns)
-        found, _ = done_by_all(own, device=op.device, group=self.group, same=ALL, ask=ask)
+        found, _ = run_on_all_ranks(own, device=op.device, group=self.group, same=ALL, ask=ask)
         return add_over_ranks(found, self.group), N
 
     @contextmanager
     def frozen(self, op: CurvatureOperator) -> Iterator[None]:
         """Treat the products inside as one computation: raise on all ranks if one detects a change."""
-        part, _ = done_by_all(
+        part, _ = run_on_all_ranks(
             lambda: (self._part(op), 0.0, self._state(op)), device=op.device, group=self.group, same=ALL
         )
         engines = [part.engine] if part.counts else []
@@ -158,7 +158,7 @@ class _Divided(Division):
             finally:
                 if before is None:
                     del self._agreed[op.engine]
-        done_by_all(lambda: (True, 0.0, self._state(op)), device=op.device, group=self.group, same=ALL)
+        run_on_all_ranks(lambda: (True, 0.0, self._state(op)), device=op.device, group=self.group, same=ALL)
 
     def _by_columns(self, part: _RankPart, k: int) -> bool:
         if self.parallel != "auto" or k == 0:
@@ -263,15 +263,17 @@ def cuts(batches: Batches, ranks: int, *, within: bool = True) -> list[list[Cut]
     return parts
 
 
-def cut_batches(batches: Batches, own: list[Cut]) -> Batches:
+def cut_batches(batches: Batches, own_cuts: list[Cut]) -> Batches:
     """Return the batches of these cuts, as a share. Without a cut it has one sequence of weight zero."""
     firsts = [0, *torch.tensor([b.num_sequences for b in batches]).cumsum(0).tolist()]
-    first_sequence = firsts[own[0].batch] + own[0].rows.start if own else 0
-    parts = tuple((batches[i], rows) for i, rows in own if rows.stop - rows.start < batches[i].num_sequences)
-    share = DataShare(
-        batches.first_sequence + first_sequence, batches.num_sequences, empty=not own, cut=parts
+    first_sequence = firsts[own_cuts[0].batch] + own_cuts[0].rows.start if own_cuts else 0
+    parts = tuple(
+        (batches[i], rows) for i, rows in own_cuts if rows.stop - rows.start < batches[i].num_sequences
     )
-    found = [batches[index][rows] for index, rows in own] or [batches[0][:1]]
+    share = DataShare(
+        batches.first_sequence + first_sequence, batches.num_sequences, empty=not own_cuts, cut=parts
+    )
+    found = [batches[index][rows] for index, rows in own_cuts] or [batches[0][:1]]
     return Batches(found, name=batches.name, notes=batches.notes, share=share)
 
 

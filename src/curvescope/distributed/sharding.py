@@ -35,7 +35,7 @@ from curvescope.core.blocks import Block
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.ranks import gather_objects, group_in_step, shared_errors
 from curvescope.core.ranks.shard_layout import ShardGroup, leading_axes, narrow_ranges
-from curvescope.distributed.sums import DIFFERENT, LOAD, digest_words
+from curvescope.distributed.sums import DIFFERENT_STATE, SAME_STATE_HINT, digest_words
 from curvescope.engines.tensor_digest import digest
 from curvescope.models.curvature_sources import repeated_layers
 from curvescope.models.forward_errors import check_weights
@@ -177,8 +177,8 @@ def local_block(block: Block, shape: Sequence[int], rows: range) -> Block:
         ahead += 1
     before = sum(starts[a] * prod(block.split[a + 1 : leading]) for a in range(ahead))
     order = block.order or tuple(range(len(block.split)))
-    together = _together(order, range(ahead, leading))
-    if together and sizes[ahead + 1 : leading] == list(block.split[ahead + 1 : leading]):
+    are_adjacent = _are_adjacent(order, range(ahead, leading))
+    if are_adjacent and sizes[ahead + 1 : leading] == list(block.split[ahead + 1 : leading]):
         unit, joined = 1, range(ahead, leading)  # the rows form one axis
     else:
         unit, joined = prod(block.split[ahead + 1 : leading]), range(ahead, ahead + 1)
@@ -191,24 +191,24 @@ def local_block(block: Block, shape: Sequence[int], rows: range) -> Block:
             f"rows is cut inside a group of {unit} rows",
             hint="use a number of ranks that divides the number of heads",
         )
-    rest = list(range(joined.stop, len(block.split)))
-    axes = [joined.start, *rest]
-    split = (len(rows) // unit, *(block.split[a] for a in rest))
+    other_axes = list(range(joined.stop, len(block.split)))
+    axes = [joined.start, *other_axes]
+    split = (len(rows) // unit, *(block.split[a] for a in other_axes))
     cut = {0: (min(low - rows.start, len(rows)) // unit, (high - low) // unit)}
     cut |= {i: (starts[a], sizes[a]) for i, a in enumerate(axes) if i and sizes[a] != block.split[a]}
-    own = tuple(axes.index(a) for a in order if a in axes)
+    order_of_axes = tuple(axes.index(a) for a in order if a in axes)
     lengths = [cut.get(i, (0, size))[1] for i, size in enumerate(split)]
     return Block(
         block.name,
         block.parameter,
         split=split,
-        shape=_grouped(block, [sizes[a] for a in order], order, axes, [lengths[i] for i in own]),
-        order=None if own == tuple(range(len(own))) else own,
+        shape=_grouped(block, [sizes[a] for a in order], order, axes, [lengths[i] for i in order_of_axes]),
+        order=None if order_of_axes == tuple(range(len(order_of_axes))) else order_of_axes,
         narrow=tuple((i, start, length) for i, (start, length) in cut.items() if length != split[i]),
     )
 
 
-def _together(order: Sequence[int], axes: range) -> bool:
+def _are_adjacent(order: Sequence[int], axes: range) -> bool:
     """Return True if the axes are adjacent and in order."""
     place = order.index(axes.start)
     return tuple(order[place : place + len(axes)]) == tuple(axes)
@@ -218,15 +218,15 @@ def _grouped(
     block: Block, sizes: list[int], order: Sequence[int], axes: list[int], lengths: list[int]
 ) -> tuple[int, ...]:
     """Return the shape of a block with fewer rows: lengths (in order) for the remaining axes."""
-    left, found, i = iter(lengths), [], 0
-    for whole in block.shape:
-        count, here = 1, 1
-        while i < len(order) and (count < whole or sizes[i] == 1):
+    remaining, shape, i = iter(lengths), [], 0
+    for length in block.shape:
+        count, local_count = 1, 1
+        while i < len(order) and (count < length or sizes[i] == 1):
             count *= sizes[i]
-            here *= next(left) if order[i] in axes else 1
+            local_count *= next(remaining) if order[i] in axes else 1
             i += 1
-        found.append(here)
-    return tuple(found) if prod(found) == prod(lengths) else (prod(lengths), *(1 for _ in block.shape[1:]))
+        shape.append(local_count)
+    return tuple(shape) if prod(shape) == prod(lengths) else (prod(lengths), *(1 for _ in block.shape[1:]))
 
 
 def spread_out(model: Model, device: torch.device | str) -> Model:
@@ -243,6 +243,6 @@ def spread_out(model: Model, device: torch.device | str) -> Model:
         check_weights(model)  # before sharding, because afterwards a single rank might raise
         words = tuple(digest_words(digest([*module.parameters(), *module.buffers()])))
     if len(set(gather_objects(words))) > 1:
-        raise CurvescopeError(DIFFERENT.format("model"), hint=LOAD)
+        raise CurvescopeError(DIFFERENT_STATE.format("model"), hint=SAME_STATE_HINT)
     with shared_errors():  # raises on all ranks if one rank's rows cut through a block
         return shard(model, group_in_step(), device=device)

@@ -155,9 +155,9 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
         kinds = {(p.dtype, p.device) for p in parameters}
         if len(kinds) > 1 or parameters[0].dtype not in PRECISIONS:
             self.param_groups.pop()
-            said = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+            description = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
             raise ShapeError(
-                f"expected parameters of one dtype, float32 or float64, on one device, got {said}",
+                f"expected parameters of one dtype, float32 or float64, on one device, got {description}",
                 hint="lower precision loses the curvature: use model.float(), with autocast in the closure",
             )
 
@@ -169,8 +169,8 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
         ]
         missing, foreign = sorted(set().union(*settings)), sorted(set().union(*states))
         if missing or foreign:
-            said = f"without {', '.join(missing)}" if missing else f"with {', '.join(foreign)}"
-            raise UsageError(f"expected the state of a {type(self).__name__}, got one {said}")
+            difference = f"without {', '.join(missing)}" if missing else f"with {', '.join(foreign)}"
+            raise UsageError(f"expected the state of a {type(self).__name__}, got one {difference}")
         super().load_state_dict(state_dict)
 
     def shared_setting(self, name: str) -> Any:
@@ -227,11 +227,11 @@ class ClosureReplay:
 
 def _generators(device: torch.device) -> list[torch.Generator]:
     """Return torch's default generators of the CPU and of a GPU."""
-    found = [torch.default_generator]
+    generators = [torch.default_generator]
     if device.type == "cuda":
         at = torch.cuda.current_device() if device.index is None else device.index
-        found.append(torch.cuda.default_generators[at])
-    return found
+        generators.append(torch.cuda.default_generators[at])
+    return generators
 
 
 @contextmanager
@@ -260,8 +260,8 @@ def diagonal_of(
 ) -> list[Tensor]:
     """Return the mean over draws that depend only on (seed, step); the graph of the gradient must exist."""
     draw = _bartlett if estimate == "bartlett" else partial(_signs, estimate)
-    found = [draw(objective, seed, i) for i in range(step * num_probes, (step + 1) * num_probes)]
-    return [torch.stack(parts).mean(0) for parts in zip(*found, strict=True)]
+    estimates = [draw(objective, seed, i) for i in range(step * num_probes, (step + 1) * num_probes)]
+    return [torch.stack(parts).mean(0) for parts in zip(*estimates, strict=True)]
 
 
 def _signs(estimate: Estimate, objective: StepObjective, seed: int, draw: int) -> list[Tensor]:

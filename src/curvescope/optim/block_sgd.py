@@ -30,7 +30,7 @@ from curvescope.optim.objective import Closure, StepCurvature, StepObjective
 
 TOP, CURVATURE, MOMENTUM = "top", "curvature", "momentum"
 Measure = Literal["apart", "together"]
-KEPT = 0.5  # decay of λ_b v_b when a product is added
+DECAY = 0.5  # decay of λ_b v_b when a product is added
 
 
 @final
@@ -131,9 +131,9 @@ class BlockSGD(CurvatureOptimizer):
 
     def _measure_together(self, objective: StepObjective, gradient: list[Tensor]) -> None:
         """Measure all blocks together: products along v_b, the last one along f_b."""
-        parameters, first = objective.parameters, self.steps * len(gradient)
-        found = [self._fresh(g, first + i).view_as(g) for i, g in enumerate(gradient)]
-        fresh = [f / f.norm() for f in found]
+        parameters, first_draw = objective.parameters, self.steps * len(gradient)
+        vectors = [self._fresh(g, first_draw + i).view_as(g) for i, g in enumerate(gradient)]
+        fresh = [f / f.norm() for f in vectors]
         begun = all(TOP in self.state[p] for p in parameters)
         for p, f in zip(parameters, fresh, strict=True):
             self.state[p].setdefault(TOP, f)
@@ -156,7 +156,7 @@ class BlockSGD(CurvatureOptimizer):
             along.append(abs(bent))
             mean = -image if bent < 0 else image
             if CURVATURE in state:
-                mean = KEPT * state[CURVATURE] * v + (1 - KEPT) * mean
+                mean = DECAY * state[CURVATURE] * v + (1 - DECAY) * mean
             self._keep(p, mean)
         return along
 

@@ -89,8 +89,8 @@ class ClippedNewton(CurvatureOptimizer):
                 "seed": self.shared_setting("seed"),
                 "step": self.steps,
             }
-            found = diagonal_of(objective, self.shared_setting("estimate"), **options)
-            for p, group, h in zip(parameters, groups, found, strict=True):
+            estimate = diagonal_of(objective, self.shared_setting("estimate"), **options)
+            for p, group, h in zip(parameters, groups, estimate, strict=True):
                 state, beta = self.state[p], group["betas"][1]
                 state[DIAGONAL] = beta * state[DIAGONAL] + (1 - beta) * h if DIAGONAL in state else h
         for p, group, g in zip(parameters, groups, gradient, strict=True):

@@ -106,7 +106,7 @@ class NewtonCG(CurvatureOptimizer):
         g = flatten(objective.gradient(curved=True))
         size = float(norms(g))
         tolerance = self.shared_setting("tolerance")
-        found = trust_step(
+        trust = trust_step(
             StepCurvature(objective, self.shared_setting("curvature")),
             g,
             self.radius,
@@ -117,13 +117,13 @@ class NewtonCG(CurvatureOptimizer):
             return
         before = [p.clone() for p in objective.parameters]
         rate = float(self.shared_setting("lr"))
-        for p, d in zip(objective.parameters, unflatten(found.step, before), strict=True):
+        for p, d in zip(objective.parameters, unflatten(trust.step, before), strict=True):
             p.add_(d, alpha=rate)
-        ratio = self._ratio(float(objective.loss), self._loss(closure), promised(found, rate))
+        ratio = self._ratio(float(objective.loss), self._loss(closure), predicted_change(trust, rate))
         if not ratio > ACCEPT:
             for p, old in zip(objective.parameters, before, strict=True):
                 p.copy_(old)
-        self._resize(ratio, found)
+        self._resize(ratio, trust)
 
     def _loss(self, closure: Closure) -> float:
         self.count("losses")
@@ -139,16 +139,16 @@ class NewtonCG(CurvatureOptimizer):
             return 1.0
         return (before - after) / -change if change < 0 else -math.inf
 
-    def _resize(self, ratio: float, found: TrustStep) -> None:
+    def _resize(self, ratio: float, trust: TrustStep) -> None:
         radius = self.radius
         if ratio < LOW:
-            radius = SHRINK * float(found.step.norm())
-        elif ratio > HIGH and found.at_boundary:
+            radius = SHRINK * float(trust.step.norm())
+        elif ratio > HIGH and trust.at_boundary:
             radius = min(GROW * radius, float(self.shared_setting("max_radius")))
-        self.update_shared_state(REGION, radius=radius, ratio=ratio, end=found.end)
+        self.update_shared_state(REGION, radius=radius, ratio=ratio, end=trust.end)
 
 
-def promised(found: TrustStep, rate: float | Tensor) -> float:
+def predicted_change(trust: TrustStep, rate: float | Tensor) -> float:
     """q(rate · d) = rate gᵀd + ½ rate² dᵀBd."""
-    along = found.change - found.curvature / 2
-    return float(rate * along + rate**2 * found.curvature / 2)
+    along = trust.change - trust.curvature / 2
+    return float(rate * along + rate**2 * trust.curvature / 2)

@@ -98,5 +98,5 @@ class SharpnessGD(CurvatureOptimizer):
 
     def _known(self, parameters: Sequence[Tensor]) -> Tensor | None:
         """Return the last direction, zero for new parameters; None if it is zero everywhere."""
-        found = flatten([self.state[p].get(TOP, torch.zeros_like(p)) for p in parameters])
-        return found if bool(found.any()) else None
+        direction = flatten([self.state[p].get(TOP, torch.zeros_like(p)) for p in parameters])
+        return direction if bool(direction.any()) else None

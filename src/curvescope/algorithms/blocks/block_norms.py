@@ -122,7 +122,7 @@ def block_norms(
                 of_block.add(AV[rows], sizes_of_block)
         if cosines is not None and sizes[name] > 1:  # a block with one column is exact
             gathered = [of_block.gathered() for of_block in neighbors]
-            cosines[:, :, c] = np.stack([own for own in gathered if own is not None], axis=1)
+            cosines[:, :, c] = np.stack([values for values in gathered if values is not None], axis=1)
     squares = mean_square(lengths, cosines)
     return BlockNorms(
         names=list(blocks),

@@ -46,7 +46,7 @@ FEWEST: dict[str, int] = {"hutchinson": 1, "hutch++": 6, "xtrace": 4}
 class TraceEstimate(Tabular):
     """Trace of an operator: the mean of `samples`, with its standard error (nan for one sample).
 
-    The truth lies between `low` and `high` 95 times in 100, see `intervals`; nan for one sample. If
+    The true value lies between `low` and `high` 95 times in 100, see `intervals`; nan for one sample. If
     `is_bound`, too few probes were drawn for that: the ends are then a bound that holds at least as often.
     """
 
@@ -230,8 +230,8 @@ def block_traces(
     low, high = np.array(ends).reshape(-1, 2).T
     if op.psd:
         values = np.maximum(values, 0.0)
-    found = (values, stderr, samples, num_probes, seed, low, high, op.psd, probe, lengths)
-    return BlockTraces(list(blocks), *found)
+    fields = (values, stderr, samples, num_probes, seed, low, high, op.psd, probe, lengths)
+    return BlockTraces(list(blocks), *fields)
 
 
 def _forms(

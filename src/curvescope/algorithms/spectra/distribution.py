@@ -110,7 +110,7 @@ def resolved(nodes: np.ndarray, weights: np.ndarray, width: float) -> np.ndarray
     Also, the weight near a node (within NEAR_WIDTHS widths) must be spread over half a width or more: a
     narrower peak shows the kernel.
     """
-    found = np.zeros(nodes.shape, dtype=bool)
+    is_resolved = np.zeros(nodes.shape, dtype=bool)
     for row, (theta, w) in enumerate(zip(nodes, weights, strict=True)):
         order = np.argsort(theta, kind="stable")
         alive = order[w[order] > 0]
@@ -119,8 +119,8 @@ def resolved(nodes: np.ndarray, weights: np.ndarray, width: float) -> np.ndarray
         near = np.where(np.abs(t[:, None] - t) <= NEAR_WIDTHS * width, v, 0.0)
         near /= near.sum(axis=1, keepdims=True)
         spread = np.sqrt(np.maximum(near @ t**2 - (near @ t) ** 2, 0.0))
-        found[row, alive] = (ends[2:] - ends[:-2] <= 2 * width) & (spread >= width / 2)
-    return found
+        is_resolved[row, alive] = (ends[2:] - ends[:-2] <= 2 * width) & (spread >= width / 2)
+    return is_resolved
 
 
 def outliers(nodes: np.ndarray, weights: np.ndarray, size: int, *, width: float, exact: bool) -> Outliers:

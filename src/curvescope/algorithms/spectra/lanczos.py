@@ -38,8 +38,8 @@ from curvescope.algorithms.spectra.restart import (
 )
 from curvescope.algorithms.systems.solve import solve
 from curvescope.algorithms.vectors import (
+    holds_on_all_ranks,
     none_is_zero,
-    on_all,
     orthonormalize,
     safe_vector_scale,
     vector_bytes,
@@ -178,26 +178,26 @@ def eigsh(
 
 
 def _eigenpairs(
-    found: SearchResult, vectors: Tensor | None, tol: float, which: Which, seed: int
+    result: SearchResult, vectors: Tensor | None, tol: float, which: Which, seed: int
 ) -> Eigenpairs:
     """Return the result with its convergence flags, and the reason if the smallest are not resolved."""
-    values, residuals = found.values, found.residuals
+    values, residuals = result.values, result.residuals
     scale = (
-        0.0 if which == "SM" else found.scale
+        0.0 if which == "SM" else result.scale
     )  # the scale of the operator is no measure for its smallest eigenvalues
     mask = residuals <= tol * max(scale, float(np.abs(values).max()))
-    converged = bool(mask.all()) and found.verified
+    converged = bool(mask.all()) and result.verified
     return Eigenpairs(
         values=values,
         vectors=vectors,
         residuals=residuals,
         converged_mask=mask,
         converged=converged,
-        num_products=found.products,
+        num_products=result.products,
         tol=tol,
         which=which,
         seed=seed,
-        reason="" if converged or which != "SM" else unresolved(values, residuals, found.reason),
+        reason="" if converged or which != "SM" else unresolved(values, residuals, result.reason),
     )
 
 
@@ -222,7 +222,7 @@ def _start_columns(op: LinearOperator, v0: Tensor | np.ndarray) -> Tensor:
             f"expected v0 as one vector ({op.shape[0]},) that is not zero, or columns of such, "
             f"got {tuple(v0.shape)}"
         )
-    if not on_all(bool(torch.isfinite(columns).all()), op.device):
+    if not holds_on_all_ranks(bool(torch.isfinite(columns).all()), op.device):
         raise ShapeError("expected a finite v0, got nan or inf")
     return columns
 

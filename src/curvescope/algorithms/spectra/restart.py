@@ -155,8 +155,8 @@ class Search:
             self.rows[: last + 1], product, out=w, expected=expected, tol=MAX_OVERLAP_SHARE * self.tol
         )
         self.beta = remainder.norm
-        check_finite(remainder.taken, self.beta)
-        self.H[: self.count + 1, self.count] = remainder.taken[num_locked:]
+        check_finite(remainder.coefficients, self.beta)
+        self.H[: self.count + 1, self.count] = remainder.coefficients[num_locked:]
         w /= self.beta or 1.0
         self.overlap = remainder.overlap / (self.beta or 1.0)
         self.coupling = np.append(np.zeros(self.count), self.beta)

@@ -34,7 +34,7 @@ def plain_norms() -> Iterator[None]:
 
 
 def refuse_fused_norms(s: Tensor) -> None:
-    """Raise when the graph of s holds a norm that was not replaced: scripted code, torch.ops."""
+    """Raise if the graph of s contains a norm that was not replaced, from scripted code or torch.ops."""
     for node in graph_nodes(s):
         if any(word in type(node).__name__ for word in FUSED):
             raise CurvescopeError(

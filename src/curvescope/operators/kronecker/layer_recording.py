@@ -88,7 +88,7 @@ def record(problem: Problem, batch: Batch) -> RecordedBatch:
         assert isinstance(z, Tensor), "the head is computed, too"
         return z, mode.uses
 
-    leaves, (z, uses) = problem.differentiable(names, run, lambda found: [found[0]])
+    leaves, (z, uses) = problem.differentiable(names, run, lambda run_result: [run_result[0]])
     check_finite(z.detach(), problem)
     return RecordedBatch(leaves, z, uses)
 

@@ -159,7 +159,9 @@ def stacked_graph(problem: Problem, space: ParamSpace, batch: Batch) -> Graph | 
     try:
         with warnings.catch_warnings(), ConstantPadding():
             warnings.filterwarnings("ignore", message=SLOW)
-            leaves, (copies, z) = problem.differentiable(space.parameter_names, run, lambda found: [found[1]])
+            leaves, (copies, z) = problem.differentiable(
+                space.parameter_names, run, lambda run_result: [run_result[1]]
+            )
     except Exception:  # a module that reads its values may raise anything
         return None
     leaves_of_sample = dict(problem.model.named_parameters())
