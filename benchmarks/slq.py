@@ -138,7 +138,7 @@ def passes(given: argparse.Namespace) -> list[dict[str, Any]]:
         c = torch.zeros(m, dtype=torch.float64, device=device)
 
         def one(m: int = m, c: Tensor = c) -> None:
-            vectors._take_out(rows[:m], c, w, out, exact=False)
+            vectors._subtract(rows[:m], c, w, out, exact=False)
 
         line = {"rows": m, "gb_per_s": m * n * 4e-9 / best(one, device)}
         with mock.patch.object(projection, "in_triton", return_value=False):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from curvescope.core.blocks import Block, ParamSpace, whole
+from curvescope.core.blocks import Block, ParamSpace, parameter_block
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.models.model import check_cover
 from curvescope.models.parameter_selection import select
@@ -115,19 +115,19 @@ def test_take_is_differentiable():
 
 def test_a_transposed_weight():
     weight = numbered(5, 3)
-    block = whole("w", "weight", weight.shape, transposed=True)
+    block = parameter_block("w", "weight", weight.shape, transposed=True)
     assert block.shape == (3, 5)
     assert torch.equal(block.take(weight), weight.T)
-    assert torch.equal(whole("w", "weight", (5, 3)).take(weight), weight)
+    assert torch.equal(parameter_block("w", "weight", (5, 3)).take(weight), weight)
 
 
 SHAPES = {"a": (4, 6), "b": (3,), "c": (2, 6, 2)}
 POOL = [
-    whole("a0", "a", (4, 6)),
-    whole("aT", "a", (4, 6), transposed=True),
+    parameter_block("a0", "a", (4, 6)),
+    parameter_block("aT", "a", (4, 6), transposed=True),
     Block("a1", "a", split=(4, 2, 3), narrow=((1, 1, 1),), shape=(4, 3)),
     Block("a2", "a", split=(4, 2, 3), narrow=((1, 0, 1), (2, 1, 2)), order=(2, 1, 0), shape=(2, 4)),
-    whole("b0", "b", (3,)),
+    parameter_block("b0", "b", (3,)),
     Block("c0", "c", split=(2, 3, 2, 2), narrow=((1, 0, 1),), order=(3, 0, 1, 2), shape=(2, 4)),
     Block("c1", "c", split=(2, 3, 2, 2), narrow=((1, 1, 2),), shape=(2, 8)),
 ]
@@ -181,7 +181,7 @@ def test_columns_are_vectors_side_by_side(blocks: list[Block], k: int, seed: int
 
 
 def test_columns_of_a_single_number():
-    space = ParamSpace((whole("s", "s", ()),), {"s": ()}, torch.float64, torch.device("cpu"))
+    space = ParamSpace((parameter_block("s", "s", ()),), {"s": ()}, torch.float64, torch.device("cpu"))
     V = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
     assert torch.equal(space.scatter_columns(V)["s"], V[0])
     assert torch.equal(space.gather_columns({"s": V[0]}, 3), V)
@@ -224,7 +224,7 @@ def packed_space(*names: str) -> ParamSpace:
 
 def transposed_space(*, torch_order: bool) -> ParamSpace:
     """The space of a weight (5, 3) that is a block (3, 5), and of a bias."""
-    blocks = (whole("W", "w", (5, 3), transposed=True), whole("b", "b", (5,)))
+    blocks = (parameter_block("W", "w", (5, 3), transposed=True), parameter_block("b", "b", (5,)))
     own = frozenset({"w", "b"}) if torch_order else frozenset[str]()
     return ParamSpace(blocks, {"w": (5, 3), "b": (5,)}, torch.float64, torch.device("cpu"), own)
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
-from curvescope.core.ranks.shard_layout import Spread
-from curvescope.core.tensors import lookup_option, nodes
+from curvescope.core.ranks.shard_layout import ShardGroup
+from curvescope.core.tensors import graph_nodes, lookup_option
 from curvescope.models.model import Model
 from curvescope.models.running.aliased_parameters import RefuseAliased, aliased_error, refuse_unwidened
 from curvescope.models.running.patching import locked, thawed
@@ -51,7 +51,7 @@ class ParameterStore:
         return {**dict(self.model.named_parameters()), **self.point}
 
     @property
-    def spread(self) -> Spread | None:
+    def spread(self) -> ShardGroup | None:
         """The ranks that hold pieces of the parameters, for a sharded model."""
         return self.model.spread
 
@@ -108,7 +108,7 @@ class ParameterStore:
 
     def added(self, value: Tensor) -> Tensor:
         """Return the sum of a small tensor over the ranks of a sharded model; else the tensor itself."""
-        return value if self.spread is None else self.spread.added(value)
+        return value if self.spread is None else self.spread.sum(value)
 
     def agreed(self, condition: bool) -> bool:
         """Return True if a condition holds on every rank of a sharded model."""
@@ -173,7 +173,7 @@ class ParameterStore:
         """
         names = {id(p): name for name, p in self.model.named_parameters() if name in leaves}
         aliased = {}
-        for node in (node for end in ends if end.requires_grad for node in nodes(end)):
+        for node in (node for end in ends if end.requires_grad for node in graph_nodes(end)):
             leaf, option = getattr(node, "variable", None), lookup_option(node)
             if option is not None:
                 raise UsageError(

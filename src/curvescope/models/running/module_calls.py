@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from curvescope.core.errors import ShapeError, UsageError, warn
-from curvescope.core.tensors import leaves_of
+from curvescope.core.tensors import graph_leaves
 from curvescope.kernels.norms.plain_norms import plain_norms, refuse_fused_norms
 
 Call = Callable[[nn.Module, Any, Mapping[str, Any]], Any]
@@ -138,7 +138,7 @@ class Closure:
         if not grad_enabled:
             return returned.detach().reshape(1)
         parameter_ids = {id(p) for p in module.parameters() if p.requires_grad}
-        if parameter_ids and all(id(leaf) not in parameter_ids for leaf in leaves_of(returned)):
+        if parameter_ids and all(id(leaf) not in parameter_ids for leaf in graph_leaves(returned)):
             raise UsageError(
                 "expected loss_fn(model, batch) to compute its loss with the model it is given, but the "
                 "loss depends on no parameter of it",

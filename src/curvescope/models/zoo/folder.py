@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from curvescope.core.blocks import Block, whole
+from curvescope.core.blocks import Block, parameter_block
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.models.model import Model
 from curvescope.models.running.module_replacements import ZOO
@@ -42,7 +42,7 @@ def zoo_model(module: Transformer | MLP, *, name: str, tokenizer: Any = None) ->
     shapes = {key: tuple(p.shape) for key, p in module.named_parameters()}
     order = sorted(shapes, key=lambda key: key.split(".")[0] in ("ln_f", "U", "b_U"))
     order.sort(key=lambda key: key in ("U", "b_U"))
-    blocks = {key: whole(key, key, shapes[key]) for key in order}
+    blocks = {key: parameter_block(key, key, shapes[key]) for key in order}
     if isinstance(module, MLP):
         return Model(module, name, blocks, facts={"kind": "mlp", **module.cfg.to_dict()}, tokenizer=tokenizer)
     cfg = module.cfg

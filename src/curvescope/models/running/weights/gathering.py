@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from curvescope.core.blocks import Block
-from curvescope.core.ranks.reshard import let_go
-from curvescope.core.ranks.shard_layout import Spread
+from curvescope.core.ranks.reshard import release_parameters
+from curvescope.core.ranks.shard_layout import ShardGroup
 from curvescope.models.running.patching import Change, parameters_at, patched
 
 Shape = tuple[int, ...]
@@ -37,7 +37,7 @@ class Sharding:
     own parameters, with names. All other parameters are gathered for a full pass.
     """
 
-    spread: Spread
+    spread: ShardGroup
     shapes: Mapping[str, Shape]
     blocks: Mapping[str, Block]
     layers: Mapping[str, nn.Module]
@@ -97,7 +97,7 @@ class Sharding:
         whole = self._whole(part, pieces)
         detached = {name: p.detach() for name, p in pieces.items()}
         inside = any(part is layer for layer in self.layers.values())
-        released = let_go(
+        released = release_parameters(
             list(whole.values()), lambda: list(self._whole(part, detached, like=pieces).values())
         )
         with patched(parameters_at(part, whole)), released if inside else nullcontext():
@@ -158,7 +158,7 @@ def _of_fsdp(hook: Any) -> bool:
 # ------------------------------------------------------------------------------------------------- messages
 
 
-def gather(spread: Spread, pieces: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
+def gather(spread: ShardGroup, pieces: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
     """Return full parameters from the pieces of all ranks in one message, with derivatives of any order."""
     if not pieces:
         return ()
@@ -169,7 +169,9 @@ class _Gather(torch.autograd.Function):
     """Pieces of all ranks ↦ full tensors."""
 
     @staticmethod
-    def forward(ctx: Any, spread: Spread, shapes: tuple[Shape, ...], *pieces: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, spread: ShardGroup, shapes: tuple[Shape, ...], *pieces: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.spread, ctx.shapes = spread, shapes
         ctx.like = pieces[0].dtype, pieces[0].device
         ctx.set_materialize_grads(False)
@@ -190,7 +192,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, spread: Spread, shapes: tuple[Shape, ...], *whole_parameters: Tensor
+        ctx: Any, spread: ShardGroup, shapes: tuple[Shape, ...], *whole_parameters: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.spread, ctx.shapes = spread, shapes
         ctx.like = whole_parameters[0].dtype, whole_parameters[0].device
@@ -214,7 +216,7 @@ def padded(shape: Shape, ranks: int) -> int:
     return -(-shape[0] // ranks) * prod(shape[1:])
 
 
-def _gathered(spread: Spread, shapes: tuple[Shape, ...], pieces: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _gathered(spread: ShardGroup, shapes: tuple[Shape, ...], pieces: Sequence[Tensor]) -> tuple[Tensor, ...]:
     sizes = [padded(shape, spread.ranks) for shape in shapes]
     local = pieces[0].new_zeros(sum(sizes))
     for place, piece in zip(local.split(sizes), pieces, strict=True):
@@ -228,7 +230,7 @@ def _gathered(spread: Spread, shapes: tuple[Shape, ...], pieces: Sequence[Tensor
 
 
 def _summed(
-    spread: Spread, shapes: tuple[Shape, ...], whole_parameters: Sequence[Tensor]
+    spread: ShardGroup, shapes: tuple[Shape, ...], whole_parameters: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     sizes = [padded(shape, spread.ranks) for shape in shapes]
     all_ranks = whole_parameters[0].new_zeros(spread.ranks, sum(sizes))
