@@ -44,8 +44,8 @@ def sampling_error(
             eigenvalue.
         num_probes: Random vectors of `trace` and `norm`, at least 2.
         vector: The vector v of `form`, or an approximate eigenvector as a start.
-        unit: Number of consecutive sequences that belong together, such as those of one document. Texts of
-            one document are correlated, so single sequences of it would give too small an error.
+        unit: Number of consecutive sequences that belong together, such as the sequences of one document.
+            These are correlated, so single sequences would give too small an error.
         groups: Most groups of units that the sample is split into.
         seed: Seed of the probes and of the eigenvalue search.
     """
@@ -71,45 +71,45 @@ def sampling_errors(
     unit: int = 1,
     seed: int = 0,
 ) -> dict[Quantity, Sampled]:
-    """Several numbers of an operator as in `sampling_error`, from products that they share."""
+    """Measure several numbers of an operator like `sampling_error`, from shared products."""
     for quantity in quantities:
         check_choice("quantity", quantity, ("trace", "norm", "largest", "smallest"))
     split = split_sample(op, unit=unit)
     linear: list[Quantity] = [q for q in ("trace", "norm") if q in quantities]
     ends: list[End] = [q for q in ("largest", "smallest") if q in quantities]
-    found: dict[Quantity, Sampled] = {**_probed(split, linear, num_probes, seed)} if linear else {}
-    found |= {**_ends(split, ends, seed)} if ends else {}
-    return {quantity: found[quantity] for quantity in quantities}
+    numbers: dict[Quantity, Sampled] = {**_probed(split, linear, num_probes, seed)} if linear else {}
+    numbers |= {**_ends(split, ends, seed)} if ends else {}
+    return {quantity: numbers[quantity] for quantity in quantities}
 
 
 def _ends(split: Split, ends: Sequence[End], seed: int, *, v0: Tensor | None = None) -> dict[End, Sampled]:
-    """Extreme eigenvalues: both from one search."""
+    """Measure extreme eigenvalues, both ends in one search."""
     which = "BE" if len(ends) > 1 else "LA" if ends[0] == "largest" else "SA"
-    found = eigsh(split.op, len(ends), which=which, seed=seed, v0=v0)
-    assert found.vectors is not None
-    order = np.argsort(found.values)[:: -1 if ends[0] == "largest" else 1].copy()
-    return extremes(split, found.vectors[:, order], found.residuals[order], tuple(ends))
+    pairs = eigsh(split.op, len(ends), which=which, seed=seed, v0=v0)
+    assert pairs.vectors is not None
+    order = np.argsort(pairs.values)[:: -1 if ends[0] == "largest" else 1].copy()
+    return extremes(split, pairs.vectors[:, order], pairs.residuals[order], tuple(ends))
 
 
 def _probed(
     split: Split, quantities: Sequence[Quantity], num_probes: int, seed: int
 ) -> dict[Quantity, Sampled]:
-    """Trace and norm from the same probes."""
+    """Measure trace and norm from the same probes."""
     make = {"trace": (split.forms, trace_of), "norm": (split.grams, norm_of)}
-    found: dict[Quantity, Sampled] = {}
+    numbers: dict[Quantity, Sampled] = {}
     with split.frozen():
         for quantity in quantities:
             products, number = make[quantity]
             batches = probe_batches(split.op, num_probes, seed=seed, what=quantity)
-            found[quantity] = number(split, np.concatenate([products(V) for V in batches]))
-    return found
+            numbers[quantity] = number(split, np.concatenate([products(V) for V in batches]))
+    return numbers
 
 
 # --------------------------------------------------------------------------------------- linear in the data
 
 
 class Measured(NamedTuple):
-    """A number that is known from more probes than the groups have."""
+    """A number that is known from more probes, or better, than from the groups."""
 
     value: float
     numerical: float

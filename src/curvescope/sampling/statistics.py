@@ -110,7 +110,7 @@ class Sampled(Result):
         return self.left(self.kept_per_doubling)
 
     def left(self, kept: float) -> float:
-        """As `remaining`: the last doubling changed the value by D, the next ones by q D, q² D, …"""
+        """Expected change if the last doubling changed the value by D and the next ones by q D, q² D, …"""
         _, half, whole = self.trend.tolist()
         if math.isnan(half) or not whole:
             return 0.0
