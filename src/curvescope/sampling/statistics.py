@@ -230,7 +230,7 @@ def linear_influences(parts: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def others(weights: np.ndarray) -> np.ndarray:
-    """Weight 1 − w_g of all other groups together, (G,); above zero if one group has all weight but rounding."""
+    """Weight 1 − w_g of all other groups together, (G,); at least the rounding error of 1."""
     return np.maximum(1 - weights, np.finfo(float).eps)
 
 

@@ -130,13 +130,10 @@ def fit(
         _check(levels[-1], takes[-1], full, seconds, load=max(timer.slowed, 1.0))
     chosen = estimates[at]
     choice = _choice(cfg, levels[at], full, seconds)
-    if kept and takes[at] > OVERRUN * seconds:
-        busy = f"at the current load of the machine this takes about {duration(takes[at])}"
-        choice = "; ".join(filter(None, [choice, busy]))
     if not kept and takes[at] > seconds:
         missed = f"{duration(seconds)} is too short for this study; these are the smallest settings"
         choice = "; ".join(filter(None, [choice, missed]))
-    words = "; ".join(filter(None, [_words(chosen, 1.0 if kept else timer.slowed), choice]))
+    words = "; ".join(filter(None, [_words(chosen, timer.slowed), choice]))
     budget = Budget(plan, chosen.cfg, given, seconds, begun=begun, timer=timer) if kept else None
     return Fitted(chosen.cfg, words, chosen.total, choice, timer.model, budget)
 

@@ -57,12 +57,7 @@ def opening(result: Blocks) -> str:
     """State the sharpest block, its λ_max and the learning rate that it allows."""
     operator, part = next(iter(result.parts.items()))
     order = part.ranking()
-    if not order:
-        return ""
-    values = np.array([part.sharpness(name).largest for name in order])
-    median = float(np.median(values))
-    where = f"On {result.num_terms:g} terms of {result.data}"
-    sentence = f"{where} "
+    sentence = f"On {result.num_terms:g} terms of {result.data} "
     if "lambda_max" in part.sampled:
         number = part.sampled["lambda_max"]
         rate = number.inverse(2.0, "2/λ_max").headline
@@ -70,6 +65,12 @@ def opening(result: Blocks) -> str:
             f"λ_max of the {TITLES[operator]} is {number.headline} ({number.verdict()}), so plain gradient "
             f"descent is stable up to a learning rate of 2/λ_max, {rate}. "
         )
+        if not order:
+            return sentence.rstrip()
+    if not order:
+        return ""
+    values = np.array([part.sharpness(name).largest for name in order])
+    median = float(np.median(values))
     top = _top_of(part, order[0])
     sentence += f"{order[0]} is the sharpest block of the {TITLES[operator]}, with λ_max {top}"
     if median > 0 and len(order) > 2:
@@ -130,37 +131,35 @@ def spread(result: Blocks) -> str:
 def _sharpest(part: Part, title: str) -> list[Line]:
     """Lines of the sharpest block, the learning rate that it allows, and its λ_max over the median."""
     order = part.ranking()
-    if not order:
-        return []
     sharpness = {name: part.sharpness(name) for name in order}
-    each = [between(sharpness[name].largest, sharpness[name].high) for name in order]
-    then = ", ".join(f"{name} {value}" for name, value in zip(order[1:NAMED], each[1:], strict=False))
-    words = f"λ_max {each[0]}" + (f", then {then}" if then else "")
-    words += f"; {LIES_BETWEEN}" if " to " in words else ""
-    rows = [(f"sharpest, {title}", order[0], words)]
-    if part.sampled_blocks:
-        verdict = part.sampled_blocks[part.order.names[0]].verdict()
-        rows = [(f"sharpest, {title}", order[0], f"{part.order.words}; {verdict}; {words}")]
+    rows: list[Line] = []
+    alone = ""
+    if order:
+        each = [between(sharpness[name].largest, sharpness[name].high) for name in order]
+        then = ", ".join(f"{name} {value}" for name, value in zip(order[1:NAMED], each[1:], strict=False))
+        words = f"λ_max {each[0]}" + (f", then {then}" if then else "")
+        words += f"; {LIES_BETWEEN}" if " to " in words else ""
+        if part.sampled_blocks:
+            words = f"{part.order.words}; {part.sampled_blocks[part.order.names[0]].verdict()}; {words}"
+        rows = [(f"sharpest, {title}", order[0], words)]
+        alone = f"; {order[0]} alone allows {sharpness[order[0]].ceiling:.3g}"
+    unstable = "2/λ_max: beyond it gradient descent moves away from a minimum"
     if "lambda_max" in part.sampled:
         number = part.sampled["lambda_max"]
-        words = f"2/λ_max: beyond it gradient descent moves away from a minimum; {order[0]} alone allows "
         rows = [
             line(f"λ_max, {title}", number, "of all blocks together"),
             *rows,
-            line(
-                f"learning rate below, {title}",
-                number.inverse(2.0, "2/λ_max"),
-                f"{words}{sharpness[order[0]].ceiling:.3g}",
-            ),
+            line(f"learning rate below, {title}", number.inverse(2.0, "2/λ_max"), f"{unstable}{alone}"),
         ]
     elif part.whole is not None and part.whole.values[1] > 0:
         top, high = float(part.whole.values[1]), part.whole.high
         words = (
-            "2/λ_max: beyond it gradient descent moves away from a minimum; λ_max of all blocks together is "
-            f"{between(top, high)} on these terms, and other or fewer have another ceiling; {order[0]} alone "
-            f"allows {sharpness[order[0]].ceiling:.3g}"
+            f"{unstable}; λ_max of all blocks together is {between(top, high)} on these terms, and other or "
+            f"fewer have another ceiling{alone}"
         )
         rows.append((f"learning rate below, {title}", between(2 / high, 2 / top, 3), words))
+    if not order:
+        return rows
     values = np.array([s.largest for s in sharpness.values()])
     median = float(np.median(values))
     if median > 0 and len(values) > 1:
