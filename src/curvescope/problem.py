@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -172,7 +173,7 @@ class Problem:
         """
         return self.choice.space(*patterns)
 
-    def at(self, parameters: Mapping[str, Tensor] | Tensor) -> Problem:
+    def at(self, parameters: Mapping[str, Tensor] | Tensor | np.ndarray) -> Problem:
         """Return the same problem at other parameters: a checkpoint, a training step, a point on a line.
 
         Nothing is loaded, copied or checked again. The given tensors are read at every product, so they may
@@ -184,7 +185,8 @@ class Problem:
             parameters: Values by name (parameters without a name keep the model's values), or a vector over
                 `space()`.
         """
-        values = self.space().scatter(parameters) if isinstance(parameters, Tensor) else dict(parameters)
+        is_vector = isinstance(parameters, Tensor | np.ndarray)
+        values = self.space().scatter(parameters) if is_vector else dict(parameters)
         problem = copy.copy(self)
         problem.store = self.store.at(values)
         return problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -212,6 +213,80 @@ def test_wrong_sizes_are_refused():
         space.from_dict({})
     with pytest.raises(ShapeError, match=r"expected block 'a0' of shape \(4, 6\), got \(5,\)"):
         space.from_dict({"a0": torch.zeros(5)})
+
+
+def packed_space(*names: str) -> ParamSpace:
+    """The space of some blocks of a packed matrix."""
+    blocks, heads = gpt2_blocks()
+    chosen = tuple({**blocks, **heads}[name] for name in names)
+    return ParamSpace(chosen, {"w": (D, 3 * H * K)}, torch.float64, torch.device("cpu"))
+
+
+def transposed_space(*, torch_order: bool) -> ParamSpace:
+    """The space of a weight (5, 3) that is a block (3, 5), and of a bias."""
+    blocks = (parameter_block("W", "w", (5, 3), transposed=True), parameter_block("b", "b", (5,)))
+    own = frozenset({"w", "b"}) if torch_order else frozenset[str]()
+    return ParamSpace(blocks, {"w": (5, 3), "b": (5,)}, torch.float64, torch.device("cpu"), own)
+
+
+@pytest.mark.parametrize("torch_order", [True, False])
+def test_a_part_of_another_shape_is_refused(torch_order: bool):
+    space = transposed_space(torch_order=torch_order)
+    parts = space.to_dict(numbered(20))
+    with pytest.raises(ShapeError, match=r"\(5, 3\)"):
+        space.from_dict({**parts, "W": parts["W"].T})
+    with pytest.raises(ShapeError, match=r"\(3, 5\)"):
+        space.gather({"w": parts["W"], "b": parts["b"]})
+    assert torch.equal(space.from_dict({**parts, "W": parts["W"].flatten()}), numbered(20))
+
+
+def test_a_part_of_no_block_is_refused():
+    space = transposed_space(torch_order=True)
+    with pytest.raises(UsageError, match="'w'"):
+        space.from_dict({**space.to_dict(numbered(20)), "w": numbered(5, 3)})
+
+
+@pytest.mark.parametrize("torch_order", [True, False])
+def test_the_first_part_does_not_round_the_others(torch_order: bool):
+    space = transposed_space(torch_order=torch_order)
+    v = torch.rand(20, dtype=torch.float64)
+    parts, tree = space.to_dict(v), space.scatter(v)
+    parts["W"], tree["w"] = torch.ones(3, 5, dtype=torch.int64), torch.ones(5, 3)
+    assert torch.equal(space.to_dict(space.from_dict(parts))["b"], parts["b"])
+    assert torch.equal(space.scatter(space.gather(tree))["b"], tree["b"])
+
+
+def test_spaces_of_other_entries_are_not_converted():
+    v, head = numbered(D * H * K), numbered(D * K)
+    with pytest.raises(UsageError, match="same entries"):
+        packed_space("L0.W_Q").convert(v, packed_space("L0.W_K"))
+    with pytest.raises(UsageError, match="same entries"):
+        packed_space("L0.h0.W_Q").convert(head, packed_space("L0.h1.W_Q"))
+    heads = packed_space(*(f"L0.h{h}.W_Q" for h in range(H)))
+    back = heads.convert(packed_space("L0.W_Q").convert(v, heads), packed_space("L0.W_Q"))
+    assert torch.equal(back, v)
+
+
+def test_arrays_of_numpy_are_vectors():
+    space = transposed_space(torch_order=True)
+    v = numbered(20)
+    array = v.numpy()
+    for name, part in space.to_dict(v).items():
+        assert torch.equal(space.to_dict(array)[name], part)
+        assert torch.equal(space.to_dict(array[::-1])[name], space.to_dict(v.flip(0))[name])
+    arrays = {name: part.numpy() for name, part in space.to_dict(v).items()}
+    assert torch.equal(space.from_dict(arrays), v)
+    assert torch.equal(space.gather({name: t.numpy() for name, t in space.scatter(array).items()}), v)
+    moved = space.convert(array, space.in_blocks())
+    assert isinstance(moved, np.ndarray)
+    assert torch.equal(torch.as_tensor(moved), space.convert(v, space.in_blocks()))
+
+
+def test_a_tree_of_one_vector_has_no_columns():
+    space = transposed_space(torch_order=True)
+    for split in (space.scatter, space.to_dict):
+        with pytest.raises(ShapeError, match=r"\(20, 2\)"):
+            split(numbered(20, 2))
 
 
 def test_selection_keeps_the_models_order_and_refuses_overlap():

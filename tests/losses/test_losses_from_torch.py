@@ -291,10 +291,26 @@ class Focal(nn.CrossEntropyLoss):
     """A class of one's own."""
 
 
+def with_forward() -> nn.MSELoss:
+    """torch's loss with another forward."""
+    loss = nn.MSELoss()
+    loss.forward = lambda input, target: 7 * F.mse_loss(input, target)
+    return loss
+
+
+def with_hook() -> nn.MSELoss:
+    """torch's loss with a hook that changes its value."""
+    loss = nn.MSELoss()
+    loss.register_forward_hook(lambda _, __, value: 5 * value)
+    return loss
+
+
 REFUSED: dict[str, tuple[Any, Tensor, str]] = {
     "none": (nn.MSELoss(reduction="none"), REALS, "'mean' or 'sum', got 'none': a loss is one number"),
     "class": (nn.MSELoss, REALS, "got the class MSELoss .*MSELoss()"),
     "own class": (Focal(), CLASSES, "Focal .*cs.CustomLoss"),
+    "own forward": (with_forward(), REALS, "forward or hooks .*cs.CustomLoss"),
+    "hook": (with_hook(), REALS, "forward or hooks .*cs.CustomLoss"),
     "function": (lambda z, y: z.sum(), REALS, "got the function <lambda> .*loss_fn"),
     "two inputs": (nn.TripletMarginLoss(), REALS, "TripletMarginLoss"),
     "option": (partial(F.mse_loss, delta=1), REALS, "expected options of MSELoss"),

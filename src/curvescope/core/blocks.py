@@ -15,14 +15,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from math import prod
-from typing import final
+from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.core.errors import ShapeError
+from curvescope.core.errors import ShapeError, UsageError, near_misses
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,27 @@ def by_role(blocks: Iterable[Block]) -> dict[str, list[Block]]:
 def _starred(front: re.Match[str]) -> str:
     """`L*.` for `L3.`, `L*.expert*.` for `L3.expert5.`."""
     return "L*.expert*." if front[1] else "L*."
+
+
+def as_tensor(values: Tensor | np.ndarray) -> Tensor:
+    """Return a tensor unchanged; copy a NumPy array of real numbers in any layout."""
+    if isinstance(values, Tensor):
+        return values
+    if not isinstance(values, np.ndarray):
+        raise ShapeError(f"expected a tensor or a NumPy array, got {type(values).__name__}")
+    if values.dtype.kind not in "fiu":
+        raise ShapeError(f"expected an array of real numbers, got one of {values.dtype}")
+    plain = values.dtype.newbyteorder("=") if values.dtype.itemsize <= 8 else np.dtype(np.float64)
+    return torch.tensor(np.ascontiguousarray(values, dtype=plain))
+
+
+def _to_one_dtype(parts: Mapping[str, Tensor | np.ndarray]) -> dict[str, Tensor]:
+    """Convert to tensors of one dtype that can represent all of them."""
+    tensors = {name: as_tensor(part) for name, part in parts.items()}
+    if len({x.dtype for x in tensors.values()}) < 2:
+        return tensors
+    dtype = reduce(torch.promote_types, (x.dtype for x in tensors.values()))
+    return {name: x.to(dtype) for name, x in tensors.items()}
 
 
 @dataclass(frozen=True)
@@ -212,43 +234,75 @@ class ParamSpace:
         """Positions of the entries of a block in a vector, in the block's order: (size,)."""
         return self.view(torch.arange(self.size)[:, None], block).flatten()
 
-    def to_dict(self, vector: Tensor) -> dict[str, Tensor]:
+    def to_dict(self, vector: Tensor | np.ndarray) -> dict[str, Tensor]:
         """Blocks of a vector by name, each in its own shape; they may share memory with the vector."""
-        if vector.dim() != 1:
-            raise ShapeError(
-                f"expected a vector of {self.size} entries, got {tuple(vector.shape)}", hint=self.hint
-            )
-        self._check_length(vector)
-        return {block.name: self.view(vector[:, None], block).reshape(block.shape) for block in self.blocks}
+        columns = self._as_vector(vector)[:, None]
+        return {block.name: self.view(columns, block).reshape(block.shape) for block in self.blocks}
 
-    def from_dict(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """Vector with the given blocks; the inverse of `to_dict`. No block may be missing."""
+    def from_dict(self, parts: Mapping[str, Tensor | np.ndarray]) -> Tensor:
+        """Vector with the given blocks, each in its own shape or flat; the inverse of `to_dict`.
+
+        All blocks must be given, and no others.
+        """
+        names = [block.name for block in self.blocks]
+        for name in parts:
+            if name not in names:
+                raise UsageError(
+                    f"the space has no block called {name!r}", hint=near_misses(str(name), names)
+                )
         for block in self.blocks:
-            if block.name not in parts or parts[block.name].numel() != block.size:
-                got = tuple(parts[block.name].shape) if block.name in parts else "nothing"
+            got = tuple(parts[block.name].shape) if block.name in parts else "nothing"
+            if got not in (block.shape, (block.size,)):
                 raise ShapeError(f"expected block {block.name!r} of shape {block.shape}, got {got}")
+        blocks = _to_one_dtype({name: parts[name] for name in names})
         if not self.whole:
-            return torch.cat([parts[block.name].reshape(-1) for block in self.blocks])
-        vector = parts[self.blocks[0].name].new_empty(self.size)
+            return torch.cat([blocks[name].reshape(-1) for name in names])
+        vector = blocks[names[0]].new_empty(self.size)
         for block in self.blocks:
             target = self.view(vector[:, None], block)
-            target.copy_(parts[block.name].reshape(target.shape))
+            target.copy_(blocks[block.name].reshape(target.shape))
         return vector
 
-    def convert(self, vector: Tensor, to: ParamSpace) -> Tensor:
-        """Reorder a vector (n,), or columns (n, k), of this space for another space with the same entries."""
-        if to.size != self.size or set(to.parameter_names) != set(self.parameter_names):
+    def convert(self, vector: Any, to: ParamSpace) -> Any:
+        """Reorder a vector (n,), or columns (n, k), of this space for another space with the same entries.
+
+        A NumPy array gives a NumPy array.
+        """
+        if to.size != self.size:
             raise ShapeError(f"expected a space of the same {self.size} entries, got one of {to.size}")
-        columns = vector[:, None] if vector.dim() == 1 else vector
+        if not self._has_entries_of(to):
+            raise UsageError("expected a space of the same entries, got one of other entries")
+        given = as_tensor(vector)
+        columns = given[:, None] if given.dim() == 1 else given
         self._check_length(columns)
         converted = to.gather_columns(self.scatter_columns(columns), columns.shape[1])
-        return converted[:, 0] if vector.dim() == 1 else converted
+        converted = converted[:, 0] if given.dim() == 1 else converted
+        return converted.numpy() if isinstance(vector, np.ndarray) else converted
+
+    def _has_entries_of(self, other: ParamSpace) -> bool:
+        """Return True if both spaces have the same entries of the same parameters, in any order."""
+        return self._segments_of.keys() == other._segments_of.keys() and all(
+            segments == other._segments_of[name] or torch.equal(self._mask(name), other._mask(name))
+            for name, segments in self._segments_of.items()
+        )
+
+    def _mask(self, parameter: str) -> Tensor:
+        """Mask of the entries of a parameter that are in the space."""
+        mask = torch.zeros(self.shapes[parameter], dtype=torch.bool)
+        for segment in self._segments_of[parameter]:
+            segment.view(mask).fill_(True)
+        return mask
 
     # --------------------------------------------------------------------------------- vectors and parameters
 
-    def gather(self, tree: Mapping[str, Tensor]) -> Tensor:
+    def gather(self, tree: Mapping[str, Tensor | np.ndarray]) -> Tensor:
         """Vector (n,) of parameter-shaped tensors by name; a missing parameter counts as zero."""
-        return self.gather_columns({name: x[None] for name, x in tree.items()}, 1)[:, 0]
+        present = {name: tree[name] for name in self.parameter_names if name in tree}
+        for name, x in present.items():
+            if tuple(x.shape) != tuple(self.shapes[name]):
+                raise ShapeError(f"{name}: expected {tuple(self.shapes[name])}, got {tuple(x.shape)}")
+        tensors = {name: x.contiguous()[None] for name, x in _to_one_dtype(present).items()}
+        return self.gather_columns(tensors, 1)[:, 0]
 
     def gather_columns(self, tree: Mapping[str, Tensor], k: int) -> Tensor:
         """Columns (n, k) of tensors (k, *parameter shape) by name."""
@@ -268,8 +322,9 @@ class ParamSpace:
         """Start a sum of columns (n, k) to which terms are added parameter by parameter."""
         return ColumnSum(self, self._segments_of, k)
 
-    def scatter(self, vector: Tensor) -> dict[str, Tensor]:
+    def scatter(self, vector: Tensor | np.ndarray) -> dict[str, Tensor]:
         """Parameter-shaped tensors with the entries of `vector` (n,), and zero outside the blocks."""
+        vector = self._as_vector(vector)
         tree = {
             name: torch.zeros(self.shapes[name], dtype=vector.dtype, device=vector.device)
             for name in self.parameter_names
@@ -311,6 +366,16 @@ class ParamSpace:
         """Rows of columns, or entries of a vector, that belong to each segment."""
         self._check_length(columns)
         return columns.split([segment.size for segment in self.segments])
+
+    def _as_vector(self, vector: Tensor | np.ndarray) -> Tensor:
+        """One vector (n,) as a tensor."""
+        one = as_tensor(vector)
+        if one.dim() != 1:
+            raise ShapeError(
+                f"expected a vector of {self.size} entries, got {tuple(one.shape)}", hint=self.hint
+            )
+        self._check_length(one)
+        return one
 
     def _check_length(self, columns: Tensor) -> None:
         if columns.shape[0] != self.size:

@@ -64,9 +64,20 @@ def graph_leaves(z: Tensor) -> Iterator[Tensor]:
             yield leaf
 
 
+def lookup_settings(node: Node) -> tuple[Any, ...]:
+    """The settings of an embedding that its gradient alone depends on; () for any other function."""
+    names = ("padding_idx", "scale_grad_by_freq", "sparse")
+    return tuple(getattr(node, f"_saved_{name}", None) for name in names) if is_lookup(node) else ()
+
+
+def is_lookup(node: Node) -> bool:
+    """Return True if a function in the graph is that of an embedding."""
+    return node.name().startswith("Embedding")
+
+
 def lookup_option(node: Node) -> str | None:
     """Option of an embedding that makes its gradient sparse or different from the gradient of the loss."""
-    if not node.name().startswith("Embedding"):
+    if not is_lookup(node):
         return None
     options = ("scale_grad_by_freq", "sparse")
     return next((option for option in options if getattr(node, f"_saved_{option}", False)), None)
@@ -79,7 +90,7 @@ def constant_rows(z: Tensor) -> Iterator[tuple[Tensor, int]]:
     """
     for node in graph_nodes(z):
         row = getattr(node, "_saved_padding_idx", None)
-        if node.name().startswith("Embedding") and row is not None:
+        if is_lookup(node) and row is not None:
             leaf = getattr(node.next_functions[0][0], "variable", None)
             if isinstance(leaf, Tensor) and 0 <= row < len(leaf):  # −1, no padding, may be stored unsigned
                 yield leaf, row

@@ -26,7 +26,7 @@ from curvescope.engines.batch_products import Names, required, results, second_d
 from curvescope.engines.module_runner import Runner
 from curvescope.engines.vjp import gradient
 from curvescope.kernels.function_mode import PlainAttention
-from curvescope.models.curvature_sources import REST, Called
+from curvescope.models.curvature_sources import REST, MethodCall
 from curvescope.models.running.patching import Change, parameters_at, patched
 from curvescope.problem import Leaves, Problem
 
@@ -43,7 +43,7 @@ pass; it returns results in the order of the rows."""
 
 
 def functional_sources(
-    problem: Problem, parts: Mapping[str, tuple[Called, ...]], batch: Batch, rows: Names, columns: Names
+    problem: Problem, parts: Mapping[str, tuple[MethodCall, ...]], batch: Batch, rows: Names, columns: Names
 ) -> SourceWork:
     """Build the product with each source's part of the functional Hessian."""
     calls: list[_PartCall] = []
@@ -129,7 +129,7 @@ def _concatenated(join: Callable[[list[Tensor]], Tensor], parts: list[SourceProd
     }
 
 
-def check_sources_add_up(problem: Problem, parts: Mapping[str, tuple[Called, ...]], batch: Batch) -> None:
+def check_sources_add_up(problem: Problem, parts: Mapping[str, tuple[MethodCall, ...]], batch: Batch) -> None:
     """Raise if the sources do not add up to the functional Hessian in a random direction.
 
     This happens if a part uses tensors other than its arguments, or passes on tensors that it does not
@@ -195,7 +195,7 @@ class _PartCall:
 def _call(
     calls: list[_PartCall],
     source: str,
-    called: Called,
+    called: MethodCall,
     original: Callable[..., Any],
     *args: Any,
     **kwargs: Any,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.tensors import custom_functions, receive_gradients
+from curvescope.core.tensors import custom_functions, lookup_settings, receive_gradients
 from curvescope.data.batches import Batch
 from curvescope.data.dict_batches import MASK, hides_start
 from curvescope.engines.tensor_digest import digest, same, same_sums, sums
@@ -196,13 +196,13 @@ def differentiated_reference(
 
 
 def _graph_of(loss: Tensor) -> Graph:
-    """Names of the nodes in the graph of a loss, each followed by the numbers of its next nodes."""
+    """Names and settings of the nodes in the graph of a loss, each with the numbers of its next nodes."""
     if loss.grad_fn is None:
         return ()
     numbers, waiting, graph = {loss.grad_fn: 0}, [loss.grad_fn], []
     while waiting:
         node = waiting.pop()
-        graph.append(node.name())
+        graph += [node.name(), *lookup_settings(node)]
         for next_node, _ in node.next_functions:
             if next_node is None:
                 graph.append(-1)

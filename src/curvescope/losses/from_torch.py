@@ -53,6 +53,11 @@ def from_torch(loss: Any) -> Loss | None:
     module: Any = loss
     if type(loss) not in LOSSES:
         raise UsageError(f"expected a known loss, got a custom {type(loss).__name__}", hint=CUSTOM_HINT)
+    if "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
+        raise UsageError(
+            f"expected torch's {type(loss).__name__}, got one with a custom forward or hooks",
+            hint=CUSTOM_HINT,
+        )
     if module.reduction not in ("mean", "sum", "batchmean"):
         raise UsageError(
             f"expected {type(loss).__name__} with reduction 'mean' or 'sum', got {module.reduction!r}: "

@@ -1,4 +1,4 @@
-"""A loaded model: a module, its blocks by role, and what is known about it."""
+"""A loaded model: a module, its blocks by role, and facts about it."""
 
 from __future__ import annotations
 
@@ -112,8 +112,9 @@ class Model:
         return self.facts.get("n_ctx")
 
     def space(self, *patterns: Params, first: Collection[str] | None = None) -> ParamSpace:
-        """Return the space of vectors over blocks; without patterns, or for "*", over all blocks in torch's
-        order.
+        """Return the space of vectors over blocks.
+
+        Without patterns, or for "*", the space has all blocks in torch's order.
 
         Args:
             patterns: Globs, regular expressions, names, modules, parameters (`models.parameter_selection`).
@@ -197,9 +198,7 @@ class Model:
         return layer.forward if self.sharding is None else self.sharding.gathered_forward(layer)
 
     def inputs_first(self, block: Block) -> Block:
-        """Return the block laid out inputs × outputs: a weight of `nn.Linear` without a role is
-        transposed.
-        """
+        """Return the block laid out inputs × outputs: transpose `nn.Linear` weights without roles."""
         path, _, kind = block.parameter.rpartition(".")
         if block.name != block.parameter or kind != "weight":
             return block

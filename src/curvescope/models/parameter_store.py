@@ -2,11 +2,11 @@
 
 Three kinds of models store their parameters differently; this module hides the difference:
 
-    plain      leaves share memory with the parameters widened    parameters are stored in half precision; a
-    leaf is float32 without memory of its own, and layers make their float32 weights when they are called
-    (`models.running.weights.widening`) sharded    each rank holds pieces; leaves are pieces, layers gather
-    full parameters when they are called (`models.running.weights.gathering`), and sums over terms are added
-    over the ranks
+    plain     Leaves share memory with the parameters.
+    widened   Parameters are stored in half precision. A leaf is float32 without memory of its own, and
+              layers convert their weights when they are called (`models.running.weights.widening`).
+    sharded   Each rank holds pieces. Leaves are pieces, layers gather full parameters when they are called
+              (`models.running.weights.gathering`), and sums over terms are added over the ranks.
 """
 
 from __future__ import annotations
@@ -106,13 +106,13 @@ class ParameterStore:
 
     # ------------------------------------------------------------------------------------ sums over the ranks
 
-    def added(self, partial: Tensor) -> Tensor:
+    def added(self, value: Tensor) -> Tensor:
         """Return the sum of a small tensor over the ranks of a sharded model; else the tensor itself."""
-        return partial if self.spread is None else self.spread.sum(partial)
+        return value if self.spread is None else self.spread.sum(value)
 
-    def agreed(self, holds: bool) -> bool:
+    def agreed(self, condition: bool) -> bool:
         """Return True if a condition holds on every rank of a sharded model."""
-        return holds if self.spread is None else self.spread.all(holds, self.model.device)
+        return condition if self.spread is None else self.spread.all(condition, self.model.device)
 
     # ------------------------------------------------------------------------------------------------- leaves
 

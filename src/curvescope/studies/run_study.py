@@ -126,9 +126,7 @@ def run(
 
 
 def _chosen(name: str, settings: Settings, limit: Limit) -> tuple[Config, str, Budget | None]:
-    """Return the configuration that fits the time limit, a message with a forecast for long runs, and the
-    budget.
-    """
+    """Return the configuration that fits the time limit, a forecast for long runs, and the budget."""
     study = find(name)
     chosen = fitted(study, settings, limit)
     foretold = not loads_sharded() and chosen.budget is None

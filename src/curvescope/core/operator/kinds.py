@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.core.blocks import ParamSpace
+from curvescope.core.blocks import ParamSpace, as_tensor
 from curvescope.core.errors import ShapeError, UsageError, near_misses
 
 if TYPE_CHECKING:
@@ -64,12 +64,7 @@ def as_columns(A: LinearOperator, v: Vector) -> Tensor:
     elif isinstance(v, list | tuple) and v and all(isinstance(part, Tensor) for part in v):
         v = _from_list(v, _columns(A, f"a {type(v).__name__}"))
     elif isinstance(v, np.ndarray):
-        if v.dtype.kind not in "fiu":
-            raise ShapeError(f"expected an array of real numbers, got one of {v.dtype}")
-        dtype = (
-            v.dtype.newbyteorder("=") if v.dtype.itemsize <= 8 else np.dtype(np.float64)
-        )  # torch has no other byte order and no longdouble
-        v = torch.tensor(np.ascontiguousarray(v, dtype=dtype)).to(A.device)
+        v = as_tensor(v).to(A.device)
     if isinstance(v, Tensor) and not v.is_complex() and v.dtype != torch.bool:
         v = v.to(A.dtype)
     check_vector(A, v)
@@ -148,7 +143,7 @@ def _from_names(tensors: Mapping[str, Tensor], space: ParamSpace) -> Tensor:
     tree = {name: part.to(space.dtype) for name, part in tensors.items()}
     if not by_parameter:
         return space.from_dict(tree)
-    vector = space.gather({name: part.contiguous() for name, part in tree.items()})
+    vector = space.gather(tree)
     _refuse_outside(tree, vector, space)
     return vector
 

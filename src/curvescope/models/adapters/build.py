@@ -176,9 +176,7 @@ def _axes(cut: ParameterSlice, role: str) -> str:
 
 
 def _split(axes: str, shape: tuple[int, ...], known: Mapping[str, int], parameter: str) -> tuple[int, ...]:
-    """Return the stored shape, with every axis that holds several letters split. Trailing axes may be
-    flattened.
-    """
+    """Return the stored shape with one axis per letter; trailing axes may be flattened."""
     groups = axes.split()
     flat = (*shape[: len(groups) - 1], prod(shape[len(groups) - 1 :]))
     sizes: list[int] = []

@@ -229,9 +229,7 @@ def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
 
 
 def _read_records(path: Path, run: bytes) -> tuple[dict[int, Record], int, bool]:
-    """Return the complete records of a run by number (the last of each), their end, and True if records of
-    another run follow.
-    """
+    """Complete records of a run by number (the last of each), their end, and if another run follows."""
     records, end = {}, 0
     with suppress(OSError), path.open("rb") as file:
         length = os.fstat(file.fileno()).st_size

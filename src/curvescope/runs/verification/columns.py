@@ -56,9 +56,7 @@ class _ColumnError(NamedTuple):
 
 
 def check_columns(op: CurvatureOperator, exact: Problem) -> list[ErrorCheck]:
-    """Check the operator's own products on a few positions; return no checks if the loss has no separate
-    terms.
-    """
+    """Check the operator's own products on a few positions; no checks if the loss has no terms."""
     kind, problem = matrix_name(op), op.problem
     if kind is None or not problem.loss.has_outputs:
         return []

@@ -3,10 +3,11 @@
 The checks run at the first product of each kind of symmetric operator C over n parameters, with random signs
 u and v:
 
-    symmetry            |uᵀCv − vᵀCu| / ‖Cv‖, for one direction about ‖C − Cᵀ‖_F / ‖C‖_F finite difference
-    of the Hessian: ‖D − Hv‖ / ‖Hv‖ with D = (∇L(θ + hv) − ∇L(θ − hv)) / 2h quadratic form      of its parts:
-    vᵀGv against (1/N) Σ ⟨Jv, M Jv⟩ with Jv = (z(θ + hv) − z(θ − hv)) / 2h and M = ∂²ℓ/∂z², and vᵀFv against
-    vᵀD − vᵀGv; relative to the larger of |vᵀCv| and ‖Cv‖
+    symmetry            |uᵀCv − vᵀCu| / ‖Cv‖, for one direction about ‖C − Cᵀ‖_F / ‖C‖_F
+    finite difference   of the Hessian: ‖D − Hv‖ / ‖Hv‖ with D = (∇L(θ + hv) − ∇L(θ − hv)) / 2h
+    quadratic form      of its parts: vᵀGv against (1/N) Σ ⟨Jv, M Jv⟩ with Jv = (z(θ + hv) − z(θ − hv)) / 2h
+                        and M = ∂²ℓ/∂z², and vᵀFv against vᵀD − vᵀGv; relative to the larger of |vᵀCv| and
+                        ‖Cv‖
     columns             of the three for a small model, on a few positions: block by block (`columns`)
 
 Gradients and outputs come from plain autograd in float64, on the model itself or on a temporary copy. There h
@@ -142,9 +143,7 @@ def _skipped_checks(op: CurvatureOperator, checks: list[ErrorCheck]) -> tuple[st
 
 
 def kind_of(op: CurvatureOperator) -> tuple[Hashable, ...]:
-    """Key of everything that decides how an operator computes: class, engine, loss and model, without
-    weights.
-    """
+    """Key of everything that decides how an operator computes: class, engine, loss, model structure."""
     problem, engine = op.problem, op.engine
     how = str(op.dtype), op.device.type, engine.requested, engine.checkpoint
     loss = type(problem.loss).__name__, problem.loss.name, plain_text(problem.loss.options)

@@ -94,9 +94,7 @@ class Pair(Result):
         return ValueWithError(float(ends.values[1]), float(ends.residuals[1]))
 
     def gap(self) -> ValueWithError:
-        """Relative gap 1 − λ_max(H_o) / λ_max(H), with the error of both eigenvalues; nan unless λ_max(H) >
-        0.
-        """
+        """Relative gap 1 − λ_max(H_o) / λ_max(H) with its error; nan unless λ_max(H) > 0."""
         (h, h_error), (g, g_error) = self.top("hessian"), self.top("ggn")
         if not h > 0:
             return ValueWithError(math.nan, math.nan)

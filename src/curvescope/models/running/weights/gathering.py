@@ -43,7 +43,7 @@ class Sharding:
     layers: Mapping[str, nn.Module]
     always: bool = False  # gather on a single rank, too
     hooked: tuple[nn.Module, ...] = ()  # submodules with hooks of FSDP
-    _own: dict[int, tuple[Tensor, nn.Parameter]] = field(default_factory=dict)
+    _local_parameters: dict[int, tuple[Tensor, nn.Parameter]] = field(default_factory=dict)
 
     @property
     def gathers(self) -> bool:
@@ -64,10 +64,10 @@ class Sharding:
         local = getattr(p, "_local_tensor", None)
         if local is None:
             return p
-        known = self._own.get(id(p))
+        known = self._local_parameters.get(id(p))
         if known is None or known[0] is not p or known[1].data_ptr() != local.data_ptr():
             known = p, nn.Parameter(local.detach(), requires_grad=p.requires_grad)
-            self._own[id(p)] = known
+            self._local_parameters[id(p)] = known
         if known[1].requires_grad != p.requires_grad:
             known[1].requires_grad_(p.requires_grad)
         return known[1]
@@ -129,12 +129,12 @@ class Sharding:
     def _whole(
         self, part: nn.Module, pieces: Mapping[str, Tensor], *, like: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Return full parameters: first those that are differentiated, in one message; `like` tells which."""
+        """Return full parameters. Those that are differentiated, by `like`, share one message."""
         front = next((f"{name}." for name, layer in self.layers.items() if layer is part), "")
-        moving = [name for name, p in (like or pieces).items() if p.requires_grad]
-        fixed = [name for name in pieces if name not in moving]
+        differentiated = [name for name, p in (like or pieces).items() if p.requires_grad]
+        constant = [name for name in pieces if name not in differentiated]
         parameters: dict[str, Tensor] = {}
-        for names in (moving, fixed):
+        for names in (differentiated, constant):
             tensors = [pieces[name] for name in names]
             parameters |= zip(
                 names, gather(self.spread, tensors, [self.shapes[front + n] for n in names]), strict=True
@@ -159,9 +159,7 @@ def _of_fsdp(hook: Any) -> bool:
 
 
 def gather(spread: ShardGroup, pieces: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
-    """Return full parameters from the pieces of all ranks, in one message; differentiable any number of
-    times.
-    """
+    """Return full parameters from the pieces of all ranks in one message, with derivatives of any order."""
     if not pieces:
         return ()
     return _Gather.apply(spread, tuple(shapes), *pieces)
@@ -182,11 +180,11 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         dtype, device = ctx.like
-        given = [
+        filled = [
             torch.zeros((), dtype=dtype, device=device).expand(shape) if g is None else g
             for g, shape in zip(cotangents, ctx.shapes, strict=True)
         ]
-        return None, None, *_Sum.apply(ctx.spread, ctx.shapes, *given)
+        return None, None, *_Sum.apply(ctx.spread, ctx.shapes, *filled)
 
 
 class _Sum(torch.autograd.Function):
@@ -204,13 +202,13 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> Any:
         dtype, device = ctx.like
-        given = [
+        filled = [
             torch.zeros((len(ctx.spread.rows(shape[0])), *shape[1:]), dtype=dtype, device=device)
             if d is None
             else d
             for d, shape in zip(directions, ctx.shapes, strict=True)
         ]
-        return None, None, *_Gather.apply(ctx.spread, ctx.shapes, *given)
+        return None, None, *_Gather.apply(ctx.spread, ctx.shapes, *filled)
 
 
 def padded(shape: Shape, ranks: int) -> int:

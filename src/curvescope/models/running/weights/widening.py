@@ -88,9 +88,7 @@ class Widening:
         return {name: p for name, p in part.named_parameters() if id(p) in outside}
 
     def _wide(self, p: Tensor) -> Tensor:
-        """Return the float32 weight of a parameter or of its leaf; the values of a point already are
-        float32.
-        """
+        """Return the float32 weight of a parameter or of its leaf."""
         stored = self._stored.get(p.untyped_storage().data_ptr())
         if stored is None:
             return p.to(WIDE)
