@@ -185,8 +185,8 @@ class Problem:
             parameters: Values by name (parameters without a name keep the model's values), or a vector over
                 `space()`.
         """
-        vector = isinstance(parameters, Tensor | np.ndarray)
-        values = self.space().scatter(parameters) if vector else dict(parameters)
+        is_vector = isinstance(parameters, Tensor | np.ndarray)
+        values = self.space().scatter(parameters) if is_vector else dict(parameters)
         problem = copy.copy(self)
         problem.store = self.store.at(values)
         return problem

@@ -106,7 +106,7 @@ def _starred(front: re.Match[str]) -> str:
 
 
 def as_tensor(values: Tensor | np.ndarray) -> Tensor:
-    """A tensor as it is, or a copy of a NumPy array of real numbers in any layout."""
+    """Return a tensor unchanged; copy a NumPy array of real numbers in any layout."""
     if isinstance(values, Tensor):
         return values
     if not isinstance(values, np.ndarray):
@@ -117,8 +117,8 @@ def as_tensor(values: Tensor | np.ndarray) -> Tensor:
     return torch.tensor(np.ascontiguousarray(values, dtype=plain))
 
 
-def _alike(parts: Mapping[str, Tensor | np.ndarray]) -> dict[str, Tensor]:
-    """Tensors of one dtype, that which holds the numbers of all of them."""
+def _to_one_dtype(parts: Mapping[str, Tensor | np.ndarray]) -> dict[str, Tensor]:
+    """Convert to tensors of one dtype that can represent all of them."""
     tensors = {name: as_tensor(part) for name, part in parts.items()}
     if len({x.dtype for x in tensors.values()}) < 2:
         return tensors
@@ -235,14 +235,14 @@ class ParamSpace:
         return self.view(torch.arange(self.size)[:, None], block).flatten()
 
     def to_dict(self, vector: Tensor | np.ndarray) -> dict[str, Tensor]:
-        """The blocks of a vector by name, each in its block's shape; they may share memory with it."""
-        columns = self._one(vector)[:, None]
+        """Blocks of a vector by name, each in its own shape; they may share memory with the vector."""
+        columns = self._as_vector(vector)[:, None]
         return {block.name: self.view(columns, block).reshape(block.shape) for block in self.blocks}
 
     def from_dict(self, parts: Mapping[str, Tensor | np.ndarray]) -> Tensor:
-        """The vector of named blocks, each in its block's shape or flat; the inverse of `to_dict`.
+        """Vector with the given blocks, each in its own shape or flat; the inverse of `to_dict`.
 
-        Every block must be there, and nothing else.
+        All blocks must be given, and no others.
         """
         names = [block.name for block in self.blocks]
         for name in parts:
@@ -254,19 +254,19 @@ class ParamSpace:
             got = tuple(parts[block.name].shape) if block.name in parts else "nothing"
             if got not in (block.shape, (block.size,)):
                 raise ShapeError(f"expected block {block.name!r} of shape {block.shape}, got {got}")
-        blocks = _alike({name: parts[name] for name in names})
+        blocks = _to_one_dtype({name: parts[name] for name in names})
         if not self.whole:
             return torch.cat([blocks[name].reshape(-1) for name in names])
-        found = blocks[names[0]].new_empty(self.size)
+        vector = blocks[names[0]].new_empty(self.size)
         for block in self.blocks:
-            place = self.view(found[:, None], block)
-            place.copy_(blocks[block.name].reshape(place.shape))
-        return found
+            target = self.view(vector[:, None], block)
+            target.copy_(blocks[block.name].reshape(target.shape))
+        return vector
 
     def convert(self, vector: Any, to: ParamSpace) -> Any:
-        """A vector (n,), or columns (n, k), of this space in the order of another with the same entries.
+        """Reorder a vector (n,), or columns (n, k), of this space for another space with the same entries.
 
-        A tensor for a tensor, a NumPy array for an array.
+        A NumPy array gives a NumPy array.
         """
         if to.size != self.size:
             raise ShapeError(f"expected a space of the same {self.size} entries, got one of {to.size}")
@@ -275,19 +275,19 @@ class ParamSpace:
         given = as_tensor(vector)
         columns = given[:, None] if given.dim() == 1 else given
         self._check_length(columns)
-        found = to.gather_columns(self.scatter_columns(columns), columns.shape[1])
-        found = found[:, 0] if given.dim() == 1 else found
-        return found.numpy() if isinstance(vector, np.ndarray) else found
+        converted = to.gather_columns(self.scatter_columns(columns), columns.shape[1])
+        converted = converted[:, 0] if given.dim() == 1 else converted
+        return converted.numpy() if isinstance(vector, np.ndarray) else converted
 
     def _has_entries_of(self, other: ParamSpace) -> bool:
         """Return True if both spaces have the same entries of the same parameters, in any order."""
         return self._segments_of.keys() == other._segments_of.keys() and all(
-            own == other._segments_of[name] or torch.equal(self._mask(name), other._mask(name))
-            for name, own in self._segments_of.items()
+            segments == other._segments_of[name] or torch.equal(self._mask(name), other._mask(name))
+            for name, segments in self._segments_of.items()
         )
 
     def _mask(self, parameter: str) -> Tensor:
-        """The entries of a parameter that are in the space."""
+        """Mask of the entries of a parameter that are in the space."""
         mask = torch.zeros(self.shapes[parameter], dtype=torch.bool)
         for segment in self._segments_of[parameter]:
             segment.view(mask).fill_(True)
@@ -296,12 +296,13 @@ class ParamSpace:
     # --------------------------------------------------------------------------------- vectors and parameters
 
     def gather(self, tree: Mapping[str, Tensor | np.ndarray]) -> Tensor:
-        """The vector (n,) of a tree of parameter-shaped tensors; a missing parameter counts as zero."""
-        own = {name: tree[name] for name in self.parameter_names if name in tree}
-        for name, x in own.items():
+        """Vector (n,) of parameter-shaped tensors by name; a missing parameter counts as zero."""
+        present = {name: tree[name] for name in self.parameter_names if name in tree}
+        for name, x in present.items():
             if tuple(x.shape) != tuple(self.shapes[name]):
                 raise ShapeError(f"{name}: expected {tuple(self.shapes[name])}, got {tuple(x.shape)}")
-        return self.gather_columns({name: x.contiguous()[None] for name, x in _alike(own).items()}, 1)[:, 0]
+        tensors = {name: x.contiguous()[None] for name, x in _to_one_dtype(present).items()}
+        return self.gather_columns(tensors, 1)[:, 0]
 
     def gather_columns(self, tree: Mapping[str, Tensor], k: int) -> Tensor:
         """Columns (n, k) of tensors (k, *parameter shape) by name."""
@@ -322,8 +323,8 @@ class ParamSpace:
         return ColumnSum(self, self._segments_of, k)
 
     def scatter(self, vector: Tensor | np.ndarray) -> dict[str, Tensor]:
-        """Parameter-shaped tensors that hold `vector` (n,) in the blocks' places and zero elsewhere."""
-        vector = self._one(vector)
+        """Parameter-shaped tensors with the entries of `vector` (n,), and zero outside the blocks."""
+        vector = self._as_vector(vector)
         tree = {
             name: torch.zeros(self.shapes[name], dtype=vector.dtype, device=vector.device)
             for name in self.parameter_names
@@ -366,7 +367,7 @@ class ParamSpace:
         self._check_length(columns)
         return columns.split([segment.size for segment in self.segments])
 
-    def _one(self, vector: Tensor | np.ndarray) -> Tensor:
+    def _as_vector(self, vector: Tensor | np.ndarray) -> Tensor:
         """One vector (n,) as a tensor."""
         one = as_tensor(vector)
         if one.dim() != 1:

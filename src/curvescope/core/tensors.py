@@ -76,7 +76,7 @@ def is_lookup(node: Node) -> bool:
 
 
 def lookup_option(node: Node) -> str | None:
-    """The option of an embedding that makes its gradient sparse, or another one than that of the loss."""
+    """Option of an embedding that makes its gradient sparse or different from the gradient of the loss."""
     if not is_lookup(node):
         return None
     options = ("scale_grad_by_freq", "sparse")

@@ -2,12 +2,13 @@
 
 An operator calls `engine.sum_over_batches(form, V, …)` and gets the sum. The steps:
 
-    detect    changes of the problem since something was cached (change_detection)
-    validate  which kernels fit a new or changed model, on a few positions (kernel_validation)
-    run       the module, with or without our kernels; store or recompute layers (module_runner, checkpoint)
-    cache     graphs that do not depend on the directions, and recordings of products (graph_cache)
-    apply     the cached product of every batch to the directions (product_forms, batch_products, vjp)
-    confirm   that nothing has changed meanwhile; otherwise repeat the product (change_detection)
+    detect    compare the problem with the state that the cache belongs to (change_detection)
+    validate  choose the kernels that fit a new or changed model, on a few positions (kernel_validation)
+    run       run the module, with or without our kernels, with layers stored or recomputed (module_runner,
+              checkpoint)
+    cache     store graphs that do not depend on the directions, and recordings of products (graph_cache)
+    apply     apply the cached product of every batch to the directions (product_forms, batch_products, vjp)
+    confirm   check that nothing has changed meanwhile, or repeat the product (change_detection)
 
 The engine does not divide the sum by the number of terms.
 """

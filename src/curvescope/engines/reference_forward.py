@@ -196,9 +196,7 @@ def differentiated_reference(
 
 
 def _graph_of(loss: Tensor) -> Graph:
-    """Names and settings of the nodes behind a loss, each followed by the numbers of those that it leads
-    to.
-    """
+    """Names and settings of the nodes in the graph of a loss, each with the numbers of its next nodes."""
     if loss.grad_fn is None:
         return ()
     numbers, waiting, graph = {loss.grad_fn: 0}, [loss.grad_fn], []

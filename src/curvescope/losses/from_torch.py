@@ -55,7 +55,7 @@ def from_torch(loss: Any) -> Loss | None:
         raise UsageError(f"expected a known loss, got a custom {type(loss).__name__}", hint=CUSTOM_HINT)
     if "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
         raise UsageError(
-            f"expected torch's {type(loss).__name__}, got one with a forward or hooks of your own",
+            f"expected torch's {type(loss).__name__}, got one with a custom forward or hooks",
             hint=CUSTOM_HINT,
         )
     if module.reduction not in ("mean", "sum", "batchmean"):
