@@ -175,8 +175,8 @@ def test_columns_are_vectors_side_by_side(blocks: list[Block], k: int, seed: int
     total = space.total(k)
     for name, x in [*trees.items(), *trees.items()]:
         total.add(name, x)
-    assert torch.equal(total.whole(), 2 * V)
-    assert not space.total(k).whole().any()
+    assert torch.equal(total.result(), 2 * V)
+    assert not space.total(k).result().any()
     assert list(space.scatter_columns(V[:, :1])) == list(space.parameter_names)
 
 
