@@ -176,7 +176,7 @@ def test_columns_are_vectors_side_by_side(blocks: list[Block], k: int, seed: int
     for name, x in [*trees.items(), *trees.items()]:
         total.add(name, x)
     assert torch.equal(total.result(), 2 * V)
-    assert not space.total(k).whole().any()
+    assert not space.total(k).result().any()
     assert list(space.scatter_columns(V[:, :1])) == list(space.parameter_names)
 
 

@@ -322,7 +322,7 @@ def counted(_: str) -> Case:
                     with Counting() as seen:
                         op @ V
                     sent = seen.bytes["c10d._allgather_base_"] + seen.bytes["c10d._reduce_scatter_base_"]
-                    predicted = cost.sharded(decoder, **options, kept=kept).moved
+                    predicted = cost.sharded(decoder, **options, cached=kept).moved
                     yield f"bytes of {op!r} {columns} {kept}", predicted, float((R - 1) * sent)
 
 

@@ -368,6 +368,6 @@ class TokenBlocks(LinearOperator):
                 tokens = V[:, j].view(len(part.tokens), part.width)
                 tangents = V.new_zeros(len(batch_positions), *part.shape)
                 tangents[at] = tokens[chosen]
-                activations = self.whole.batch_product(part, tangents)
-                out[:, j].view(len(part.tokens), part.width)[chosen] = activations[at]
+                product = self.whole.batch_product(part, tangents)
+                out[:, j].view(len(part.tokens), part.width)[chosen] = product[at]
         return out
