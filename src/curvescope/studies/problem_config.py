@@ -14,7 +14,7 @@ import torch
 
 from curvescope.core.config import Config, at_least, setting
 from curvescope.core.errors import UsageError
-from curvescope.core.ranks import spreading
+from curvescope.core.ranks import loads_sharded
 from curvescope.data import denoising
 from curvescope.data.batches import IGNORED, Batches
 from curvescope.data.corpora import CORPORA, read_source
@@ -149,7 +149,7 @@ def make_problem(cfg: ModelOnData, model: Model | None = None) -> Problem:
 
 def load_model(cfg: ModelOnData | TokenModel) -> Model:
     """Load the model, with the tokenizer of the settings if given; sharded over ranks if they use shards."""
-    if spreading():
+    if loads_sharded():
         from curvescope.distributed.sharding import spread_out
 
         device = as_device(cfg.device)

@@ -20,7 +20,7 @@ import numpy as np
 from curvescope.core.errors import UsageError
 from curvescope.geometry.embeddings import LENGTHS
 from curvescope.geometry.probes import ValueProbe
-from curvescope.geometry.sphere import Norm
+from curvescope.geometry.sphere import StreamNorm
 from curvescope.geometry.vocabulary.representations import How
 from curvescope.viz import writers
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from curvescope.geometry.embeddings import Distances, Extremes
     from curvescope.geometry.probes import KeyProbe, ValueProbe
 
-DISTANCES: dict[str, Any] = {"norm": Norm("layernorm", eps=1e-5), "all_rows": True}
+DISTANCES: dict[str, Any] = {"norm": StreamNorm("layernorm", eps=1e-5), "all_rows": True}
 SCORES: dict[str, Any] = {"which": "input", "scores": LENGTHS, "all_rows": True}
 DIRECTIONS: dict[str, Any] = {
     "folded": False,

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from curvescope.core.number_format import MOST_DIGITS, rounded, to_error, with_error
+from curvescope.core.number_format import MAX_DIGITS, rounded, to_error, with_error
 from curvescope.report.page_elements import Cell, Table, column, heading, verdict
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _between(value: float, low: float, high: float) -> str:
         return rounded(value)
     if not 1e-4 <= max(abs(low), abs(high)) < 1e7 or wide > 10 * abs(value) > 0:
         return f"{rounded(value, 2)} ({rounded(low, 2)} to {rounded(high, 2)})"
-    last = MOST_DIGITS - 1 - math.floor(math.log10(max(abs(low), abs(high))))
+    last = MAX_DIGITS - 1 - math.floor(math.log10(max(abs(low), abs(high))))
     place = min(1 - math.floor(math.log10(wide)), last)
     text = [f"{round(x, place) + 0.0:,.{max(place, 0)}f}" for x in (value, low, high)]
     return text[0] if text[1] == text[2] else f"{text[0]} ({text[1]} to {text[2]})"

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.recorded_products import Recorder
+from curvescope.algorithms.recorded_products import ProductRecorder
 from curvescope.core.number_format import data_size
 from curvescope.core.operator import LinearOperator
 from curvescope.engines.tensor_digest import digest
@@ -62,7 +62,7 @@ class Record(NamedTuple):
 
 
 @final
-class Journal(Recorder):
+class Journal(ProductRecorder):
     """Products of one piece of work, by number, in the file `path`.
 
     A product is read from the file only if its columns are equal bit for bit and the checksum is right. At

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.accurate_sums import add_up
+from curvescope.algorithms.accurate_sums import sum_over_ranks
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.hessian_terms import MATRICES, MatrixName
 from curvescope.core.seeds import generator
@@ -175,4 +175,4 @@ def space_like(problem: Problem, like: ParamSpace) -> ParamSpace:
 
 def global_norm(x: Tensor) -> float:
     """‖x‖ in float64; for sharded vectors the norm of the full vector."""
-    return float(add_up(torch.linalg.vector_norm(x, dtype=torch.float64).square()).sqrt())
+    return float(sum_over_ranks(torch.linalg.vector_norm(x, dtype=torch.float64).square()).sqrt())

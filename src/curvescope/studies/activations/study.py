@@ -100,7 +100,7 @@ def token_curvature(
     for batch in track(problem.batches, f"tokens at {at}"):
         here = range(first, first + batch.num_sequences)
         op = KINDS[matrix](problem, at, tokens=list(here), engine=engine, checkpoint=checkpoint)
-        blocks = op.tokens_apart()
+        blocks = op.token_blocks()
         ends = equal_blocks(
             blocks, blocks.block_size, num_steps=num_steps, num_probes=num_probes, seed=seed + first
         )

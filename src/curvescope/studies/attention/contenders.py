@@ -118,10 +118,10 @@ def allowed(name: str) -> AbstractContextManager[object]:
 def absent(name: str, device: torch.device) -> str | None:
     """Return why a contender cannot be measured on this machine, or None if it can."""
     if name == "jvp-flash-attention":
+        if device.type != "cuda":
+            return "jvp-flash-attention needs CUDA: it consists of Triton kernels"
         if find_spec("jvp_flash_attention") is None:
             return "jvp-flash-attention is not installed"
-        if device.type != "cuda":
-            return "jvp-flash-attention needs CUDA"
     return None
 
 

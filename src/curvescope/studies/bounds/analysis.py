@@ -33,7 +33,7 @@ from curvescope.closed_form.bounds.relu_network import (
 from curvescope.closed_form.network.block import Architecture
 from curvescope.closed_form.network.stack import StackCurvature, stack_tape
 from curvescope.closed_form.norms import norm_jacobian_norm, norm_point, norm_second_derivative_norm
-from curvescope.closed_form.objectives import Objective, squared_error, squared_error_objective
+from curvescope.closed_form.objectives import OutputObjective, squared_error, squared_error_objective
 from curvescope.closed_form.printed import block_theorems
 from curvescope.closed_form.printed.block_theorems import head_second_derivatives
 from curvescope.closed_form.printed.bounds import (
@@ -365,7 +365,7 @@ def compare_stack(blocks: list[BlockInstance]) -> list[BoundRow]:
 
 
 def _loss_to(target: Tensor):
-    def loss(z: Tensor) -> Objective:
+    def loss(z: Tensor) -> OutputObjective:
         return squared_error_objective(z, target[None])
 
     return loss

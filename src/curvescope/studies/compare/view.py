@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.number_format import MOST_DIGITS, plural, rounded, to_error
+from curvescope.core.number_format import MAX_DIGITS, plural, rounded, to_error
 from curvescope.runs.study_result import Line, Tables
 from curvescope.studies.compare.study import EQUAL, LARGER, OF_BLOCKS, OPEN, QUANTITIES, SMALLER, Estimate
 from curvescope.viz import style
@@ -297,7 +297,7 @@ def _folded(found: Comparison, number: int, name: str) -> str:
 
 def _caption_fold(ratio: float, digits: int) -> str:
     """Format a ratio such as `2.1-fold`, with enough digits to differ from one."""
-    texts = [rounded(ratio, count) for count in range(digits, MOST_DIGITS + 1)]
+    texts = [rounded(ratio, count) for count in range(digits, MAX_DIGITS + 1)]
     return f"{next((text for text in texts if text.rstrip('0') != '1.'), texts[-1])}-fold"
 
 

@@ -262,7 +262,11 @@ class ProductTimer:
         opened, peak = self._clock() - opened, self._meter.peak()
         del product  # frees the columns, which an algorithm would not keep
         after = self._meter.begin()
-        self.fast, self.attends, self.why = op.engine.name == "fast", op.engine.attends, op.engine.why
+        self.fast, self.attends, self.why = (
+            op.engine.name == "fast",
+            op.engine.attends,
+            op.engine.fallback_reason,
+        )
         frozen = statistics.median(seconds[len(seconds) // 2 :])
         return ProductCost(
             frozen / kind.columns,

@@ -37,7 +37,7 @@ from curvescope.core.result import Result
 from curvescope.core.seeds import generator
 from curvescope.models.model import Model
 from curvescope.operators import GGN, KFAC, EmpiricalFisher, exact_diagonal
-from curvescope.operators.kronecker.spectral import Spectrum
+from curvescope.operators.kronecker.spectral import LayerSpectrum
 from curvescope.problem import Problem
 from curvescope.runs.resumable_loop import Piece
 from curvescope.studies.common.weight_changes import Effects, Halves, effects, moved_parameters, weights
@@ -141,7 +141,7 @@ class ProductSurgeon(Surgeon):
         return remove_by_products(w, self.op, removed, damping=self.damping)
 
 
-def _entries(spectrum: Spectrum, left: Tensor) -> Tensor:
+def _entries(spectrum: LayerSpectrum, left: Tensor) -> Tensor:
     """Return K over the remaining weights, a mask (m n,): A_ik B_jl for the weights (i, j) and (k, l)."""
     assert spectrum.sides is not None, "expected factors with eigendecompositions of both sides"
     A, B = ((Q * side) @ Q.T for Q, side in zip(spectrum.vectors, spectrum.sides, strict=True))

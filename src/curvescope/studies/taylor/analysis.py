@@ -23,7 +23,7 @@ from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.models.model import Model
 from curvescope.operators import Hessian, LossLine, LossPlane, loss_line, loss_plane, per_sample
-from curvescope.operators.taylor.directions import dot, own_vector
+from curvescope.operators.taylor.directions import dot, parameter_vector
 from curvescope.problem import Problem
 from curvescope.runs.resumable_loop import Piece
 
@@ -160,7 +160,7 @@ def predict(
 
 def settle(problem: Problem, goal: float, num_steps: int, rate: float) -> Settled:
     """Run Adam on all data until the loss is at most `goal`; return the best point of the run."""
-    theta = own_vector(problem).clone()
+    theta = parameter_vector(problem).clone()
     best, losses = theta.clone(), []
     adam = torch.optim.Adam([theta.requires_grad_()], lr=rate)
     for _ in track(range(num_steps + 1), "settling"):
@@ -194,7 +194,7 @@ def near(problem: Problem, pairs: Eigenpairs, along: LossLine) -> tuple[Tensor, 
     step = NEAR.get(problem.dtype, NEAR_ROUNDED) * (
         radius if math.isfinite(radius) else float(np.abs(along.t).max())
     )
-    return own_vector(problem) + step * away(problem, pairs), problem.gradient()
+    return parameter_vector(problem) + step * away(problem, pairs), problem.gradient()
 
 
 def top_pairs(problem: Problem, k: int, seed: int) -> Eigenpairs:
@@ -278,7 +278,7 @@ def descents(cfg: Config, problem: Problem) -> list[Piece]:
         return predict(problem, problem.gradient(), _as(Eigenpairs, pairs), cfg.shares, cfg.num_steps)
 
     def measured(share: float, pairs: Result) -> DescentRun:
-        return descend(problem, own_vector(problem), _as(Eigenpairs, pairs), share, cfg.num_steps)
+        return descend(problem, parameter_vector(problem), _as(Eigenpairs, pairs), share, cfg.num_steps)
 
     pieces = [Piece(PREDICTED, predicted, "predicted gradient descent", needs=(SHARP,))]
     for i, share in enumerate(cfg.shares):

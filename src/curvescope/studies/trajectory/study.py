@@ -22,7 +22,7 @@ from curvescope.data.batches import Batches
 from curvescope.data.corpora import CORPORA, read_source
 from curvescope.geometry.projection import APART, Method, Projection, need_umap, project, project_apart
 from curvescope.geometry.roles import embedding, has_lens, norm_of
-from curvescope.geometry.sphere import Norm
+from curvescope.geometry.sphere import StreamNorm
 from curvescope.geometry.stream import stream
 from curvescope.geometry.trajectory.paths import Path, Trajectories, follow, trajectories
 from curvescope.geometry.vocabulary.names import names_of
@@ -213,7 +213,7 @@ def _picture(cfg: Config, path: Path) -> Projection:
 def _picture_apart(cfg: Config, model: Model, path: Path) -> Projection:
     """Project raw embeddings of the prompt, then its states after the final norm, one depth at a time."""
     E = embedding(model)
-    norm = norm_of(model, "ln_f") if has_lens(model) else Norm("none")
+    norm = norm_of(model, "ln_f") if has_lens(model) else StreamNorm("none")
     ids = torch.from_numpy(path.ids)
     points = norm(stream(model, ids[None].to(model.device)).points[0].double().cpu()).numpy()  # (T, N, d)
     groups = [E[ids].numpy(), *(points[:, n] for n in range(points.shape[1]))]
