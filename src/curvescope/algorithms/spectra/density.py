@@ -254,7 +254,7 @@ class SpectralDensity(Tabular):
         half = 0.0 if self.exact else student(len(self.nodes) - 1) * share.stderr
         near = f"|λ| < {limit:.2g}: {100 * share.value:.3g} % of eigenvalues\n"
         near += f"({100 * max(share.low, 0):.3g} to {100 * share.high:.3g} % for these probes"
-        return near + (f", ± {100 * half:.2g} % over probes)" if half > 0 else ")")
+        return near + (f", ± {100 * half:.2g} % over probes, numerical only)" if half > 0 else ")")
 
     def within(self, share: float) -> float:
         """Return the smallest r such that this share of the eigenvalues has |λ| ≤ r.

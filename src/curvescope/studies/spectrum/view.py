@@ -192,7 +192,8 @@ def captions(result: Spectrum) -> dict[str, str]:
         "open; dark bar: 90 % of eigenvalues or more, where the kernel hides their shape. "
         f"{errors(H.density)}; ticks mark the extreme eigenvalues, found by Lanczos. "
         "Below: the share of eigenvalues up to λ, without a kernel. For these probes it is certain to "
-        "lie in the dark band; that of all eigenvalues lies in the light one 95 times in 100.",
+        "lie in the dark band; that of all eigenvalues lies in the light one 95 times in 100 "
+        "(numerical only: other data are not included).",
         "block_map": "Diagonal blocks, layers to the right and roles downwards, those of no layer "
         "beside them; all have a trace, those of the map of pairs a norm. Colors are logarithmic, on both "
         "sides of zero if there are both signs.",
@@ -235,7 +236,9 @@ def errors(d: SpectralDensity) -> str:
     if d.exact:
         return "The density is exact"
     return (
-        "The band is a 95 % interval over probes" if len(d.nodes) > 1 else "One probe: its error is unknown"
+        "The band is a 95 % interval over probes (numerical only)"
+        if len(d.nodes) > 1
+        else "One probe: its error is unknown"
     )
 
 
