@@ -165,9 +165,13 @@ class SpectralDensity(Tabular):
         shown = resolved(self.nodes, self.weights, self.width)
         return float(np.where(shown, self.weights, 0.0).sum() / len(self.nodes))
 
-    def _known(self, grid: np.ndarray, ends: np.ndarray | None) -> np.ndarray:
+    def known(self, grid: np.ndarray, ends: np.ndarray | None = None) -> np.ndarray:
         """Return a mask (G,): True if most of the density is from resolved nodes and its certain bounds are
         close.
+
+        Args:
+            grid: Points, (G,).
+            ends: Eigenvalues known from elsewhere, see `smoothed`.
         """
         shown = np.where(resolved(self.nodes, self.weights, self.width), self.weights, 0.0)
         how = {"exact": True, "ends": self.ends(ends)}
@@ -306,7 +310,7 @@ class SpectralDensity(Tabular):
         """
         grid, density, band = self.band(ends=eigenvalues)
         sure = None if self.exact else self.sure(grid, ends=eigenvalues)
-        known, is_new = self._known(grid, eigenvalues), ax is None
+        known, is_new = self.known(grid, eigenvalues), ax is None
         marks = self.outliers().values if eigenvalues is None else eigenvalues
         ax = spectrum.density(
             ax, grid, density, band, sure=sure, known=known, nodes=marks, log_y=log_y, label=label

@@ -275,6 +275,7 @@ def shape(name: str, density: SpectralDensity, extremes: Eigenpairs | None) -> S
     known = None if extremes is None else extremes.values
     grid, values, (low, high) = density.band(ends=known)
     kept = np.unique(np.linspace(0, len(grid) - 1, min(len(grid), POINTS)).round().astype(int))
+    certain = None if density.exact else tuple(end[kept] for end in density.sure(grid, ends=known))
     edges, share, bounds = density.shares()
     out = density.outliers()
     symbol = MATRIX_SYMBOLS[name]
@@ -292,7 +293,7 @@ def shape(name: str, density: SpectralDensity, extremes: Eigenpairs | None) -> S
     }
     return Shape(
         TITLES[name], LOOKS[name], grid[kept], values[kept], (low[kept], high[kept]), edges, share, bounds,
-        ends, apart,
+        ends, apart, certain, density.known(grid, known)[kept],
     )  # fmt: skip
 
 
