@@ -168,9 +168,11 @@ def opening(result: Spectrum) -> str:
     if "lambda_max" in H.sampled:
         sentence += f" (λ_max: {H.sampled['lambda_max'].verdict()})"
     trace, error = H.trace
-    if trace > 2 * error > 0 and high > 0:
-        total = H.headline("trace", trace, error)
-        sentence += f"; the trace is {total}, {rounded(trace / high, 2)} times λ_max"
+    numbers = [H.sampled[name] for name in ("trace", "lambda_max") if name in H.sampled]
+    if trace > 2 * error > 0 and high > 0 and not any(number.low <= 0 for number in numbers):
+        sentence += f"; the trace is {H.headline('trace', trace, error)}"
+        if all(number.settled() for number in numbers):
+            sentence += f", {rounded(trace / high, 2)} times λ_max"
     sentence += "."
     if G is None or F is None or not G.traces.psd:
         return sentence
