@@ -64,8 +64,8 @@ def roles(model: Model) -> list[Description]:
 
 def _blocks(model: Model) -> list[Block]:
     """Return the model's blocks; for a sharded model, the blocks of the unsharded parameters."""
-    whole = model.blocks if model.sharding is None else model.sharding.blocks
-    return [whole[name] for name in model.blocks]
+    full_blocks = model.blocks if model.sharding is None else model.sharding.blocks
+    return [full_blocks[name] for name in model.blocks]
 
 
 def notes(model: Model) -> list[str]:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.accurate_sums import add_up, column_dots, gram, norms, to_numpy
+from curvescope.algorithms.accurate_sums import column_dots, gram, norms, sum_over_ranks, to_numpy
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import mean_interval, student
 from curvescope.algorithms.spectra.lanczos import Eigenpairs, eigsh
@@ -35,7 +35,7 @@ from curvescope.algorithms.spectra.subspace_tracking import (
     search_top,
 )
 from curvescope.algorithms.stability.optimizers import Descent, read_optimizer
-from curvescope.algorithms.stability.sharpness import seen_by
+from curvescope.algorithms.stability.sharpness import preconditioned
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import Diagonal, LinearOperator
@@ -176,15 +176,15 @@ class Measurement:
         effort, lowest = self.effort, self.memory.take("lambda_min", self.space)
         before = self.memory.take("eigenspace", self.space)
         known = self._search(
-            "lambda_max", self.H, self.space, self._gradient, tol=effort.tol, go_on=self._ends.subspace
+            "lambda_max", self.H, self.space, self._gradient, tol=effort.tol, resume=self._ends.subspace
         )
         beside = [_unit(self._gradient)[None], *([] if before is None else [before])]
         self.products += known.subspace.add(torch.cat(beside))  # for the eigenvectors behind the first
         if lowest is not None:
             self.products += known.subspace.add(lowest.sum(dim=0, keepdim=True))
         found = follow_ends(
-            self.H, top=effort.top, loose=LOOSE, tol=effort.tol, max_products=effort.max_products,
-            stop=self.stop, go_on=known.subspace, upper=known.upper,
+            self.H, top=effort.top, other_tol=LOOSE, tol=effort.tol, max_products=effort.max_products,
+            stop=self.stop, resume=known.subspace, upper=known.upper,
         )  # fmt: skip
         self.products += found.num_products
         self._ends = found
@@ -198,7 +198,7 @@ class Measurement:
         }
         size = self.numbers["grad_norm"]
         if size > 0:
-            along = to_numpy(add_up(top @ (self._gradient / size)))
+            along = to_numpy(sum_over_ranks(top @ (self._gradient / size)))
             self.numbers["grad_share"] = float(np.square(along).sum())
         if before is not None and len(before) == len(top):
             self.numbers["overlap"] = _overlap(before, top)
@@ -228,7 +228,7 @@ class Measurement:
     def _block_squares(self, vector: Tensor) -> np.ndarray:
         """Squared norm of each block of a vector: (B,)."""
         own = [vector[rows].double().square().sum() for rows in self.space.slices.values()]
-        return to_numpy(add_up(torch.stack(own)))
+        return to_numpy(sum_over_ranks(torch.stack(own)))
 
     def _state_shares(self, name: str, vector: Tensor) -> None:
         """Share of each block in the squared norm of a vector."""
@@ -240,7 +240,7 @@ class Measurement:
         """Entropy and largest logit of attention, and the largest output, on the first probe batch."""
         statistics = AttentionStatistics()
         with torch.no_grad(), statistics:
-            if self.problem.loss.splits:
+            if self.problem.loss.has_outputs:
                 batch = next(iter(self.problem.local_batches("attention statistics")))
                 self.numbers["logit_max"] = float(self.problem.outputs(batch).detach().abs().max())
             else:  # a function of model and batch, which has no outputs of its own
@@ -270,13 +270,13 @@ class Measurement:
         self.numbers["sharpness_threshold"] = descent.threshold
         self.numbers["preconditioner_formed"] = _formed(_inner_optimizer(optimizer))
         self.notes += [f"{descent.name}: {word}" for word in descent.assumed if word.startswith("√v")]
-        op, root = seen_by(descent, self.H), descent.inverse_root
+        op, root = preconditioned(descent, self.H), descent.inverse_root
         if _is_shifted(descent):
             self._sharpness = descent, op, self._ends
             self._state_sharpness()
             return
         if isinstance(root, Diagonal):
-            self._scaled_gradient = root.spread_like(self.H) @ self._gradient
+            self._scaled_gradient = root.shard_like(self.H) @ self._gradient
         else:
             self._scaled_gradient = self._gradient
         self._keep_sharpness(descent, op, self._quickly("sharpness", op, self._scaled_gradient))
@@ -293,7 +293,7 @@ class Measurement:
             return
         found = self._search(
             "sharpness", op, self.space, self._scaled_gradient, top=2, tol=2 * self.effort.tol,
-            go_on=ends.subspace,
+            resume=ends.subspace,
         )  # fmt: skip
         self.memory.put("sharpness", found.vectors, self.space)
         self._keep_sharpness(descent, op, found)
@@ -373,7 +373,7 @@ class Measurement:
 
     def ggn(self) -> None:
         """λ_max of H_o, and ‖H − H_o‖_F / ‖H‖_F from the probes of the trace."""
-        if self._ends is None or not self.problem.loss.splits:
+        if self._ends is None or not self.problem.loss.has_outputs:
             return
         G = GGN(self.problem, checkpoint=self._checkpoint).in_blocks()
         with G.frozen():
@@ -463,7 +463,7 @@ class Measurement:
             op, count = self.H, self.effort.num_probes
             X = probes(
                 op.shape[1], count, seed=self.effort.seed, first=(1 + self.step) * OWN_PROBES, dtype=op.dtype,
-                device=op.device, pieces=None if op.pieces is None else op.pieces[1],
+                device=op.device, shard=None if op.shards is None else op.shards[1],
             )  # fmt: skip
             self._probed = X, self.H @ X
             self.products += count

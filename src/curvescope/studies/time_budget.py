@@ -241,7 +241,7 @@ class Timer:
         blocks = self._plan.blocks(self._cfg)
         H = Hessian(problem, *blocks, engine=self._cfg.engine, checkpoint=self._cfg.checkpoint)  # pyright: ignore[reportArgumentType]
         kind, spread = {"dtype": H.dtype, "device": H.device}, problem.model.spread
-        v = probes(H.shape[1], 1, seed=0, pieces=columns_of(H), **kind)[:, 0]
+        v = probes(H.shape[1], 1, seed=0, shard=columns_of(H), **kind)[:, 0]
         by_thread = H.device.type == "cpu" and spread is None
         clock = time.thread_time if by_thread else time.monotonic
         with H.frozen():  # as in an algorithm
@@ -253,7 +253,7 @@ class Timer:
             taken, passed = clock() - start, time.monotonic() - begun
         self.slowed = passed / max(taken, 1e-9)
         each = taken / count
-        return each if spread is None else spread.largest(each, H.device)
+        return each if spread is None else spread.max(each, H.device)
 
     def seconds(self, cfg: ModelOnData) -> float:
         """Seconds of one product; a task uses all its data for any number of tokens."""

@@ -362,10 +362,8 @@ def _depth(result: PropagationSweeps) -> Figure:
             look = {"fmt": "-o", "ms": 3.5, "lw": 1, "color": PALETTE[i]}
             label = f"norms {norm}" if norm != "none" else "no norms"
             values = np.array([s.value for s in sizes])
-            errors = np.maximum([[s.value - s.low for s in sizes], [s.high - s.value for s in sizes]], 0.0)
-            axes[0].errorbar(
-                result.depths, values, yerr=np.nan_to_num(errors), label=label if not seed else None, **look
-            )
+            errors = style.error_bars(values, [s.low for s in sizes], [s.high for s in sizes])
+            axes[0].errorbar(result.depths, values, yerr=errors, label=label if not seed else None, **look)
             ends = np.array([m.ends_of(HESSIAN) for m in models])
             axes[1].errorbar(result.depths, ends[:, 0], yerr=ends[:, 1], **look)
     for ax, title in zip(axes, ("‖H‖", "λ_max", ""), strict=True):
@@ -373,8 +371,7 @@ def _depth(result: PropagationSweeps) -> Figure:
         ax.grid(visible=True)
         ax.set_xscale("log", base=2)
         ax.set_xticks(result.depths, [str(d) for d in result.depths])
-        ax.set_xlabel("layers")
-        ax.set_title(title)
+        ax.set(xlabel="layers", title=title)
     axes[0].legend()
     _kinds_over_depth(axes[2], result)
     return figure
@@ -395,7 +392,7 @@ def _kinds_over_depth(ax: Axes, result: PropagationSweeps) -> None:
         ax.errorbar(result.depths, shares, yerr=np.nan_to_num(halves), fmt="--o" if i > 5 else "-o", **look)
     ax.axhline(0, color="0.6", lw=0.6)
     ax.set_title("shares of ‖H‖², pre-norm (sum 1)")
-    ax.legend(fontsize=7, ncols=2)
+    ax.legend(ncols=2)
 
 
 def _share(one: Propagation, kind: str) -> SourceEstimate:
@@ -413,8 +410,7 @@ def _sigma(result: PropagationSweeps) -> Figure:
     ax.plot(SIGMAS, [first / s**2 for s in SIGMAS], lw=1, color="0.5", label="1/σ²")
     ax.set(xscale="log", yscale="log")
     ax.grid(visible=True)
-    ax.set_xlabel("standard deviation σ of the embeddings")
-    ax.set_ylabel("Frobenius norm")
+    ax.set(xlabel="standard deviation σ of the embeddings", ylabel="Frobenius norm")
     ax.legend()
     return figure
 
@@ -430,10 +426,9 @@ def _components(result: PropagationSweeps) -> Figure:
             rows = table[table["trained_steps"] == steps]
             label = f"after {steps} steps" if steps else "at initialization"
             ax.plot(rows[column], y + 0.12 - 0.24 * i, "o", ms=5, color=PALETTE[i], label=label)
-        ax.set_xscale("log" if min(table[column]) > 0 else "symlog")
-        ax.set_title(title)
+        ax.set(xscale="log" if min(table[column]) > 0 else "symlog", title=title)
         ax.grid(visible=True)
-    axes[0].set_yticks(y, list(COMPONENTS), fontsize=9)
+    axes[0].set_yticks(y, list(COMPONENTS))
     axes[0].legend()
     return figure
 
@@ -444,23 +439,19 @@ def _training(result: PropagationSweeps) -> Figure:
     x = np.arange(len(REVISIONS))
     for i, kind in enumerate(KINDS):
         sizes = [
-            float(
-                np.sqrt(sum(m.shares.norm(n).value ** 2 for n in m.sources if n.rpartition(".")[2] == kind))
-            )
+            math.sqrt(sum(m.shares.norm(n).value ** 2 for n in m.sources if n.rpartition(".")[2] == kind))
             for m in models
         ]
         look = {"ms": 3.5, "lw": 1, "color": PALETTE[i % len(PALETTE)], "label": kind}
         axes[0].plot(x, sizes, "--o" if i > 4 else "-o", **look)
     for name, dash in ((HESSIAN, "-"), (OUTER, "--")):
         axes[0].plot(x, [m.shares.norm(name).value for m in models], dash, lw=1.2, color="0.4", label=name)
-    axes[0].set_yscale("log")
-    axes[0].set_title("Frobenius norm, sources of a kind in quadrature")
-    axes[0].legend(fontsize=7, ncols=2)
+    axes[0].set(yscale="log", title="Frobenius norm, sources of a kind in quadrature")
+    axes[0].legend(ncols=2)
     ends = np.array([m.ends_of(HESSIAN) for m in models])
     axes[1].errorbar(x, ends[:, 0], yerr=ends[:, 1], fmt="-o", ms=4, lw=1, color=PALETTE[1], label="λ_max")
     axes[1].errorbar(x, -ends[:, 2], yerr=ends[:, 3], fmt="-o", ms=4, lw=1, color=PALETTE[0], label="−λ_min")
-    axes[1].set_yscale("log")
-    axes[1].set_title("extreme eigenvalues of H")
+    axes[1].set(yscale="log", title="extreme eigenvalues of H")
     axes[1].legend()
     for ax in axes:
         ax.set_xticks(x, REVISIONS)

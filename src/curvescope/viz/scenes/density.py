@@ -22,9 +22,7 @@ MOST_APART = 6  # most outliers to mark, the farthest from zero; more would over
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Spectrum of one matrix: a broadened density with its interval, bounds of the cumulative shares, and
-    single eigenvalues.
-    """
+    """Spectrum of a matrix: broadened density with its interval, bounds of shares, single eigenvalues."""
 
     name: str
     look: Look
@@ -41,9 +39,7 @@ class Spectrum:
 
 
 def spectra(found: Sequence[Spectrum]) -> Scene:
-    """Return a scene of densities and shares of several matrices; on a logarithmic axis, negative eigenvalues
-    are thin and dotted.
-    """
+    """Scene of densities and shares of matrices; on a log axis, negative eigenvalues are dotted."""
     controls = {"curve": [DENSITY, SHARE], "λ axis": list(AXES)}
 
     def draw(curve: str, kind: str) -> Scene:
