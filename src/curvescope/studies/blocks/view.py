@@ -237,7 +237,7 @@ def captions(result: Blocks) -> dict[str, str]:
         "norms": "Frobenius norm of every diagonal block that was measured.",
         "extremes": "Extreme eigenvalues of diagonal blocks; bars are the residuals.",
         "densities": f"Density of the eigenvalues of diagonal blocks{lanczos}, broadened by a kernel "
-        "of the width in each title; the band is a 95 % interval over probes.",
+        "of the width in each title; the band is a 95 % interval over probes (numerical only).",
         "heterogeneity": "Jensen–Shannon divergence between the spectra of blocks, in bits: 0 is equal, "
         "1 is no overlap. Both spectra of a pair are broadened alike, by a quarter of the root mean "
         "square eigenvalue of the larger one. In the table: standard error and bias over probes.",

@@ -168,9 +168,11 @@ def opening(result: Spectrum) -> str:
     if "lambda_max" in H.sampled:
         sentence += f" (λ_max: {H.sampled['lambda_max'].verdict()})"
     trace, error = H.trace
-    if trace > 2 * error > 0 and high > 0:
-        total = H.headline("trace", trace, error)
-        sentence += f"; the trace is {total}, {rounded(trace / high, 2)} times λ_max"
+    numbers = [H.sampled[name] for name in ("trace", "lambda_max") if name in H.sampled]
+    if trace > 2 * error > 0 and high > 0 and not any(number.low <= 0 for number in numbers):
+        sentence += f"; the trace is {H.headline('trace', trace, error)}"
+        if all(number.settled() for number in numbers):
+            sentence += f", {rounded(trace / high, 2)} times λ_max"
     sentence += "."
     if G is None or F is None or not G.traces.psd:
         return sentence
@@ -192,7 +194,8 @@ def captions(result: Spectrum) -> dict[str, str]:
         "open; dark bar: 90 % of eigenvalues or more, where the kernel hides their shape. "
         f"{errors(H.density)}; ticks mark the extreme eigenvalues, found by Lanczos. "
         "Below: the share of eigenvalues up to λ, without a kernel. For these probes it is certain to "
-        "lie in the dark band; that of all eigenvalues lies in the light one 95 times in 100.",
+        "lie in the dark band; that of all eigenvalues lies in the light one 95 times in 100 "
+        "(numerical only: other data are not included).",
         "block_map": "Diagonal blocks, layers to the right and roles downwards, those of no layer "
         "beside them; all have a trace, those of the map of pairs a norm. Colors are logarithmic, on both "
         "sides of zero if there are both signs.",
@@ -235,7 +238,9 @@ def errors(d: SpectralDensity) -> str:
     if d.exact:
         return "The density is exact"
     return (
-        "The band is a 95 % interval over probes" if len(d.nodes) > 1 else "One probe: its error is unknown"
+        "The band is a 95 % interval over probes (numerical only)"
+        if len(d.nodes) > 1
+        else "One probe: its error is unknown"
     )
 
 
@@ -272,6 +277,7 @@ def shape(name: str, density: SpectralDensity, extremes: Eigenpairs | None) -> S
     known = None if extremes is None else extremes.values
     grid, values, (low, high) = density.band(ends=known)
     kept = np.unique(np.linspace(0, len(grid) - 1, min(len(grid), POINTS)).round().astype(int))
+    certain = None if density.exact else tuple(end[kept] for end in density.certain_bounds(grid, ends=known))
     edges, share, bounds = density.shares()
     out = density.outliers()
     symbol = MATRIX_SYMBOLS[name]
@@ -289,7 +295,7 @@ def shape(name: str, density: SpectralDensity, extremes: Eigenpairs | None) -> S
     }
     return Shape(
         TITLES[name], LOOKS[name], grid[kept], values[kept], (low[kept], high[kept]), edges, share, bounds,
-        ends, apart,
+        ends, apart, certain, density.known(grid, known)[kept],
     )  # fmt: skip
 
 
