@@ -20,7 +20,7 @@ Clock = Callable[[], float]
 """Seconds, from any beginning."""
 LAST_COSTS = 3  # costs of a part, of which the largest counts
 MARGIN = 1.25  # what a part may cost, beside the largest of its last costs
-FIRST_SHARE = 0.8  # of the budget that the first part may take while others wait
+FIRST_SHARE = 0.9  # of the budget that the first part may take while others wait
 PACE_STEPS = 3  # steps of training that are timed before the first measurement
 DEBT_STEPS = 100  # steps of training after which the first measurement is within the budget
 

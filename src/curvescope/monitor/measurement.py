@@ -1,6 +1,7 @@
 """One measurement: the parts of which a row of the history is made.
 
     top        loss, gradient, λ_max and the sharpness that the optimizer sees, to a few percent
+    bound      both again, up to a bound of the eigenvalues that following may have missed
     along      curvature along the gradient, and along the optimizer's last step
     ends       λ_max, λ_min, the top eigenvectors and the sharpness to the tolerance
     trace      of the Hessian and of its blocks, from shared probes
@@ -8,9 +9,10 @@
     blocks     λ_max of single blocks, as many as time allows, those first that were seen longest ago
     verify     searches from random vectors for what following eigenvectors may have missed
 
-Every search for a largest eigenvalue begins with a random vector, which bounds what it did not meet. If that
-does not give the error asked for, it looks at a gradient and the vectors of the last time. "ends" extends the
-subspaces of "top".
+"top" follows the eigenvectors of the last time, with three to six products for each of its two numbers.
+Every other search for a largest eigenvalue, and the first of "top", begins with a random vector, which bounds
+what it did not meet. If that does not give the error asked for, it looks at a gradient and the vectors of the
+last time. "ends" extends the subspaces of "bound".
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from curvescope.algorithms.spectra.subspace_tracking import (
     follow_ends,
     ratio_and_stderr,
     search_top,
+    track_top,
 )
 from curvescope.algorithms.stability.optimizers import Descent, read_optimizer
 from curvescope.algorithms.stability.sharpness import seen_by
@@ -45,17 +48,19 @@ from curvescope.monitor.memory import Memory
 from curvescope.operators import GGN, Hessian
 from curvescope.problem import Problem
 
-PARTS = ("top", "along", "ends", "trace", "ggn", "blocks", "verify")
+PARTS = ("top", "bound", "along", "ends", "trace", "ggn", "blocks", "verify")
 Numbers = dict[str, float]
 QUICK_ERROR = 0.05  # error of λ_max and of the sharpness that is enough for "top", relative
-FIRST_SEARCH = 10  # most products of one of its two searches in the first measurement
-QUICK_SEARCH = 14  # and later
+TRACKED = 8  # most products for one of its two numbers
+FIRST_SEARCH = 10  # and in the first measurement
+BOUND_SEARCH = 14  # most products of one of the two searches of "bound"
 LOOSE = 0.02  # residual of the other top eigenvectors that is enough, relative to λ_max
 TINY = 1e-30
 MOST_LOG = 700.0  # of a factor that a float has
 SWEEP = 150  # most products of a search for what was missed
 USUAL_PRODUCTS = {
-    "top": 16,
+    "top": 9,
+    "bound": 20,
     "along": 2,
     "ends": 24,
     "ggn": 15,
@@ -117,11 +122,17 @@ class Measurement:
         self._ends: TrackedEnds | None = None
         self._gradient = self._scaled_gradient = torch.zeros(0)
         self._sharpness: tuple[Descent, LinearOperator, TrackedEnds] | None = None
+        self._is_bounded = False
         self._searched: dict[str, tuple[LinearOperator, TrackedEnds]] = {}  # by the name of their number
         self._probed: tuple[Tensor, Tensor] | None = None
 
-    def top(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """L, ‖g‖, λ_max, the sharpness, attention, norms."""
+    def top(self, optimizer: torch.optim.Optimizer | None, *, track: bool = False) -> None:
+        """L, ‖g‖, λ_max, the sharpness, attention, norms.
+
+        Args:
+            optimizer: Whose sharpness is measured.
+            track: Follow the eigenvectors of the last time if there are any, instead of "bound".
+        """
         loss, g = self.problem.value_and_gradient()
         g = self._own(g)
         size = float(norms(g))
@@ -133,21 +144,43 @@ class Measurement:
         if not (math.isfinite(loss) and math.isfinite(size)):
             return
         self._gradient = g
-        found = self._quickly("lambda_max", self.H, g)
-        self._ends = found
-        self._searched["lambda"] = self.H, found
-        self._state_lambda_max(found)
+        self._is_bounded = not (track and "lambda_max" in self.memory)
+        self._keep_lambda_max(self._quickly("lambda_max", self.H, g))
         self._sharpness_of(optimizer)
+        self.numbers["bounded"] = float(self._is_bounded)
+
+    def bound(self) -> None:
+        """λ_max and the sharpness from random starts, which bound what following may have missed."""
+        if self._ends is None or self._is_bounded:
+            return
+        self._is_bounded = True
+        self._keep_lambda_max(self._quickly("lambda_max", self.H, self._gradient))
+        if self._sharpness is not None:
+            descent, op, _ = self._sharpness
+            if _is_shifted(descent):
+                self._keep_sharpness(descent, op, self._ends)
+            else:
+                self._keep_sharpness(descent, op, self._quickly("sharpness", op, self._scaled_gradient))
+        self.numbers["bounded"] = 1.0
 
     def _quickly(self, name: str, op: LinearOperator, g: Tensor) -> TrackedEnds:
         """The largest eigenvalue to a few percent."""
-        effort, most = self.effort, QUICK_SEARCH if name in self.memory else FIRST_SEARCH
-        found = self._search(
-            name, op, self.space, g, top=effort.top, tol=max(QUICK_ERROR, effort.tol),
-            max_products=min(most, effort.max_products),
-        )  # fmt: skip
-        self.memory.put(name, found.vectors, self.space)
-        return found
+        effort, kept = self.effort, self.memory.take(name, self.space)
+        tol = max(QUICK_ERROR, effort.tol)
+        if kept is not None and not self._is_bounded:
+            most = min(TRACKED, effort.max_products)
+            pairs = track_top(op, kept, top=effort.top, tol=tol, max_products=most, stop=self.stop)
+            self.products += pairs.num_products
+        else:
+            most = min(FIRST_SEARCH if kept is None else BOUND_SEARCH, effort.max_products)
+            pairs = self._search(name, op, self.space, g, top=effort.top, tol=tol, max_products=most)
+        self.memory.put(name, pairs.vectors, self.space)
+        return pairs
+
+    def _keep_lambda_max(self, pairs: TrackedEnds) -> None:
+        self._ends = pairs
+        self._searched["lambda"] = self.H, pairs
+        self._state_lambda_max(pairs)
 
     def along(self) -> None:
         """gᵀHg/‖g‖² of the gradient g, and dᵀHd/‖d‖² of the optimizer's last step d."""
@@ -171,6 +204,7 @@ class Measurement:
         """λ_max and λ_min to the tolerance, the share of g in the top eigenspace, overlap with the last."""
         if self._ends is None:
             return
+        self.bound()
         effort, lowest = self.effort, self.memory.take("lambda_min", self.space)
         before = self.memory.take("eigenspace", self.space)
         known = self._search(

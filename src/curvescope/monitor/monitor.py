@@ -519,11 +519,12 @@ class CurvatureMonitor:
     ) -> None:
         """Measure a part; `pieces` gets the seconds of the dearest piece of one that is made of several."""
         if part == "top":
-            measurement.top(optimizer)
+            measurement.top(optimizer, track=self._budget.limit < 1)
         elif part == "blocks":
             pieces[part] = self._measure_blocks(measurement, until)
         else:
             {
+                "bound": measurement.bound,
                 "along": measurement.along,
                 "ends": measurement.ends,
                 "trace": measurement.trace,

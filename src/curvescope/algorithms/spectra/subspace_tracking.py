@@ -16,6 +16,9 @@ Krylov space of x. For the monic polynomial p whose roots are the Ritz values, �
 known quantile, so the λ at which p(λ) times the quantile equals ‖p(A) x‖ is above λ_max with that probability
 (van Dorsselaer, Hochstenbach and van der Vorst 2000, SIAM J. Matrix Anal. Appl. 22, 837–852).
 
+`track_top` takes three to six products and has no such bound: it begins with the sum of earlier eigenvectors,
+and its error is that of the Ritz pair it has found.
+
 Traces from probes and a subspace whose products are known: exact inside it, sampled outside.
 
 For orthonormal rows V (m, n) with A V known and T = V A Vᵀ, Q = Vᵀ and P = I − Q Qᵀ,
@@ -48,6 +51,7 @@ LOST = 1e-6  # of a vector's length: less than this outside the subspace is roun
 FLOOR = 0.05  # of the largest |Ritz value|: a largest value that is smaller is measured by this
 RANDOM = 0.5  # length of the random vector beside that of what is followed
 LEAST = 6  # vectors in a subspace that is enough for one end, and three more for both
+LEAST_TRACKED = 3  # vectors in a subspace that begins with the sum of earlier eigenvectors
 STEADY = 3  # products over which the ends must have come to rest
 BISECTIONS = 50
 MISSED = 0.01  # probability of an eigenvalue above the bound of `search_top`
@@ -318,6 +322,49 @@ def search_top(
         num_products=space.products - before,
         subspace=space,
         upper=upper,
+    )
+
+
+@fixed_operator
+def track_top(
+    op: LinearOperator,
+    followed: Tensor,
+    *,
+    top: int = 1,
+    tol: float = 0.05,
+    max_products: int = 10,
+    stop: Callable[[], bool] | None = None,
+) -> TrackedEnds:
+    """The `top` largest eigenpairs by Lanczos from the sum of earlier eigenvectors.
+
+    The matrix has an eigenvalue within the error of the largest. An eigenvalue whose eigenvector is orthogonal
+    to all that was followed is not met; `search_top` bounds those.
+
+    Args:
+        followed: rows (m, n), eigenvectors of the last time.
+        tol: error that is enough, relative to the largest value.
+        max_products: most products with one vector.
+        stop: asked before every further product; where it says so, what was found is returned as it is.
+    """
+    space = Subspace(op, max(max_products, top + 4))
+    space.add(followed.to(dtype=op.dtype, device=op.device).sum(dim=0, keepdim=True))
+    while True:
+        pairs = _Pairs(space, min(top, space.count), tol, bottom=False, seen=[])
+        enough = space.count >= LEAST_TRACKED and bool(pairs.errors[0] <= pairs.limits(tol, math.inf)[0])
+        if pairs.full or enough or space.products >= max_products or (stop is not None and stop()):
+            break
+        if not space.add(pairs.rows[:1]):
+            break
+    return TrackedEnds(
+        values=pairs.values,
+        residuals=pairs.sizes,
+        errors=pairs.errors,
+        vectors=space.rows(pairs.S),
+        angle=_angle(space, pairs.sizes),
+        forms=np.zeros(0),
+        converged=bool(pairs.errors[0] <= pairs.limits(tol, math.inf)[0]),
+        num_products=space.products,
+        subspace=space,
     )
 
 
