@@ -72,7 +72,7 @@ OWN_PROBES = 2**20  # columns of the random matrix that belong to one step
 
 
 class Effort(NamedTuple):
-    """How hard to look."""
+    """Accuracy of a measurement, and its limits."""
 
     top: int  # eigenvectors that are followed
     tol: float  # error of λ_max that is enough, relative
@@ -196,9 +196,9 @@ class Measurement:
         for name, value in zip(known, curvatures, strict=True):
             self.numbers[f"curvature_along_{name}"] = float(value)
 
-    def _state_lambda_max(self, found: TrackedEnds) -> None:
-        self.numbers |= {"lambda_max": float(found.values[0]), "lambda_max_error": float(found.errors[0])}
-        self._state_shares("lambda_max_share", found.vectors[0])
+    def _state_lambda_max(self, pairs: TrackedEnds) -> None:
+        self.numbers |= {"lambda_max": float(pairs.values[0]), "lambda_max_error": float(pairs.errors[0])}
+        self._state_shares("lambda_max_share", pairs.vectors[0])
 
     def ends(self) -> None:
         """λ_max and λ_min to the tolerance, the share of g in the top eigenspace, overlap with the last."""
@@ -214,19 +214,19 @@ class Measurement:
         self.products += known.subspace.add(torch.cat(beside))  # for the eigenvectors behind the first
         if lowest is not None:
             self.products += known.subspace.add(lowest.sum(dim=0, keepdim=True))
-        found = follow_ends(
+        ends = follow_ends(
             self.H, top=effort.top, loose=LOOSE, tol=effort.tol, max_products=effort.max_products,
             stop=self.stop, go_on=known.subspace, upper=known.upper,
         )  # fmt: skip
-        self.products += found.num_products
-        self._ends = found
-        top = found.vectors[: self.effort.top]
-        self._state_lambda_max(found)
+        self.products += ends.num_products
+        self._ends = ends
+        top = ends.vectors[: self.effort.top]
+        self._state_lambda_max(ends)
         self.numbers |= {
-            "lambda_min": float(found.values[-1]),
-            "lambda_min_error": float(found.errors[-1]),
-            "converged": float(found.converged),
-            "eigenspace_error": found.angle,
+            "lambda_min": float(ends.values[-1]),
+            "lambda_min_error": float(ends.errors[-1]),
+            "converged": float(ends.converged),
+            "eigenspace_error": ends.angle,
         }
         size = self.numbers["grad_norm"]
         if size > 0:
@@ -236,8 +236,8 @@ class Measurement:
             self.numbers["overlap"] = _overlap(before, top)
         self.memory.put("lambda_max", top, self.space)
         self.memory.put("eigenspace", top, self.space)
-        self.memory.put("lambda_min", found.subspace.lowest(2), self.space)
-        self._searched["lambda"] = self.H, found
+        self.memory.put("lambda_min", ends.subspace.lowest(2), self.space)
+        self._searched["lambda"] = self.H, ends
         self._refine_sharpness()
 
     def _own(self, vector: Tensor) -> Tensor:
@@ -322,28 +322,28 @@ class Measurement:
             self._sharpness = descent, op, self._ends
             self._state_sharpness()
             return
-        found = self._search(
+        pairs = self._search(
             "sharpness", op, self.space, self._scaled_gradient, top=2, tol=2 * self.effort.tol,
             go_on=ends.subspace,
         )  # fmt: skip
-        self.memory.put("sharpness", found.vectors, self.space)
-        self._keep_sharpness(descent, op, found)
+        self.memory.put("sharpness", pairs.vectors, self.space)
+        self._keep_sharpness(descent, op, pairs)
 
-    def _keep_sharpness(self, descent: Descent, op: LinearOperator, found: TrackedEnds) -> None:
-        self._searched["sharpness"] = op, found
-        self._sharpness = descent, op, found
+    def _keep_sharpness(self, descent: Descent, op: LinearOperator, pairs: TrackedEnds) -> None:
+        self._searched["sharpness"] = op, pairs
+        self._sharpness = descent, op, pairs
         self._state_sharpness()
 
     def _state_sharpness(self) -> None:
-        """With P = I and one W for all it is λ_max of H, and W."""
+        """State the sharpness; with P = I and one W for all entries it is λ_max(H) + W."""
         assert self._sharpness is not None
-        descent, _, found = self._sharpness
+        descent, _, pairs = self._sharpness
         shift = float(descent.coupled[0]) if _is_shifted(descent) and descent.coupled is not None else 0.0
         self.numbers |= {
-            "sharpness": float(found.values[0]) + shift,
-            "sharpness_error": float(found.errors[0]),
+            "sharpness": float(pairs.values[0]) + shift,
+            "sharpness_error": float(pairs.errors[0]),
         }
-        self._state_shares("sharpness_share", found.vectors[0])
+        self._state_shares("sharpness_share", pairs.vectors[0])
 
     def _rate(self, optimizer: torch.optim.Optimizer) -> float:
         """The largest learning rate among the parameters that are measured; of all if it has none of them.
@@ -388,24 +388,24 @@ class Measurement:
             self.products += X.shape[1]
             gap, stderr = ratio_and_stderr(HX - GX, HX)
             low, high = gap_interval(HX - GX, HX)
-            found = self._largest("ggn_lambda_max", G, self.space, self._gradient)
+            pairs = self._largest("ggn_lambda_max", G, self.space, self._gradient)
         self.numbers |= {
             "ggn_gap": gap,
             "ggn_gap_stderr": stderr,
             "ggn_gap_low": low,
             "ggn_gap_high": high,
-            "ggn_lambda_max": float(found.values[0]),
-            "ggn_lambda_max_error": float(found.errors[0]),
+            "ggn_lambda_max": float(pairs.values[0]),
+            "ggn_lambda_max_error": float(pairs.errors[0]),
         }
 
     def verify(self) -> None:
         """Look for eigenvalues beyond those found, as `eigsh` does: overlooked 1 time in 1000 at each end.
 
-        What it finds takes the place of what was found by following.
+        An eigenvalue that lies further out replaces the one that was followed.
         """
         for name, (op, ends) in self._searched.items():
             both = name == "lambda" and "lambda_min" in self.numbers
-            found = eigsh(
+            pairs = eigsh(
                 op,
                 min(1 + both, op.shape[0]),
                 which="BE" if both else "LA",
@@ -414,27 +414,27 @@ class Measurement:
                 seed=self.effort.seed + self.call,
                 v0=ends.vectors[[0, -1] if both else [0]].T,
             )
-            self.products += found.num_products
-            self.numbers["verified"] = min(self.numbers.get("verified", 1.0), float(found.converged))
-            self._replace("lambda_max" if name == "lambda" else name, 1, found, -1 if both else 0)
+            self.products += pairs.num_products
+            self.numbers["verified"] = min(self.numbers.get("verified", 1.0), float(pairs.converged))
+            self._replace("lambda_max" if name == "lambda" else name, 1, pairs, -1 if both else 0)
             if both:
-                self._replace("lambda_min", -1, found, 0)
+                self._replace("lambda_min", -1, pairs, 0)
 
-    def _replace(self, name: str, sign: int, found: Eigenpairs, i: int) -> None:
+    def _replace(self, name: str, sign: int, pairs: Eigenpairs, i: int) -> None:
         """Take the eigenvalue that lies further out; one that was missed is followed from now on."""
-        assert found.vectors is not None
-        further = sign * (found.values[i] - self.numbers[name])
+        assert pairs.vectors is not None
+        further = sign * (pairs.values[i] - self.numbers[name])
         if further > self.numbers[f"{name}_error"]:
             kept = self.memory.take(name, self.space)
             assert kept is not None
-            missed = found.vectors[:, i].to(kept)
+            missed = pairs.vectors[:, i].to(kept)
             self.memory.put(name, torch.cat([missed[None], kept[: len(kept) - 1]]), self.space)
             self.numbers |= {"eigenspace_error": 1.0} if name == "lambda_max" else {}
         if further > 0:
-            error = float(found.residuals[i])
+            error = float(pairs.residuals[i])
             if sign < 0:  # as `follow_ends` states it
-                error = max(error, self.effort.tol * float(abs(found.values).max()))
-            self.numbers |= {name: float(found.values[i]), f"{name}_error": error}
+                error = max(error, self.effort.tol * float(abs(pairs.values).max()))
+            self.numbers |= {name: float(pairs.values[i]), f"{name}_error": error}
 
     def rates(self) -> None:
         """η times what was found, at the end."""
@@ -443,19 +443,19 @@ class Measurement:
                 self.numbers[f"lr_{name}"] = self.numbers["lr"] * self.numbers[name]
 
     def block(self, name: str) -> bool:
-        """λ_max of one block; False where there is none to be had.
+        """Measure λ_max of one block; return False if the loss is not finite.
 
-        On a GPU through the products of the whole: those of a block would be compiled and recorded anew.
+        A GPU uses products of the whole Hessian: those of a block would be compiled and recorded anew.
         """
         if self._ends is None:
             return False
         rows, space = self.space.slices[name], self.problem.space(name)
         op = self.H.block(name) if self.H.device.type == "cpu" else self.H[rows, rows]
-        found = self._largest(f"block.{name}", op, space, self._gradient[rows])
+        pairs = self._largest(f"block.{name}", op, space, self._gradient[rows])
         self.blocks.setdefault(name, {}).update(
-            lambda_max=float(found.values[0]),
-            lambda_max_error=float(found.errors[0]),
-            converged=float(found.converged),
+            lambda_max=float(pairs.values[0]),
+            lambda_max_error=float(pairs.errors[0]),
+            converged=float(pairs.converged),
         )
         return True
 
@@ -480,11 +480,11 @@ class Measurement:
 
         The second eigenvector is kept too: it is the next to be the first.
         """
-        found = self._search(name, op, space, g, top=2, tol=2 * self.effort.tol)
-        self.memory.put(name, found.vectors, space)
+        pairs = self._search(name, op, space, g, top=2, tol=2 * self.effort.tol)
+        self.memory.put(name, pairs.vectors, space)
         if space is self.space:
-            self._searched[name] = op, found
-        return found
+            self._searched[name] = op, pairs
+        return pairs
 
     def _search(
         self, name: str, op: LinearOperator, space: ParamSpace, g: Tensor, **options: Any
@@ -493,9 +493,9 @@ class Measurement:
         effort, kept = self.effort, self.memory.take(name, space)
         known = _unit(g) if kept is None else _unit(g) + _unit(kept.sum(dim=0))
         settings = {"max_products": effort.max_products, "max_basis": effort.max_basis, "stop": self.stop}
-        found = search_top(op, known[None], seed=effort.seed + 1 + self.call, **{**settings, **options})
-        self.products += found.num_products
-        return found
+        pairs = search_top(op, known[None], seed=effort.seed + 1 + self.call, **{**settings, **options})
+        self.products += pairs.num_products
+        return pairs
 
 
 def _with_interval(name: str, samples: np.ndarray) -> Numbers:
@@ -543,7 +543,7 @@ def _inner_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def _is_shifted(descent: Descent) -> bool:
-    """Whether a descent sees H itself, or H and one number on its diagonal."""
+    """Return True if a descent sees H itself, or H and one number on its diagonal."""
     coupled = descent.coupled
     return descent.inverse_root is None and (coupled is None or bool((coupled == coupled[0]).all()))
 
