@@ -315,10 +315,9 @@ def opening(diagnosis: Diagnosis) -> str:
 
 def verdict(diagnosis: Diagnosis) -> str:
     """`2 faults, 1 warning` or that nothing is unusual, and of how many checks."""
-    counts = {
-        kind: sum(c.severity == kind for c in diagnosis.unusual) for kind in ("fault", "warning", "note")
-    }
-    told = ", ".join(plural(count, kind) for kind, count in counts.items() if count)
+    kinds = ("fault", "warning", "note")
+    counts = {kind: sum(c.severity == kind for c in diagnosis.unusual) for kind in kinds}
+    unusual = ", ".join(plural(count, kind) for kind, count in counts.items() if count)
     number = diagnosis.parts.sampled
     top = "" if number is None else f"; λ_max {number.headline}, {number.verdict()}"
     return f"{unusual or NOTHING}; {_looked(diagnosis, ', ')}, loss {rounded(diagnosis.whole.loss)}{top}"
