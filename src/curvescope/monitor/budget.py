@@ -150,6 +150,10 @@ class Budget:
         ready = ((1 - self.limit) * self.upper(part, products) + self.spent) / self.limit
         return ready - self.elapsed
 
+    def wait_first(self, part: str, products: Mapping[str, float]) -> float:
+        """Seconds until a part may be the first measurement."""
+        return self.wait(part, products) - DEBT_STEPS * self.fastest_step
+
     def state(self) -> dict[str, Any]:
         """Return the account as `resume` takes it."""
         return {

@@ -331,10 +331,10 @@ def attention_logits(history: RunHistory, rule: Rule) -> RunFinding | None:
         return None
     i, first = int(above[0]), int(np.flatnonzero(np.isfinite(logit))[0])
     growth = _inner_growth(history, i)
+    course = "is" if i == first else f"went from {rounded(logit[first], 2)} to"
     evidence = (
-        f"the largest attention score went from {rounded(logit[first], 2)} to {rounded(logit[i], 2)} by step "
-        f"{history.at[i]:.0f}, and the lowest head's entropy to "
-        f"{rounded(entropy[i], 2)} of that of equal weights"
+        f"the largest attention score {course} {rounded(logit[i], 2)} at step {history.at[i]:.0f}, and the "
+        f"lowest head's entropy {rounded(entropy[i], 2)} of that of equal weights"
     )
     alone = growth > ALONE
     if alone:

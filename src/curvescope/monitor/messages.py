@@ -28,6 +28,7 @@ from curvescope.runs.study_result import Line
 if TYPE_CHECKING:
     from curvescope.monitor.result import Monitored
 
+SOON = 30  # steps that the first measurement may wait without a word
 FAR = 30  # times λ_max: a ceiling that is further is not drawn
 
 
@@ -71,7 +72,7 @@ def skipping(end: Mapping[str, float], made: int, budget: float) -> str:
     )
     if "next_step" in end:
         sentence += f"; the next would have come at about step {end['next_step']:,.0f}"
-    return f"{sentence}. A larger budget measures more often, budget=1.0 every time"
+    return f"{sentence}. A larger budget or fewer probe sequences measure more often"
 
 
 def opening(result: Monitored) -> str:
@@ -294,7 +295,24 @@ def schedule(
     )
     if rest:
         sentence += f", and {', '.join(rest)} about once in {max(every, round(cycle)):,} steps"
-    return f"{sentence}. A larger budget or fewer probe sequences measure more often, budget=1.0 every time"
+    return f"{sentence}. A larger budget or fewer probe sequences measure more often"
+
+
+def waiting(budget: Budget, products: Mapping[str, float], step: int) -> str:
+    """Say when the first measurement will be affordable; empty if that is within the next steps.
+
+    Args:
+        products: that each part usually takes.
+        step: of the training loop.
+    """
+    steps = budget.wait_first(PARTS[0], products) / budget.step_seconds
+    if not steps > SOON:
+        return ""
+    return (
+        "a training step is short, so the first measurement waits until about step "
+        f"{step + math.ceil(steps):,} to keep budget={budget.limit:g}. A larger budget or fewer probe "
+        "sequences measure sooner"
+    )
 
 
 def end_of(

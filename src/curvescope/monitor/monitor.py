@@ -30,7 +30,7 @@ from curvescope.monitor.history import History
 from curvescope.monitor.measurement import FIRST_PRODUCTS, PARTS, USUAL_PRODUCTS, Effort, Measurement
 from curvescope.monitor.memory import Memory
 from curvescope.monitor.memory_limit import MemoryPlan, peak_bytes, plan_memory
-from curvescope.monitor.messages import Notes, end_of, schedule, skipping
+from curvescope.monitor.messages import Notes, end_of, schedule, skipping, waiting
 from curvescope.monitor.preserve_state import preserve_state, synchronize
 from curvescope.monitor.progress import MeasurementProgress
 from curvescope.monitor.result import Monitored
@@ -159,7 +159,7 @@ class CurvatureMonitor:
         self._training: float | None = None  # since when the loop trains; None while it measures
         self._weights: tuple[int, dict[str, Tensor]] | None = None  # as they were behind a step
         self._skipped = 0  # due and not made since the last measurement
-        self._scheduled = False  # whether the schedule was said
+        self._scheduled = self._waits = False  # whether the schedule, and the wait for the first, was said
         self._end: dict[str, float] = {}  # of a run that is closed
 
     # ------------------------------------------------------------------------------- the loop
@@ -309,7 +309,11 @@ class CurvatureMonitor:
         following = self.every - step % self.every
         parts = budget.affordable(self._parts(), usual, every=following)
         if parts is None and budget.costs and not self._scheduled:
-            self._say_schedule(step)
+            self._scheduled = True
+            self._say(schedule(budget, self.every, usual, self._parts(), step), step)
+        elif parts is None and not budget.costs and budget.steps >= PACE_STEPS and not self._waits:
+            self._waits = True
+            self._say(waiting(budget, usual, step), step)
         return parts
 
     def _usual(self) -> dict[str, float]:
@@ -329,10 +333,8 @@ class CurvatureMonitor:
         self._budget.spent += seconds
         self._budget.product_seconds = GRADIENTS_PER_PRODUCT * seconds
 
-    def _say_schedule(self, step: int) -> None:
-        """Say once how often the budget allows what, as soon as the first measurement has shown its cost."""
-        self._scheduled = True
-        text = schedule(self._budget, self.every, self._usual(), self._parts(), step)
+    def _say(self, text: str, step: int) -> None:
+        """Add a note and warn of it, unless it is empty."""
         if text:
             self._notes.add(text, step)
             with suppress(Warning):  # `python -W error`

@@ -337,8 +337,8 @@ def track_top(
 ) -> TrackedEnds:
     """The `top` largest eigenpairs by Lanczos from the sum of earlier eigenvectors.
 
-    The matrix has an eigenvalue within the error of the largest. An eigenvalue whose eigenvector is orthogonal
-    to all that was followed is not met; `search_top` bounds those.
+    The matrix has an eigenvalue within the error of the largest value. A search that starts orthogonal to an
+    eigenvector does not meet it; `search_top` bounds such eigenvalues.
 
     Args:
         followed: rows (m, n), eigenvectors of the last time.
