@@ -514,3 +514,21 @@ def test_what_is_no_module_is_refused():
     for call in (cs.twice_differentiable, cs.make_twice_differentiable):
         with pytest.raises(UsageError, match="function"):
             call(draw)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("norm", [partial(nn.BatchNorm1d, 4), partial(nn.InstanceNorm1d, 4, affine=True)])
+def test_norms_of_channels_have_the_dtype_and_statistics_of_pytorch(norm, dtype):
+    alone, inside = norm(), norm()
+    x = (3 * torch.randn(8, 4, 6, generator=torch.Generator().manual_seed(0)) + 100).to(dtype)
+    want = alone(x)
+    with cs.twice_differentiable(inside):
+        found = inside(x)
+    torch.testing.assert_close(found, want, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(inside.state_dict(), alone.state_dict())
+
+
+def test_one_value_per_channel_is_refused_as_in_pytorch():
+    norm = nn.BatchNorm1d(4)
+    with cs.twice_differentiable(norm), pytest.raises(ValueError, match="more than 1 value"):
+        norm(torch.randn(1, 4))

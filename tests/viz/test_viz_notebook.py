@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from curvescope.core.blocks import ParamSpace, whole
+from curvescope.core.blocks import ParamSpace, parameter_block
 from curvescope.core.operator import FunctionOperator, Identity
 from curvescope.core.result import Result
 from curvescope.viz import notebook
@@ -152,7 +152,11 @@ def test_an_operator_shows_its_parts_without_a_product():
 
 def test_an_operator_over_blocks_shows_them_by_role():
     A = FunctionOperator(_refuse, (24, 24), symmetric=True, dtype=torch.float64)
-    blocks = (whole("L0.W_Q", "a", (2, 3)), whole("L1.W_Q", "b", (2, 3)), whole("E", "e", (4, 3)))
+    blocks = (
+        parameter_block("L0.W_Q", "a", (2, 3)),
+        parameter_block("L1.W_Q", "b", (2, 3)),
+        parameter_block("E", "e", (4, 3)),
+    )
     space = ParamSpace(blocks, {"a": (2, 3), "b": (2, 3), "e": (4, 3)}, torch.float64, torch.device("cpu"))
     A.space = space  # pyright: ignore
     shown = A._repr_html_()

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.tensors import nodes
+from curvescope.core.tensors import graph_nodes
 from curvescope.kernels.tensors import given, widen
 
 # For inputs in half precision, PyTorch 2.6 takes the ε of that precision (0.008 for bfloat16) and later
@@ -38,8 +38,8 @@ def plain_norms() -> Iterator[None]:
 
 
 def refuse_fused_norms(s: Tensor) -> None:
-    """Raise when the graph of s holds a norm that was not replaced: scripted code, torch.ops."""
-    for node in nodes(s):
+    """Raise if the graph of s contains a norm that was not replaced, from scripted code or torch.ops."""
+    for node in graph_nodes(s):
         if any(word in type(node).__name__ for word in FUSED):
             raise CurvescopeError(
                 f"the module calls a norm of torch's ({type(node).__name__}) where it cannot be replaced, "

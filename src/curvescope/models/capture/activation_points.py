@@ -35,9 +35,7 @@ HEAD = re.compile(r"h(\d+)\.out")
 
 
 def find_point(model: Model, at: str) -> Point:
-    """Return the point with a name: of the stream, of a sublayer or head, or of a submodule's output or
-    input.
-    """
+    """Return the named point: of the stream, of a sublayer or head, or of a submodule's output or input."""
     known = point_names(model)
     if at in ("in", "embed") and "L0.in" in known:
         return replace(find_point(model, "L0.in"), name=at)
@@ -105,19 +103,16 @@ def _sublayer(model: Model, i: int, part: str) -> HookSite:
 
 
 def _middle(model: Model, i: int, block: nn.Module) -> Point:
-    """Return the point after the norm that follows attention (post-norm), or the sum of skip and
-    attention.
-    """
+    """Return the point between attention and feed-forward: after the post-norm, or the sum of both paths."""
     name, first = f"L{i}.mid", norm_module(model, f"L{i}.ln1")
     if model.facts.get("norm") == "post" and first is not None:
         site = HookSite(first, "output")
         return Point(name, site, ((1.0, site),))
-    given = norm_module(model, f"L{i}.ln1_post")
+    norm_after = norm_module(model, f"L{i}.ln1_post")
     added = _sublayer(model, i, "attn.out")
-    if (
-        given is not None and model.facts.get("kind") != "hooked_transformer"
-    ):  # in TransformerLens attn.out is after it
-        added = HookSite(given, "output")
+    # in TransformerLens attn.out is already the output of this norm
+    if norm_after is not None and model.facts.get("kind") != "hooked_transformer":
+        added = HookSite(norm_after, "output")
     read = ((skip_scale(model), HookSite(block, "input")), (1.0, added))
     return Point(name, added, read if skip_scale(model) else read[1:])
 
@@ -150,7 +145,7 @@ def _zoo(model: Model) -> Transformer:
     return model.module
 
 
-# ------------------------------------------------------------------------------------------- where layers are
+# ---------------------------------------------------------------------------------------- paths of layers
 
 
 def block_paths(model: Model) -> list[str]:
