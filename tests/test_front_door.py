@@ -240,7 +240,7 @@ def test_a_loader_is_read_once_and_says_what_it_draws():
     notes = {
         "in order": DataLoader(rows, batch_size=2),
         "shuffles": DataLoader(rows, batch_size=2, shuffle=True),
-        "anew": DataLoader(Augmented(), batch_size=2),
+        "augmentation": DataLoader(Augmented(), batch_size=2),
     }
     with torch.random.fork_rng(devices=[]):
         for word, loader in notes.items():

@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "flat targets": (
         lambda: cs.Problem(net(), (X, Y.repeat(2))),
-        r"got shapes \(5, 3\), \(10,\) \(a batch has sequences on axis 0",
+        r"got shapes \(5, 3\), \(10,\)",
     ),
     "dataset": (lambda: cs.Problem(net(), 3.0), r"got float .*DataLoader\(dataset"),
 }
@@ -135,9 +135,7 @@ def test_a_function_that_draws_is_refused_as_such():
     H = cs.Hessian(cs.Problem(net(), (X, Y), loss_fn=drops))
     with (
         torch.random.fork_rng(devices=[]),
-        pytest.raises(
-            cs.CurvescopeError, match="what is computed with Net gives different outputs every time"
-        ) as caught,
+        pytest.raises(cs.CurvescopeError, match="Net gives different outputs") as caught,
     ):
         H @ torch.ones(H.shape[0], dtype=torch.float64)
     assert_one_sentence(caught.value)

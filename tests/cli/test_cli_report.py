@@ -171,7 +171,7 @@ def test_what_a_model_is_not_made_for_is_left_out(small, played, capsys):
     assert [study for study, *_ in asked] == ["diagnose", "spectrum", "blocks", "propagation"]
     limit = {study: limit for study, _, limit in asked}["spectrum"]
     assert limit.profile == "quick"
-    assert limit.start["tokens"] == 128
+    assert limit.start["tokens"] == 256
     assert "norms" not in {study: limit for study, _, limit in asked}["blocks"].start  # of the bundled model
 
 

@@ -26,7 +26,7 @@ def test_the_example_runs_and_its_blocks_are_those_of_the_operator():
     import matplotlib.pyplot as plt
 
     model, batch, head, split, axes = example()
-    assert [ax.get_title() for ax in axes] == ["total", "outer", "functional"]
+    assert [ax.get_title("left") for ax in axes] == ["total", "outer", "functional"]
     assert [tick.get_text() for tick in axes[0].get_xticklabels()] == ["Q", "K", "V"]
     assert split.total.shape == (72, 72)
     assert np.isfinite(split.total).all()

@@ -212,7 +212,7 @@ def test_gates_are_told_apart(dtype):
     kinds = {"silu": nn.SiLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU(approximate="tanh")}
     for kind, activation in kinds.items():
         (found,) = fuse(plain_model(Gated(activation).to(dtype))).replacements
-        assert found.ours.keywords["activation"] == kind  # pyright: ignore[reportFunctionMemberAccess]
+        assert found.replacement.keywords["activation"] == kind  # pyright: ignore[reportFunctionMemberAccess]
     assert fuse(plain_model(Gated(nn.ReLU()).to(dtype))).replacements == ()
 
 

@@ -233,7 +233,7 @@ def test_wrong_inputs_are_refused():
         cross_entropy_head(h, W, b, y, chunk=0)
     with pytest.raises(CurvescopeError, match="part"):
         cross_entropy_head(h, W, b, y, part="ggn")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(CurvescopeError, match="constants"):
+    with pytest.raises(CurvescopeError, match="constant weights"):
         cross_entropy_head(h, W, b, y, torch.ones(T, requires_grad=True))
     with pytest.raises(CurvescopeError, match="integer"):
         cross_entropy_head(h, W, b, y.double())

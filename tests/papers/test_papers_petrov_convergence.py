@@ -13,6 +13,7 @@ from curvescope.papers.petrov2025 import convergence as figure
 from curvescope.papers.petrov2025 import convergence_networks as networks
 from curvescope.papers.petrov2025.convergence_networks import TrainingSettings
 from curvescope.studies.landscape.analysis import growth
+from curvescope.studies.landscape.view import TAUTOLOGY
 
 SHAPE = (1, 1, 8, 8)
 
@@ -43,7 +44,7 @@ def test_verdicts_follow_the_numbers():
     one, other = ({c.claim: c for c in sweep(*args).claims()} for args in ((0.5, 0.5), (-0.5, 2.0)))
     assert len(one) == 9
     expected = {
-        "as 1/k": (figure.TAUTOLOGY, figure.TAUTOLOGY),
+        "as 1/k": (TAUTOLOGY, TAUTOLOGY),
         "curve of rank 16": (figure.HOLDS, figure.FAILS),
         "width h": (figure.HOLDS, figure.FAILS),
         "independent numbers": (figure.HOLDS, figure.HOLDS),

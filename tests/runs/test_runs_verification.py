@@ -230,7 +230,7 @@ def test_a_shift_that_is_wrong_is_caught():
     problem = zoo()
     op = Hessian(problem, damping=0.3)
     assert verify(op).passed
-    op.shift = type("Twice", (), {"diagonal": op.shift.diagonal, "added": lambda self, x, *rest: x})()
+    op.shift = type("Twice", (), {"diagonal": op.shift.diagonal, "add_to": lambda self, x, *rest: x})()
     assert [check.name for check in verify(op).checks if not check.passed] == ["shift"]
 
 

@@ -70,7 +70,7 @@ def test_parts_add_up_to_the_mean_logit():
     assert found.mean.sum() == pytest.approx(float(own.mean()), abs=1e-10)
     assert found.logit == pytest.approx(float(own.mean()), abs=1e-10)
     assert found.error < 1e-10
-    assert "sum of what its layers write" in measure_parts(problem(norm="post")).note
+    assert "Transformer" in measure_parts(problem(norm="post")).note
 
 
 def test_what_is_shown(tmp_path: Path):
