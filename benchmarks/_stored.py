@@ -25,7 +25,12 @@ def arguments(words: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", default="default", choices=["default", "full"])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes, of one thread each")
-    parser.add_argument("--parts", type=Path, default=Path("runs/parts"), help="what is done; goes on there")
+    parser.add_argument(
+        "--parts",
+        type=Path,
+        default=Path("runs/parts"),
+        help="folder of finished parts; an interrupted run resumes there",
+    )
     return parser.parse_args()
 
 

@@ -45,6 +45,12 @@ VOCABULARY = {
     r"\bof which (?:the|none|each|all)\b": "split the sentence",
     r"\bwhere (?:there (?:is|are|was|were)|nothing|none|no one|that is|it is not|one is)\b": "“if”",
     r"\bstones? in\b": "obstacles",
+    r"(?<!there )\b(?:is|are|was|were) no (?!longer\b|more\b)": "“is not a …”",
+    r"\bless (?:the|its|their)\b": "“minus”",
+    r"\bg(?:o|oes|oing|one|ent) on\b": "continue, resume",
+    r"\b(?:put right|mended)\b": "corrected",
+    r"\basked for\b": "requested, or name what the user chose",
+    r"\bcannot be had\b": "“is not available”",
 }
 VOCABULARY_PATTERNS = [(re.compile(pattern, re.IGNORECASE), advice) for pattern, advice in VOCABULARY.items()]
 

@@ -44,6 +44,7 @@ from curvescope.monitor.attention import AttentionStatistics
 from curvescope.monitor.memory import Memory
 from curvescope.operators import GGN, Hessian
 from curvescope.problem import Problem
+from curvescope.sampling import form_of, split_sample
 
 PARTS = ("top", "along", "ends", "trace", "ggn", "blocks", "verify")
 Numbers = dict[str, float]
@@ -63,6 +64,7 @@ USUAL_PRODUCTS = {
     "verify": 80,
 }  # on Transformers and MLPs
 FIRST_PRODUCTS = 4  # of the first measurement, at least
+SAMPLING_GROUPS = 8  # most groups of sequences for sampling errors
 OWN_PROBES = 2**20  # columns of the random matrix that belong to one step
 
 
@@ -205,6 +207,7 @@ class Measurement:
         self.memory.put("lambda_min", found.subspace.lowest(2), self.space)
         self._searched["lambda"] = self.H, found
         self._refine_sharpness()
+        self._state_sampling()
 
     def _own(self, vector: Tensor) -> Tensor:
         """A vector over the problem with one block after the other, as all vectors are here."""
@@ -310,6 +313,31 @@ class Measurement:
             "sharpness_error": float(found.errors[0]),
         }
         self._state_shares("sharpness_share", found.vectors[0])
+
+    def _state_sampling(self) -> None:
+        """Standard errors of λ_max and of the sharpness over samples of the probe batches, to first order.
+
+        Unknown for a single sequence, and if the sequences cannot be separated: with several ranks, a model
+        in pieces, or a loss that couples the sequences of a batch.
+        """
+        assert self._ends is not None
+        directions = {"lambda_max": _unit(self._ends.vectors[0])}
+        if self._sharpness is not None:
+            descent, _, ends = self._sharpness
+            root, w = descent.inverse_root, _unit(ends.vectors[0])
+            if isinstance(root, Diagonal):
+                root = root.shard_like(self.H)
+            directions["sharpness"] = w if root is None else root @ w
+        try:
+            split = split_sample(self.H, most=SAMPLING_GROUPS)
+        except UsageError:
+            return
+        V = torch.stack(list(directions.values()), dim=1)
+        with split.frozen():
+            forms = split.forms(V)
+        self.products += V.shape[1]
+        for name, own in zip(directions, forms, strict=True):
+            self.numbers[f"{name}_sampling"] = form_of(split, own).sampling
 
     def _rate(self, optimizer: torch.optim.Optimizer) -> float:
         """The largest learning rate among the parameters that are measured; of all if it has none of them.

@@ -22,6 +22,7 @@ from curvescope.models.running.patching import Change, patched
 from curvescope.nn.dropin import Functions, Replacements, is_on
 
 NAME = "curvescope.nn"
+BEYOND = ("softcap", "s_aux")  # a soft cap and attention sinks: older "sdpa" ignores them silently
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,9 @@ def register() -> None:
 def _attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    for name in BEYOND:
+        if kwargs.get(name) is not None:
+            raise ValueError(f"`sdpa` attention does not support `{name}`")
     if is_on():
         return sdpa_attention_forward(module, *args, **kwargs)
     with Functions(Replacements(""), module):

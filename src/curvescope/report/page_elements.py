@@ -18,10 +18,7 @@ from typing import NamedTuple
 from curvescope.runs.study_result import Line
 
 # Characters of a page, and of a still that is not too large by any count.
-ALL_STILLS, FEWEST = (
-    4_000_000,
-    30_000,
-)
+ALL_STILLS, FEWEST = (4_000_000, 30_000)
 LARGEST = 150_000
 CSS, DOTS = 96, 150  # pixels of an inch: a browser's, and those of our PNG files
 WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)pt"')

@@ -24,10 +24,7 @@ MEASURING = "measuring.json"
 """File in the folder `state` during a measurement: its step, its products so far and their maximum."""
 NEEDED = ("step", "seconds", "lambda_max")  # columns that every history has
 # Time without a new row, and multiple of the usual time between rows, after which a run counts as stopped.
-PATIENCE_SECONDS, PATIENCE_ROWS = (
-    60.0,
-    5.0,
-)
+PATIENCE_SECONDS, PATIENCE_ROWS = (60.0, 5.0)
 WORDS = {"": math.nan, "True": 1.0, "False": 0.0}  # table entries that float() cannot parse
 
 Status = Literal["finished", "going on", "measuring", "stopped"]

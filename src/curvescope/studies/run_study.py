@@ -53,9 +53,8 @@ class Limit(NamedTuple):
     profile: str | None = None  # quick or full
     budget: str | None = None  # 90s, 3min, …
     start: Settings | None = None  # start from these settings instead of the defaults
-    begun: float | None = (
-        None  # time.monotonic() at which a budget began; by default when the study is asked for
-    )
+    # Time.monotonic() at which a budget began; by default when the study is asked for.
+    begun: float | None = None
 
 
 def run(

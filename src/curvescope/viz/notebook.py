@@ -26,12 +26,7 @@ LIMIT = 100_000  # most characters of a box
 PICTURE, DPI = 70_000, 100  # most characters of an image in it, and its dots per inch
 SCALES = (1, 0.75, 0.5, 0.33)  # an image has the first of these sizes that fits
 # Limits: rows of a table, of one below a figure, columns, characters of a cell.
-ROWS, FEW, COLUMNS, TEXT = (
-    20,
-    6,
-    8,
-    160,
-)
+ROWS, FEW, COLUMNS, TEXT = (20, 6, 8, 160)
 LONG = 200  # a table with more rows is not previewed, because its first rows say little
 COLORS = ("#1565a8", "#d1591b", "#37a791", "#6b2c5f", "#d8a900", "#808080", "#8cc4e8", "#d1608f")
 CELL = "padding:1px 8px;border-bottom:1px solid rgba(128,128,128,.25)"

@@ -22,6 +22,7 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.typing import LegendLocType
 
 BLUE, ORANGE, TEAL, PLUM, GOLD = PALETTE = ("#1565a8", "#d1591b", "#37a791", "#6b2c5f", "#d8a900")
 GRAY = "#808080"  # for baselines; visible on light and dark backgrounds
@@ -103,7 +104,7 @@ def write_cells(
     """Write `words` of its value into each cell of the image; cells without a value get `missing`."""
     image = ax.images[-1]
     values: Any = image.get_array()
-    for (i, j), value in np.ndenumerate(np.ma.masked_invalid(values).astype(float).filled(math.nan)):
+    for (i, j), value in np.ndenumerate(np.ma.filled(np.ma.masked_invalid(values).astype(float), math.nan)):
         text = words(float(value)) if math.isfinite(value) else missing
         if text is not None:
             color = ink_at(image, float(value))
@@ -228,7 +229,7 @@ def panels(count: int, columns: int, size: tuple[float, float], **options: Any) 
     return figure, list(axes.flat[:count])
 
 
-def shared_legend(figure: Figure, ax: Axes, *, loc: str, ncols: int = 1) -> None:
+def shared_legend(figure: Figure, ax: Axes, *, loc: LegendLocType, ncols: int = 1) -> None:
     """Draw the legend of one of the axes once for the figure, outside of all axes."""
     figure.legend(*ax.get_legend_handles_labels(), loc=loc, ncols=ncols)
 

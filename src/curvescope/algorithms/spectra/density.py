@@ -167,9 +167,13 @@ class SpectralDensity(Tabular):
         is_resolved = resolved(self.nodes, self.weights, self.width)
         return float(np.where(is_resolved, self.weights, 0.0).sum() / len(self.nodes))
 
-    def _known(self, grid: np.ndarray, ends: np.ndarray | None) -> np.ndarray:
+    def known(self, grid: np.ndarray, ends: np.ndarray | None = None) -> np.ndarray:
         """Return a mask (G,): True if most of the density is from resolved nodes and its certain bounds are
         close.
+
+        Args:
+            grid: Points, (G,).
+            ends: Eigenvalues known from elsewhere, see `smoothed`.
         """
         shown = np.where(resolved(self.nodes, self.weights, self.width), self.weights, 0.0)
         options = {"exact": True, "ends": self.ends(ends)}
@@ -258,7 +262,7 @@ class SpectralDensity(Tabular):
         half = 0.0 if self.exact else student(len(self.nodes) - 1) * share.stderr
         text = f"|λ| < {limit:.2g}: {100 * share.value:.3g} % of eigenvalues\n"
         text += f"({100 * max(share.low, 0):.3g} to {100 * share.high:.3g} % for these probes"
-        return text + (f", ± {100 * half:.2g} % over probes)" if half > 0 else ")")
+        return text + (f", ± {100 * half:.2g} % over probes, numerical only)" if half > 0 else ")")
 
     def within(self, share: float) -> float:
         """Return the smallest r such that this share of the eigenvalues has |λ| ≤ r.

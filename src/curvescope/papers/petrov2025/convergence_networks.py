@@ -25,12 +25,7 @@ from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 
 VIT_BASE, SIDE = "google/vit-base-patch16-224", 224
 # Names of layers in the hub's models, which depend on their version.
-ADAPTED = (
-    "query",
-    "value",
-    "q_proj",
-    "v_proj",
-)
+ADAPTED = ("query", "value", "q_proj", "v_proj")
 HEADS = ("U", "b_U", "classifier")  # names of a classifier's head
 SLOW_START = 50  # steps over which the learning rate rises
 CHUNK = 256  # images evaluated at once

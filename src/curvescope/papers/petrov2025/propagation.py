@@ -11,19 +11,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from curvescope.core.config import setting
 from curvescope.core.number_format import plural
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
+from curvescope.data.tasks.random_sequences import markov
+from curvescope.models.load import load
 from curvescope.models.zoo import REVISIONS
+from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.operators import Hessian
 from curvescope.papers.common import FigureConfig, Judged, decided
-from curvescope.papers.petrov2025 import propagation_models as variants
-from curvescope.papers.petrov2025.propagation_models import COMPONENTS, NORMS, SIGMAS
+from curvescope.problem import Problem
 from curvescope.runs.resumable_loop import FinishedPieces, Piece, State, work_through
 from curvescope.runs.study import Study
 from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Shown, Tables
@@ -32,6 +35,7 @@ from curvescope.studies.common.statistics import Interval, above, exponent_inter
 from curvescope.studies.problem_config import make_problem
 from curvescope.studies.propagation import Propagation
 from curvescope.studies.propagation.study import HESSIAN, OUTER, SourceEstimate
+from curvescope.train import TrainConfig, train
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
@@ -40,6 +44,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+VOCAB, LENGTH, SEQUENCES = 8, 16, 8
+BASE = {
+    "n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 32, "n_ctx": LENGTH, "vocab_size": VOCAB,
+    "init": "scaled",
+}  # fmt: skip
+SMALL = BASE | {"n_layers": 1, "d_model": 8, "d_ff": 16}
+NORMS = ("pre", "post", "none")
+WIDTHS = (8, 16, 32)
+SIGMAS = (1.0, 0.3, 0.1, 0.03, 0.01)
+COMPONENTS: dict[str, dict[str, Any]] = {
+    "everything": {},
+    "no residual": {"residual": False},
+    "no norm": {"norm": "none"},
+    "no feed-forward": {"d_ff": 0},
+    "one head": {"n_heads": 1},
+}
 ZERO = 1e-12  # relative to the largest: smaller eigenvalues and blocks are rounding errors
 ARTICLE: Origin = ("article", "article")
 OURS: Origin = ("ours, on a part that the article's table names", "ours")
@@ -68,6 +88,65 @@ CAPTIONS = {
     "the strongest source.",
 }
 KINDS = ("ln1", "attention", "ln2", "ffn", "ln_f", "rest")
+
+
+class Variant(NamedTuple):
+    """A model to measure: its settings, its seed, and its number of training steps."""
+
+    settings: dict[str, Any]
+    seed: int
+    steps: int = 0
+
+    def problem(self) -> Problem:
+        """Return the model in float64 on Markov chains of its own seed."""
+        module = Transformer(TransformerConfig(**{**BASE, **self.settings, "seed": self.seed}))
+        model = load(module.double())
+        data = markov(num_sequences=SEQUENCES, length=LENGTH, vocab=VOCAB, seed=self.seed)
+        if self.steps:
+            cfg = TrainConfig(steps=self.steps, lr=3e-3, warmup=10)
+            with torch.random.fork_rng(devices=[]):
+                model, _, _ = train(model, data, cfg)
+        return Problem(model, data)
+
+
+def by_depth(depths: tuple[int, ...], seeds: int) -> dict[str, Variant]:
+    """Depth × norm placement × seeds."""
+    return {
+        f"depth.{norm}.{layers}.{seed}": Variant({"norm": norm, "n_layers": layers}, seed)
+        for norm in NORMS
+        for layers in depths
+        for seed in range(seeds)
+    }
+
+
+def by_width(seeds: int) -> dict[str, Variant]:
+    """Width × seeds, pre-norm."""
+    return {
+        f"width.{width}.{seed}": Variant({"d_model": width, "d_ff": 2 * width}, seed)
+        for width in WIDTHS
+        for seed in range(seeds)
+    }
+
+
+def by_sigma(seeds: int) -> dict[str, Variant]:
+    """Scale of the first norm's input: embeddings only, with ε = 0."""
+    return {
+        f"sigma.{sigma:g}.{seed}": Variant(
+            {"n_layers": 1, "embed_std": sigma, "positions": "none", "norm_eps": 1e-20}, seed
+        )
+        for sigma in SIGMAS
+        for seed in range(seeds)
+    }
+
+
+def by_component(steps: int, seeds: int) -> dict[str, Variant]:
+    """Variants with and without each component, initial and trained; small enough for a dense Hessian."""
+    return {
+        f"component.{name}.{trained}.{seed}": Variant({**SMALL, **settings}, seed, trained)
+        for name, settings in COMPONENTS.items()
+        for trained in (0, steps)
+        for seed in range(seeds)
+    }
 
 
 @dataclass(frozen=True)
@@ -173,10 +252,8 @@ class PropagationSweeps(Shown):
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> PropagationSweeps:
     """Measure all models."""
-    models = (
-        variants.by_depth(cfg.depths, cfg.count) | variants.by_width(cfg.count) | variants.by_sigma(cfg.count)
-    )
-    written = variants.by_component(cfg.steps, cfg.count)
+    models = by_depth(cfg.depths, cfg.count) | by_width(cfg.count) | by_sigma(cfg.count)
+    written = by_component(cfg.steps, cfg.count)
     pieces = [
         Piece(name, partial(_measure, variant, ends=not name.startswith("sigma.")))
         for name, variant in models.items()
@@ -187,7 +264,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     return _result(cfg, found, [*models, *(f"training.{name}" for name in REVISIONS)], list(written))
 
 
-def _measure(variant: variants.Variant, *, ends: bool = True) -> Propagation:
+def _measure(variant: Variant, *, ends: bool = True) -> Propagation:
     """Measure the shares of all sources and, if requested, the extreme eigenvalues of H and the GGN."""
     cfg = propagation.Config(
         num_probes=6, num_steps=12, eigenvalues=("H", "GGN") if ends else (), num_map_probes=0, max_exact=0,
@@ -204,7 +281,7 @@ def _checkpoint(revision: str, cfg: Config) -> Propagation:
     return propagation.measure(make_problem(settings), settings, [])
 
 
-def _write_out(variant: variants.Variant) -> DenseSpectrum:
+def _write_out(variant: Variant) -> DenseSpectrum:
     problem = variant.problem()
     H = Hessian(problem).in_blocks().to_dense().double().cpu().numpy()
     where = problem.space().in_blocks().slices

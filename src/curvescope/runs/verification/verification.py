@@ -101,8 +101,8 @@ def verify(op: CurvatureOperator) -> Verification | None:
 
 
 def _checks(op: CurvatureOperator) -> list[ErrorCheck]:
-    pieces = columns_of(op)
-    V = probes(op.shape[0], 2, seed=SEED, dtype=op.dtype, device=op.device, pieces=pieces)
+    shard = columns_of(op)
+    V = probes(op.shape[0], 2, seed=SEED, dtype=op.dtype, device=op.device, shard=shard)
     plain, exact = without_shift(op), _float64_copy(op.problem)
     V[:, 0] *= _movable_mask(op, exact)
     CV = plain @ V

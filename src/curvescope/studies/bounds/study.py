@@ -26,9 +26,8 @@ from curvescope.studies.common.columns import stack_tables
 SHARPNESS = (0.0, 1.0, 2.0, 3.0, 4.0)
 ROW_WIDTHS = (3, 6, 12, 24)
 LARGEST = 2000  # maximum number of parameters of a full Hessian
-MOST_ROWS = (
-    4096  # maximum rows of a block's second derivative in Kronecker form; memory grows with their square
-)
+# Maximum rows of a block's second derivative in Kronecker form; memory grows with their square.
+MOST_ROWS = 4096
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def sampled_extremes(op: CurvatureOperator, pairs: Eigenpairs, cfg: SampledOnDat
         return SampledNumbers(reason=split)
     assert pairs.vectors is not None
     at = [-1] if op.psd or len(pairs.values) < 2 else [-1, 0]
-    found = extremes(
+    numbers = extremes(
         split,
         pairs.vectors[:, [i % len(pairs.values) for i in at]],
         pairs.residuals[at],
@@ -81,7 +81,7 @@ def sampled_extremes(op: CurvatureOperator, pairs: Eigenpairs, cfg: SampledOnDat
         values=pairs.values[at],
     )
     names = {"largest": "lambda_max", "smallest": "lambda_min"}
-    return SampledNumbers({names[end]: number for end, number in found.items()})
+    return SampledNumbers({names[end]: number for end, number in numbers.items()})
 
 
 def sampled_sharpness(

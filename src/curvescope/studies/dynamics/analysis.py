@@ -630,9 +630,8 @@ def false_alarms(courses: list[Course]) -> dict[str, tuple[int, int]]:
 
 SHORT, FEW = 20, 10  # number of measurements: spikes and grokking, warmup
 GROKKED = 2  # number of networks of grokking
-EXPERIMENT_TWICE = (
-    2  # factor for the number of networks of warmup; the first ones are measured during training
-)
+# Factor for the number of networks of warmup; the first ones are measured during training.
+EXPERIMENT_TWICE = 2
 ACCURACY = 1e-3  # relative accuracy of λ_max at the start
 
 

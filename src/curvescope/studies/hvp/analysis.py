@@ -211,9 +211,8 @@ class ContenderProduct:
     enter: Callable[[Tree], Any]
     times: Callable[[Any], Any]
     leave: Callable[[Any], Tree]
-    operator: LinearOperator | None = (
-        None  # operator of this package, for repeated products and several columns
-    )
+    # Operator of this package, for repeated products and several columns.
+    operator: LinearOperator | None = None
 
 
 Maker = Callable[[nn.Module, Tensor, Tensor], ContenderProduct]

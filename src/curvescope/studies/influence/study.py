@@ -67,12 +67,7 @@ ACCURACY = 0.05  # half the interval of the mean diagonal, over the mean diagona
 MOST_PROBES = 256  # maximum number of probes for the mean diagonal, unless `num_probes` is larger
 AUTO, NONE = "auto", "none"
 # Settings that a user changes for a model, data or query of their own.
-OWN = (
-    "model",
-    "revision",
-    "data",
-    "query",
-)
+OWN = ("model", "revision", "data", "query")
 
 
 @dataclass(frozen=True)

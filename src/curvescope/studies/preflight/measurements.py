@@ -307,10 +307,7 @@ class ProductTimer:
 
 PATIENCE = 4.0  # approximate seconds for all kinds together, and as much again if they are fast
 # Multiples of the shortest subset, for the first kind if the others are measured on the shortest.
-LONGER, LONGEST = (
-    2,
-    4,
-)
+LONGER, LONGEST = (2, 4)
 SLOW = 0.5  # seconds of one product on the shortest subset; if slower, kinds in LIKE are not measured
 LIKE = {"functional": "hessian", "source": "sources"}
 MOST = 2  # multiple of PATIENCE after which similar kinds are not measured

@@ -82,9 +82,8 @@ class Shares(Result):
     exact: bool  # True if the vectors are all unit vectors: then sums over P replace means
     ends: np.ndarray | None = None  # (S, 2) λ_min and λ_max, if exact
     rounding: np.ndarray | None = None  # (S,) True if a matrix is only rounding error; None in older results
-    cosines: np.ndarray | None = (
-        None  # (P − 1, S) of neighboring A_s v if there are few vectors; see `mean_square`
-    )
+    # (P − 1, S) of neighboring A_s v if there are few vectors; see `mean_square`.
+    cosines: np.ndarray | None = None
 
     def is_zero(self, name: str) -> bool:
         """Return True if H, the GGN or a source is only rounding error."""

@@ -287,7 +287,7 @@ def _sets(result: Pruned) -> Figure:
     axes[1][0].set_ylabel("on held-out data")
     handles, labels = axes[0][0].get_legend_handles_labels()
     handles = [*handles, *axes[0][0].plot([], [], ":", color="0.3", lw=1.1)]
-    figure.legend(handles, [*labels, "predicted"], loc="outside right")
+    figure.legend(handles, [*labels, "predicted"], loc="outside right center")
     return figure
 
 

@@ -369,9 +369,8 @@ def key(name: str) -> str:
     return "line_" + name.lower().replace("'s", "").replace(" ", "_")
 
 
-FIGURE_ROOM = (
-    0.35  # how far a prediction may leave the measured range before its line ends, as a share of this range
-)
+# How far a prediction may leave the measured range before its line ends, as a share of this range.
+FIGURE_ROOM = 0.35
 
 
 def figures(result: Taylor) -> dict[str, Figure]:
