@@ -87,7 +87,7 @@ def test_columns_together_are_those_alone(group: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: passes.append(1) or reverse(*a, **k))
     S.products(V[:, :1])
     once = len(passes)
-    S._first.engine.caching._directions["autograd"] = group
+    S._example.engine.caching._directions["autograd"] = group
     for name, product in S.products(V).items():
         assert relative_error(product, torch.cat([one[name] for one in alone], dim=1)) < EXACT, name
     assert len(passes) == once * (1 + -(-5 // group))
