@@ -300,6 +300,7 @@ def rows_of_a_run(sequences: int, probe: int, *, every: int = 10, steps: int = 3
             continue
         top, seen = clock.check(true)
         rows.append({"step": step, "products": row["products"], "seconds": row["cost_seconds"]})
+        rows[-1]["bounded"] = row["bounded"]
         for name, converged in (("lambda_max", top), ("sharpness", seen)):
             error = abs(row[name] - converged)
             rows[-1] |= {
@@ -336,14 +337,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000, help="of the run with a budget")
     parser.add_argument("--seconds", type=float, default=120.0, help="of the run with a budget, at most")
     parser.add_argument("--measurements", type=int, default=8)
+    parser.add_argument(
+        "--sequences", type=int, nargs="+", default=[128, 64, 32], help="in a training batch of gpt360k"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "monitor")
     asked = parser.parse_args()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the GPU is first used
     if asked.case == "gpt360k":
         torch.set_num_threads(1)
         runs = []
-        for sequences, probe in ((128, 4), (64, 4), (32, 4)):
-            runs.append(rows_of_a_run(sequences, probe))
+        for sequences in asked.sequences:
+            runs.append(rows_of_a_run(sequences, probe=4))
             found = {"case": asked.case, "environment": environment(), "runs": runs}
             (asked.out / "gpt360k-cpu.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
         return

@@ -89,7 +89,7 @@ def test_every_part_gets_its_turn_and_the_first_one_most_often():
     costs = {"top": 4.0, "cheap": 1.0, "other": 1.0, "dear": 30.0}
     budget.note({"top": 4.0}, 4.0, 1.0)
     seen = []
-    for _ in range(3000):
+    for _ in range(4000):
         clock.now += 10.0
         budget.note_training(10, 10.0)
         parts = budget.affordable(tuple(costs), USUAL, every=10)

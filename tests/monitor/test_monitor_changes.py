@@ -161,7 +161,7 @@ def test_a_hugging_face_model_in_training():
 
 LOOK = [f"measurement.Measurement.{name}" for name in (*PARTS[:5], "block", "rates", "__init__")]
 FILES = ["files.Files.append", "files.Files.keep", "files.Files.finish", "memory.Memory.save"]
-OTHERS = ["monitor.unseen", "monitor.settled", "budget.Budget.note", "history.History.add"]
+OTHERS = ["monitor.preserve_state", "monitor.synchronize", "budget.Budget.note", "history.History.add"]
 
 
 @pytest.mark.filterwarnings("ignore")

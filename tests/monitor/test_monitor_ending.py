@@ -9,7 +9,7 @@ from monitor_loops import PROBE, fit, tiny
 
 import curvescope as cs
 from commands import call
-from curvescope.monitor.telling import Notes
+from curvescope.monitor.messages import Notes
 from curvescope.studies import run_study
 
 

@@ -60,24 +60,31 @@ def panel(run: LiveHistory) -> RenderableType:
         table.add_row(RATIOS[name][0], rounded(value), _gauge(value, threshold))
     rest = [f"{words} {_value(last, name)}" for name, words in REST.items() if _known(last, name)]
     above = [words for name, _, _ in _ratios(last) if (words := _above(run, name))]
-    found = _diagnosed(run)
-    parts = [_head(run), *_finding_lines(found), Text(), table, Text(), *map(Text, [*above, *_lines(rest)])]
+    findings = _diagnosed(run)
+    parts = [
+        _head(run),
+        *_finding_lines(findings),
+        Text(),
+        table,
+        Text(),
+        *map(Text, [*above, *_lines(rest)]),
+    ]
     if last.get("converged") == 0:
         parts.append(Text("λ_max and λ_min are not converged: bounds from inside", style="yellow"))
     if blocks := run.blocks()[:MOST_BLOCKS]:
         parts.append(Text("sharpest blocks: " + ", ".join(f"{name} {rounded(top)}" for name, top in blocks)))
-    return Group(*parts, Text(f"{_cost(run)}{'' if found else '; nothing unusual'}"))
+    return Group(*parts, Text(f"{_cost(run)}{'' if findings else '; nothing unusual'}"))
 
 
 def _diagnosed(run: LiveHistory) -> list[diagnosis.RunFinding]:
-    """What the diagnosis says so far."""
+    """Findings of the diagnosis so far."""
     history = RunHistory.from_rows(run.rows, run.table(BLOCKS), run.table(STEPS))
     return diagnosis.diagnose_run(history)
 
 
-def _finding_lines(found: Sequence[diagnosis.RunFinding]) -> list[Text]:
+def _finding_lines(findings: Sequence[diagnosis.RunFinding]) -> list[Text]:
     """A line for each finding, behind an empty one."""
-    lines = [Text.assemble((f.severity, LEVELS[f.severity]), f": {f.sentence()}") for f in found]
+    lines = [Text.assemble((f.severity, LEVELS[f.severity]), f": {f.sentence()}") for f in findings]
     return [Text(), *lines] if lines else []
 
 
@@ -92,7 +99,7 @@ def line(row: Row) -> str:
 
 
 def since(run: LiveHistory, status: Status) -> str:
-    """How long a run is silent, or how much there is of it."""
+    """Say how long a run has been silent, or how many measurements it has."""
     if status == "finished":
         return _made(run)
     if status == "measuring" and (now := run.measuring()):
@@ -103,7 +110,7 @@ def since(run: LiveHistory, status: Status) -> str:
 
 
 def _made(run: LiveHistory) -> str:
-    """How many measurements there are, where the last is, and how many the budget did not allow."""
+    """Number of measurements, step of the last one, and number that the budget did not allow."""
     words, end = plural(len(run.rows), "measurement"), run.end()
     if end and run.rows and end["step"] > run.last()["step"]:
         words += f", the last at step {run.last()['step']:.0f}"
@@ -111,7 +118,7 @@ def _made(run: LiveHistory) -> str:
 
 
 def verdict(value: float, threshold: float) -> Literal["below", "near", "above"]:
-    """Where a product of learning rate and curvature lies; near is within a tenth below the threshold."""
+    """Return above, near or below for a product of learning rate and curvature; near begins a tenth below."""
     if value > threshold:
         return "above"
     return "near" if value > NEAR * threshold else "below"
@@ -124,8 +131,8 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     count = min(len(values), width)
     shares = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
     tops = [max((v for v in share if math.isfinite(v)), default=math.nan) for share in shares]
-    found = [top for top in tops if not math.isnan(top)]
-    low, high = min(found, default=0.0), max(found, default=0.0)
+    known = [top for top in tops if not math.isnan(top)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(" " if math.isnan(top) else BARS[round((top - low) * scale)] for top in tops)
 
@@ -139,12 +146,14 @@ def _head(run: LiveHistory) -> Text:
 
 def _ratios(row: Row) -> list[tuple[str, float, float]]:
     """Name, value and threshold of those of RATIOS that were measured and say something of their own."""
-    found = [(name, row[name], row[limit]) for name, (_, limit) in RATIOS.items() if _known(row, name, limit)]
-    return found[:1] if len(found) == 2 and found[0][1:] == found[1][1:] else found
+    ratios = [
+        (name, row[name], row[limit]) for name, (_, limit) in RATIOS.items() if _known(row, name, limit)
+    ]
+    return ratios[:1] if len(ratios) == 2 and ratios[0][1:] == ratios[1][1:] else ratios
 
 
 def _above(run: LiveHistory, name: str) -> str:
-    """How often a ratio was above its threshold, and where most; nothing where it never was.
+    """Say how often a ratio was above its threshold, and at which step most; empty if it never was.
 
     The first steps of an adaptive optimizer do not count: its preconditioner is not formed yet.
     """
@@ -235,7 +244,7 @@ def _live(run: LiveHistory) -> None:
 
 def _follow(run: LiveHistory) -> None:
     """Rows that are there, then each that comes; what the run does otherwise goes to stderr."""
-    told, status = "going on", run.status()  # asked first: then no row of a finished run comes later
+    last_status, status = "going on", run.status()  # asked first: then no row of a finished run comes later
     rows, known = [*run.rows, *run.refresh()], set[str]()
     while True:
         for row in rows:
@@ -245,12 +254,12 @@ def _follow(run: LiveHistory) -> None:
                 typer.echo(f"{finding.severity}: {finding.sentence()}")
             known.add(finding.name)
         sys.stdout.flush()
-        if status not in (told, "going on", "measuring"):
+        if status not in (last_status, "going on", "measuring"):
             typer.echo(f"{status} ({since(run, status)})", err=True)
         if status == "finished":
             return
         time.sleep(POLL_SECONDS)
-        told, status = status, run.status()
+        last_status, status = status, run.status()
         rows = run.refresh()
 
 
@@ -258,8 +267,8 @@ def _as_dict(run: LiveHistory) -> dict[str, object]:
     last: dict[str, object] = dict(run.last())
     if run.rows:
         last["step"] = int(run.last()["step"])
-    found = [run_finding_row(finding) for finding in _diagnosed(run)]
-    more = {"findings": found} if run.rows else {}
+    findings = [run_finding_row(finding) for finding in _diagnosed(run)]
+    more = {"findings": findings} if run.rows else {}
     return {**last, **more, "status": run.status(), **({"end": end} if (end := run.end()) else {})}
 
 

@@ -220,9 +220,14 @@ class Engine:
     def frozen(self) -> Iterator[None]:
         """Declare the model and the data constant inside; start and end are checked instead of every product.
 
+        A block inside another one checks nothing: the outer one does, at its own end.
+
         Raises:
             CurvescopeError: The model or the data have changed before the end.
         """
+        if self._frozen:
+            yield
+            return
         self.consistent(lambda: None, gradients=True)
         self._frozen += 1
         try:

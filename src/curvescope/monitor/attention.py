@@ -111,6 +111,6 @@ def _scores(
 
 
 def _chosen(count: int, device: torch.device) -> Tensor:
-    """At most `QUERIES` positions, evenly spread, the last one among them."""
+    """Choose at most `QUERIES` positions, evenly spread, the last one among them."""
     number = min(count, QUERIES)
     return torch.linspace(count / number - 1, count - 1, number, device=device).round().long()

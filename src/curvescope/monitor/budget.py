@@ -1,4 +1,4 @@
-"""How much of the time a monitor takes, and which parts it measures next.
+"""Account of a monitor's share of the time, and the choice of the parts that it measures next.
 
 With the time `elapsed` since it began, `spent` of it on measuring, a measurement of cost c keeps the share at
 most b if (spent + c) / (elapsed + c) ≤ b: c may be as large as (b · elapsed − spent) / (1 − b).
@@ -18,9 +18,9 @@ from typing import Any, final
 
 Clock = Callable[[], float]
 """Seconds, from any beginning."""
-LAST_COSTS = 3  # costs of a part, of which the largest counts
+LAST_COSTS = 3  # number of costs of a part that are kept; the largest counts
 MARGIN = 1.25  # what a part may cost, beside the largest of its last costs
-FIRST_SHARE = 0.8  # of the budget that the first part may take while others wait
+FIRST_SHARE = 0.9  # of the budget that the first part may take while others wait
 PACE_STEPS = 3  # steps of training that are timed before the first measurement
 DEBT_STEPS = 100  # steps of training after which the first measurement is within the budget
 
@@ -51,7 +51,7 @@ class Budget:
 
     @property
     def share(self) -> float:
-        """Of the time so far."""
+        """Share of the time so far."""
         elapsed = self.elapsed
         return min(self.spent / elapsed, 1.0) if elapsed > 0 else 0.0
 
@@ -87,7 +87,7 @@ class Budget:
     def affordable(
         self, due: Sequence[str], products: Mapping[str, float], *, every: int = 1
     ) -> tuple[str, ...] | None:
-        """Which of the parts that are due to measure now; None if the measurement has to wait.
+        """Choose the parts to measure now; None if the measurement has to wait.
 
         Args:
             due: parts, the one that every measurement has first.
@@ -150,8 +150,12 @@ class Budget:
         ready = ((1 - self.limit) * self.upper(part, products) + self.spent) / self.limit
         return ready - self.elapsed
 
+    def wait_first(self, part: str, products: Mapping[str, float]) -> float:
+        """Seconds until a part may be the first measurement."""
+        return self.wait(part, products) - DEBT_STEPS * self.fastest_step
+
     def state(self) -> dict[str, Any]:
-        """What `resume` takes."""
+        """Return the account as `resume` takes it."""
         return {
             "elapsed": self.elapsed,
             "spent": self.spent,

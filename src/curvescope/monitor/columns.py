@@ -12,12 +12,13 @@ COLUMNS = {
     "grad_norm": "‖∇L‖ there",
     "weight_norm": "norm of the parameters that are measured",
     "lambda_max": "largest eigenvalue of the Hessian",
-    "lambda_max_error": "up to a bound of all eigenvalues that holds with probability 99 %",
+    "lambda_max_error": "of the eigenvalue found; where `bounded`, up to a bound of all that holds with 99 %",
+    "bounded": "whether the errors of λ_max and the sharpness count eigenvalues that the search did not meet",
     "lambda_min": "smallest eigenvalue",
     "lambda_min_error": "its residual, and not less than the tolerance times λ_max",
     "converged": "whether both errors are within the tolerance",
     "lambda_max_sampling": "standard error of λ_max over other probe data of this size, to first order",
-    "verified": "whether a search from a random vector found nothing beyond; nan where none was due",
+    "verified": "whether a search from a random vector found nothing beyond; nan if none was due",
     "trace": "of the Hessian",
     "trace_stderr": "its standard error over probes",
     "trace_low": "low end of Student's 95 % interval, num_probes − 1 degrees of freedom",
@@ -54,7 +55,7 @@ COLUMNS = {
     "uniform_loss": "log V: the cross-entropy of equal probabilities; nan for another loss",
     "moment_resolution": "(1 − β₂) over the rounding unit of second moments; below 1 they cannot decay",
 }
-"""Of the history, a row for each measurement; what was not measured is nan."""
+"""Columns of the history, which has a row for each measurement; nan stands for no measurement."""
 
 BLOCK_COLUMNS = {
     "step": "step of the training loop",
@@ -70,7 +71,7 @@ BLOCK_COLUMNS = {
     "trace_low": "low end of Student's 95 % interval, num_probes − 1 degrees of freedom",
     "trace_high": "its high end",
 }
-"""Of the blocks, a row for each block at each measurement that has something to say of it."""
+"""Columns of the blocks, with a row for each block and measurement that has numbers of it."""
 
 TEXT = "left_out"
 """The last column of the history: parts that the budget did not allow, in words."""

@@ -1,4 +1,4 @@
-"""Why a training run is unstable: findings from its history, each with evidence and a remedy.
+"""Causes of an unstable training run: findings from its history, each with evidence and a remedy.
 
 `diagnose_run` is a pure function of the columns that a monitor writes. `RULES` is the table of checks: what
 each compares, its limit, and the reason for the limit. A rule whose columns are missing finds nothing.
@@ -68,7 +68,7 @@ class Rule(NamedTuple):
     explains: tuple[str, ...] = ()
 
 
-def _found(rule: Rule, severity: Severity, step: Any, value: float, **words: str) -> RunFinding:
+def _finding(rule: Rule, severity: Severity, step: Any, value: float, **words: str) -> RunFinding:
     return RunFinding(
         name=rule.name,
         severity=severity,
@@ -85,7 +85,7 @@ PULLED = 0.8  # of the limit, right behind a sign in the loss: at most 0.72 in h
 
 
 class Crossing(NamedTuple):
-    """Where the sharpness is above the optimizer's threshold."""
+    """Measurements at which the sharpness is above the optimizer's threshold."""
 
     first: int  # index of the measurement
     step: int  # of the training loop
@@ -97,10 +97,10 @@ class Crossing(NamedTuple):
 
 
 def _crossing(history: RunHistory, limit: float) -> Crossing | None:
-    """The measurements beyond the limit, where they say more than one noisy number does.
+    """Find the measurements beyond the limit; None if they say no more than one noisy number does.
 
     It counts if the loss shows a sign after it, or if at least half of the measurements from there on are
-    beyond the limit, and at least two. Of a measurement right behind a sign less is enough: an instability
+    beyond the limit, and at least two. Right after a sign a smaller ratio is enough: an instability
     pulls the sharpness down again (Damian, Nichani and Lee 2023).
     """
     ratio, signs = history.ratio(), history.trouble
@@ -121,7 +121,7 @@ def _crossing(history: RunHistory, limit: float) -> Crossing | None:
 
 
 def _has_warmup(history: RunHistory) -> bool:
-    """Whether the learning rate rises in the first part of the run."""
+    """Return True if the learning rate rises in the first part of the run."""
     lr = history.column("lr")
     lr = lr[np.isfinite(lr)]
     return bool(len(lr) > 1 and lr[0] < 0.9 * lr.max())
@@ -178,19 +178,19 @@ def _rate_finding(
     if where:
         evidence += f"; block {where} carries {100 * share:.0f} % of it"
     severity: Severity = "fault" if crossing.after or crossing.most > 2 * rule.limit else "warning"
-    return _found(rule, severity, step, crossing.most, evidence=evidence, remedy=remedy, where=where)
+    return _finding(rule, severity, step, crossing.most, evidence=evidence, remedy=remedy, where=where)
 
 
 def _signs(crossing: Crossing) -> str:
     """`loss spikes at 52 and 71 follow, and the loss diverges from step 80`."""
     spikes = [s for s in crossing.after if s != crossing.signs.diverged]
-    told = []
+    parts = []
     if spikes:
         kind = "loss spikes" if len(spikes) > 1 else "a loss spike"
-        told.append(f"{kind} at {_listed(spikes)} {_follow(crossing, spikes)}")
+        parts.append(f"{kind} at {_listed(spikes)} {_follow(crossing, spikes)}")
     if crossing.signs.diverged in crossing.after:
-        told.append(f"the loss diverges from step {crossing.signs.diverged}")
-    return ", and ".join(told)
+        parts.append(f"the loss diverges from step {crossing.signs.diverged}")
+    return ", and ".join(parts)
 
 
 def _follow(crossing: Crossing, spikes: Sequence[int]) -> str:
@@ -236,11 +236,11 @@ def warmup_steps(history: RunHistory) -> int:
 def sharpest(history: RunHistory, rows: Sequence[int] | np.ndarray) -> tuple[str, float]:
     """The block with the largest share of the top eigenvector, mean over measurements, and that share."""
     for column in ("sharpness_share", "lambda_max_share"):
-        found = [history.blocks_at(float(history.at[i]), column) for i in rows]
-        found = [one for one in found if one]
-        if found:
-            names = dict.fromkeys(name for one in found for name in one)
-            means = {name: float(np.mean([one.get(name, 0.0) for one in found])) for name in names}
+        shares = [history.blocks_at(float(history.at[i]), column) for i in rows]
+        shares = [one for one in shares if one]
+        if shares:
+            names = dict.fromkeys(name for one in shares for name in one)
+            means = {name: float(np.mean([one.get(name, 0.0) for one in shares])) for name in names}
             top = max(means, key=lambda name: means[name])
             return top, means[top]
     return "", math.nan
@@ -256,7 +256,7 @@ def initialization(history: RunHistory, rule: Rule) -> RunFinding | None:
     value = first / float(uniform[np.isfinite(uniform)][0])
     if not value > rule.limit:
         return None
-    return _found(
+    return _finding(
         rule,
         "fault",
         history.at[0],
@@ -287,17 +287,17 @@ def scaled_layer(history: RunHistory, rule: Rule) -> RunFinding | None:
             others = float(np.median([norms[other] for other in members.values() if other != name]))
             if others > 0 and norms[name] > 0:
                 factors.setdefault(layer, {})[name] = norms[name] / others
-    found = {layer: max(own.values(), key=lambda f: abs(math.log(f))) for layer, own in factors.items()}
-    if not found:
+    extreme = {layer: max(own.values(), key=lambda f: abs(math.log(f))) for layer, own in factors.items()}
+    if not extreme:
         return None
-    layer = max(found, key=lambda name: abs(math.log(found[name])))
-    value = math.exp(abs(math.log(found[layer])))
+    layer = max(extreme, key=lambda name: abs(math.log(extreme[name])))
+    value = math.exp(abs(math.log(extreme[layer])))
     if not value > rule.limit:
         return None
     own = factors[layer]
     unlike = [name for name, factor in own.items() if math.exp(abs(math.log(factor))) > rule.limit]
-    kind = "larger" if found[layer] > 1 else "smaller"
-    return _found(
+    kind = "larger" if extreme[layer] > 1 else "smaller"
+    return _finding(
         rule,
         "fault",
         history.at[0],
@@ -310,7 +310,7 @@ def scaled_layer(history: RunHistory, rule: Rule) -> RunFinding | None:
 
 
 def _is_matrix(name: str) -> bool:
-    """Whether a block is a weight matrix, by its name."""
+    """Return True if a block is a weight matrix, by its name."""
     return bool(MATRIX.search(name)) and not NO_MATRIX.search(name)
 
 
@@ -331,17 +331,17 @@ def attention_logits(history: RunHistory, rule: Rule) -> RunFinding | None:
         return None
     i, first = int(above[0]), int(np.flatnonzero(np.isfinite(logit))[0])
     growth = _inner_growth(history, i)
+    course = "is" if i == first else f"went from {rounded(logit[first], 2)} to"
     evidence = (
-        f"the largest attention score went from {rounded(logit[first], 2)} to {rounded(logit[i], 2)} by step "
-        f"{history.at[i]:.0f}, and the lowest head's entropy to "
-        f"{rounded(entropy[i], 2)} of that of equal weights"
+        f"the largest attention score {course} {rounded(logit[i], 2)} at step {history.at[i]:.0f}, and the "
+        f"lowest head's entropy {rounded(entropy[i], 2)} of that of equal weights"
     )
     alone = growth > ALONE
     if alone:
         evidence += (
             f"; weights of queries and keys grew {rounded(growth, 2)} times more than the other matrices"
         )
-    return _found(
+    return _finding(
         rule,
         "fault" if alone or not np.isfinite(growth) else "warning",
         history.at[i],
@@ -374,7 +374,7 @@ def moment_precision(history: RunHistory, rule: Rule) -> RunFinding | None:
     if not len(below):
         return None
     value = float(resolution[below[0]])
-    return _found(
+    return _finding(
         rule,
         "warning",
         history.at[below[0]],
@@ -406,7 +406,7 @@ def bad_batch(history: RunHistory, rule: Rule) -> RunFinding | None:
     known = ratio[(history.at <= steps[0]) & np.isfinite(ratio)]
     below = f", although η · sharpness was at {rounded(known[-1], 2)} of its threshold" if len(known) else ""
     i = int(np.flatnonzero(at == steps[0])[0])
-    return _found(
+    return _finding(
         rule,
         "warning",
         steps[0],
@@ -419,7 +419,7 @@ def bad_batch(history: RunHistory, rule: Rule) -> RunFinding | None:
 
 
 def _comes_back(at: np.ndarray, loss: np.ndarray, step: int) -> bool:
-    """Whether the loss is soon near what it was before; yes if the later steps are not known yet."""
+    """Return True if the loss soon returns to its earlier size, or if later steps are not known yet."""
     before = np.median(loss[(at < step) & (at >= step - WINDOW)])
     later = loss[(at > step) & (at <= step + BACK)]
     return bool(not len(later) or np.min(later) < HIGHER * before)
@@ -442,7 +442,7 @@ def weight_growth(history: RunHistory, rule: Rule) -> RunFinding | None:
     if len(above) < 2:
         return None
     i = above[0]
-    return _found(
+    return _finding(
         rule,
         "warning",
         history.at[i],
@@ -455,7 +455,7 @@ def weight_growth(history: RunHistory, rule: Rule) -> RunFinding | None:
 
 
 def _falls(at: np.ndarray, loss: np.ndarray, step: float) -> bool:
-    """Whether the training loss at a step is near its lowest so far; yes if it is not known."""
+    """Return True if the training loss at a step is near its lowest so far, or is not known."""
     known = loss[(at <= step) & np.isfinite(loss)]
     if len(known) < 3 * WINDOW:
         return True
@@ -479,7 +479,7 @@ def label_noise(history: RunHistory, rule: Rule) -> RunFinding | None:
         above = np.flatnonzero(np.array(gaps) > rule.limit)
     if len(late) < 2 or not (late[-2:] > rule.limit).all() or not len(above):
         return None
-    return _found(
+    return _finding(
         rule,
         "warning",
         history.at[above[0]],
@@ -496,8 +496,8 @@ def unexplained(history: RunHistory, rule: Rule) -> RunFinding | None:
     signs = history.trouble
     if signs.first is None:
         return None
-    told = [f"spikes at {_listed(signs.spikes)}"] if signs.spikes else []
-    told += [f"diverges from step {signs.diverged}"] if signs.diverged is not None else []
+    signs_seen = [f"spikes at {_listed(signs.spikes)}"] if signs.spikes else []
+    signs_seen += [f"diverges from step {signs.diverged}"] if signs.diverged is not None else []
     ratio = history.ratio()
     known = np.flatnonzero(np.isfinite(ratio))
     curvature = (
@@ -505,12 +505,12 @@ def unexplained(history: RunHistory, rule: Rule) -> RunFinding | None:
         if len(known)
         else "; no sharpness was measured before"
     )
-    return _found(
+    return _finding(
         rule,
         "warning",
         signs.first,
         max([*signs.sizes, math.nan if signs.diverged is None else math.inf], default=math.nan),
-        evidence=f"the loss {' and '.join(told)}{curvature}",
+        evidence=f"the loss {' and '.join(signs_seen)}{curvature}",
         remedy="measure more often around these steps (a smaller every, a larger budget), and look at the "
         "batches and at the precision of the numbers",
     )
@@ -570,11 +570,11 @@ RULES: tuple[Rule, ...] = (
 
 def diagnose_run(history: RunHistory) -> list[RunFinding]:
     """All findings, worst first. What another finding explains is a note, and a symptom then is left out."""
-    found = [finding for rule in RULES if (finding := rule.check(history, rule)) is not None]
-    since = {finding.name: finding.step for finding in found}
-    alone = {f.name for f in found if f.name == "attention_logits" and f.severity == "fault"}
-    told: list[RunFinding] = []
-    for finding in found:
+    findings = [finding for rule in RULES if (finding := rule.check(history, rule)) is not None]
+    since = {finding.name: finding.step for finding in findings}
+    alone = {f.name for f in findings if f.name == "attention_logits" and f.severity == "fault"}
+    kept: list[RunFinding] = []
+    for finding in findings:
         causes = [rule.name for rule in RULES if finding.name in rule.explains and rule.name in since]
         causes = [name for name in causes if name != "weight_growth" or since[name] < finding.step]
         if alone and finding.name in ("learning_rate", "no_warmup"):
@@ -582,14 +582,14 @@ def diagnose_run(history: RunHistory) -> list[RunFinding]:
         elif finding.name in alone:
             causes = [name for name in causes if name in ("initialization", "scaled_layer")]
         if not causes:
-            told.append(finding)
+            kept.append(finding)
         elif finding.name not in SYMPTOMS:
             evidence = f"{finding.evidence}; this probably follows from {causes[0]}"
-            told.append(replace(finding, severity="note", evidence=evidence))
-    return sorted(told, key=lambda finding: ORDER.index(finding.severity))
+            kept.append(replace(finding, severity="note", evidence=evidence))
+    return sorted(kept, key=lambda finding: ORDER.index(finding.severity))
 
 
-def verdict(found: Sequence[RunFinding]) -> str:
-    """How much was found: `1 fault, 2 notes`."""
-    counts = {kind: sum(f.severity == kind for f in found) for kind in ORDER}
+def verdict(findings: Sequence[RunFinding]) -> str:
+    """Count the findings: `1 fault, 2 notes`."""
+    counts = {kind: sum(f.severity == kind for f in findings) for kind in ORDER}
     return ", ".join(plural(count, kind) for kind, count in counts.items() if count) or "nothing unusual"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.monitor.telling import ceiling, is_near
+from curvescope.monitor.messages import ceiling, is_near
 from curvescope.viz.history import line, panels, positive, step_map
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
@@ -37,14 +37,18 @@ def draw(result: Monitored) -> dict[str, Figure]:
     """Those that there is something to show of."""
     if not len(result.history["step"]):
         return {}
-    found = {"stability": _stability(result), "training": _training(result), "curvature": _curvature(result)}
+    figures = {
+        "stability": _stability(result),
+        "training": _training(result),
+        "curvature": _curvature(result),
+    }
     names, _, values = result.block_map("lambda_max")
     if names and np.isfinite(values).any():
-        found["blocks_lambda_max"] = _blocks(result, "lambda_max", "λ_max")
+        figures["blocks_lambda_max"] = _blocks(result, "lambda_max", "λ_max")
     names, _, values = result.block_map("trace")
     if names and np.isfinite(values).any():
-        found["blocks_trace"] = _blocks(result, "trace", "trace")
-    return found
+        figures["blocks_trace"] = _blocks(result, "trace", "trace")
+    return figures
 
 
 def _stability(result: Monitored) -> Figure:
@@ -118,13 +122,13 @@ def _blocks(result: Monitored, column: str, label: str) -> Figure:
 
 
 def scenes(result: Monitored) -> dict[str, Scene]:
-    """Numbers over the steps, and maps of blocks, where there is something to show."""
+    """Draw numbers over the steps, and maps of blocks, if there are finite values."""
     known = [q for q, (name, _) in COURSES.items() if np.isfinite(result.history[name]).any()]
-    found = {"course": switched({"quantity": known}, lambda q: _course(result, q))} if known else {}
+    scenes = {"course": switched({"quantity": known}, lambda q: _course(result, q))} if known else {}
     for name, (column, error, label) in BLOCKS.items():
         if np.isfinite(result.block_map(column)[2]).any():
-            found[name] = _map(result, column, error, label)
-    return found
+            scenes[name] = _map(result, column, error, label)
+    return scenes
 
 
 def _course(result: Monitored, quantity: str) -> Scene:
@@ -132,19 +136,19 @@ def _course(result: Monitored, quantity: str) -> Scene:
     name, error = COURSES[quantity]
     errors = np.full(len(h["step"]), np.nan) if error is None else h[error]
     look = LOOKS["loss" if quantity == "loss" else "hessian"]
-    found = [_curve(quantity, h["step"], h[name], errors, look)]
+    drawn = [_curve(quantity, h["step"], h[name], errors, look)]
     if quantity == "λ_max":
         limit = ceiling(h)
         if np.isfinite(limit).any():
-            found.append(_curve("ceiling of the learning rate", h["step"], limit, np.nan * limit, CEILING))
-    values = np.concatenate([curve.y for curve in found])
+            drawn.append(_curve("ceiling of the learning rate", h["step"], limit, np.nan * limit, CEILING))
+    values = np.concatenate([curve.y for curve in drawn])
     far = values.max() > 10 * values.min() > 0
-    return curves(found, x=axis("step"), y=log_axis(quantity, values) if far else axis(quantity))
+    return curves(drawn, x=axis("step"), y=log_axis(quantity, values) if far else axis(quantity))
 
 
 def _curve(name: str, steps: np.ndarray, values: np.ndarray, errors: np.ndarray, look: Look) -> Curve:
-    there = np.isfinite(values)
-    x, y, e = (np.asarray(part, dtype=float)[there] for part in (steps, values, errors))
+    known = np.isfinite(values)
+    x, y, e = (np.asarray(part, dtype=float)[known] for part in (steps, values, errors))
     words = [
         f"step {step:g}<br>{name}: {said(value, error)}" for step, value, error in zip(x, y, e, strict=True)
     ]

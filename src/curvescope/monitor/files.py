@@ -86,7 +86,7 @@ class Files:
             file.write(_lines(name, rows, header=new))
 
     def go_on(self) -> None:
-        """What is finished is not, any more."""
+        """Mark a finished run as unfinished."""
         if self.finished:
             (self.folder / RESULT).unlink(missing_ok=True)
             self.finished = False
@@ -100,12 +100,12 @@ class Files:
         self.finished = True
 
     def account(self) -> dict[str, Any] | None:
-        """What `keep` wrote; None if it is not there, or damaged."""
+        """Read the account that `keep` wrote; None if it is missing or damaged."""
         try:
-            found = json.loads((self.state / ACCOUNT).read_text(encoding="utf-8"))
+            account = json.loads((self.state / ACCOUNT).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) and found.keys() >= ACCOUNT_KEYS else None
+        return account if isinstance(account, dict) and account.keys() >= ACCOUNT_KEYS else None
 
     def keep(self, account: Mapping[str, Any]) -> None:
         """Write the account of time; complete or not at all."""
@@ -137,15 +137,15 @@ def read_rows(path: Path) -> list[Row]:
     except UnicodeDecodeError as error:
         raise _unreadable(path, error) from error
     whole = text[: text.rfind("\n") + 1]
-    found = list(csv.reader(io.StringIO(whole)))
-    if not found:
+    lines = list(csv.reader(io.StringIO(whole)))
+    if not lines:
         return []
-    header = found[0]
+    header = lines[0]
     if "step" not in header:
         raise _unreadable(path, "it has no column step")
     return [
         {name: _read(path, line, name, cell) for name, cell in zip(header, row, strict=True)}
-        for line, row in enumerate(found[1:], start=2)
+        for line, row in enumerate(lines[1:], start=2)
         if len(row) == len(header)
     ]
 

@@ -69,7 +69,7 @@ class History:
         """A measurement, its blocks by name; the row with nan for what was not measured."""
         whole = {**dict.fromkeys(COLUMNS, math.nan), TEXT: "", **row}
         empty = dict.fromkeys(BLOCK_COLUMNS, math.nan)
-        rows = [{**empty, **found, "step": row["step"], "block": name} for name, found in blocks.items()]
+        rows = [{**empty, **numbers, "step": row["step"], "block": name} for name, numbers in blocks.items()]
         self.rows.append(whole)
         self.block_rows += rows
         self._unsaved = whole, rows
@@ -103,7 +103,7 @@ class History:
 
     @property
     def last_row_step(self) -> int:
-        """Of the last measurement; −1 before the first."""
+        """Step of the last measurement; −1 before the first."""
         return self.rows[-1]["step"] if self.rows else -1
 
     def rewind(self, step: int) -> bool:
@@ -128,8 +128,8 @@ class History:
     def step_arrays(self) -> dict[str, np.ndarray]:
         """Steps and losses (N,) of the training steps that told theirs."""
         self._read_losses()
-        found = np.array(self.losses, float).reshape(-1, 2)
-        return {"step": found[:, 0], "loss": found[:, 1]}
+        losses = np.array(self.losses, float).reshape(-1, 2)
+        return {"step": losses[:, 0], "loss": losses[:, 1]}
 
     def frame(self) -> pd.DataFrame:
         """One row a measurement."""

@@ -1,6 +1,7 @@
 """One measurement: the parts of which a row of the history is made.
 
     top        loss, gradient, λ_max and the sharpness that the optimizer sees, to a few percent
+    bound      both again, up to a bound of the eigenvalues that following may have missed
     along      curvature along the gradient, and along the optimizer's last step
     ends       λ_max, λ_min, the top eigenvectors and the sharpness to the tolerance
     trace      of the Hessian and of its blocks, from shared probes
@@ -8,9 +9,10 @@
     blocks     λ_max of single blocks, as many as time allows, those first that were seen longest ago
     verify     searches from random vectors for what following eigenvectors may have missed
 
-Every search for a largest eigenvalue begins with a random vector, which bounds what it did not meet. If that
-does not give the error asked for, it looks at a gradient and the vectors of the last time. "ends" extends the
-subspaces of "top".
+"top" follows the eigenvectors of the last time, with three to six products for each of its two numbers.
+Every other search for a largest eigenvalue, and the first of "top", begins with a random vector, which bounds
+what it did not meet. If that does not give the error asked for, it looks at a gradient and the vectors of the
+last time. "ends" extends the subspaces of "bound".
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from curvescope.algorithms.spectra.subspace_tracking import (
     follow_ends,
     ratio_and_stderr,
     search_top,
+    track_top,
 )
 from curvescope.algorithms.stability.optimizers import Descent, read_optimizer
 from curvescope.algorithms.stability.sharpness import preconditioned
@@ -46,17 +49,19 @@ from curvescope.operators import GGN, Hessian
 from curvescope.problem import Problem
 from curvescope.sampling import form_of, split_sample
 
-PARTS = ("top", "along", "ends", "trace", "ggn", "blocks", "verify")
+PARTS = ("top", "bound", "along", "ends", "trace", "ggn", "blocks", "verify")
 Numbers = dict[str, float]
 QUICK_ERROR = 0.05  # error of λ_max and of the sharpness that is enough for "top", relative
-FIRST_SEARCH = 10  # most products of one of its two searches in the first measurement
-QUICK_SEARCH = 14  # and later
+TRACKED = 8  # most products for one of its two numbers
+FIRST_SEARCH = 10  # and in the first measurement
+BOUND_SEARCH = 14  # most products of one of the two searches of "bound"
 LOOSE = 0.02  # residual of the other top eigenvectors that is enough, relative to λ_max
 TINY = 1e-30
 MOST_LOG = 700.0  # of a factor that a float has
 SWEEP = 150  # most products of a search for what was missed
 USUAL_PRODUCTS = {
-    "top": 16,
+    "top": 9,
+    "bound": 20,
     "along": 2,
     "ends": 24,
     "ggn": 15,
@@ -69,7 +74,7 @@ OWN_PROBES = 2**20  # columns of the random matrix that belong to one step
 
 
 class Effort(NamedTuple):
-    """How hard to look."""
+    """Accuracy of a measurement, and its limits."""
 
     top: int  # eigenvectors that are followed
     tol: float  # error of λ_max that is enough, relative
@@ -119,11 +124,17 @@ class Measurement:
         self._ends: TrackedEnds | None = None
         self._gradient = self._scaled_gradient = torch.zeros(0)
         self._sharpness: tuple[Descent, LinearOperator, TrackedEnds] | None = None
+        self._is_bounded = False
         self._searched: dict[str, tuple[LinearOperator, TrackedEnds]] = {}  # by the name of their number
         self._probed: tuple[Tensor, Tensor] | None = None
 
-    def top(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """L, ‖g‖, λ_max, the sharpness, attention, norms."""
+    def top(self, optimizer: torch.optim.Optimizer | None, *, track: bool = False) -> None:
+        """L, ‖g‖, λ_max, the sharpness, attention, norms.
+
+        Args:
+            optimizer: Whose sharpness is measured.
+            track: Follow the eigenvectors of the last time if there are any, instead of "bound".
+        """
         loss, g = self.problem.value_and_gradient()
         g = self._own(g)
         size = float(norms(g))
@@ -135,21 +146,43 @@ class Measurement:
         if not (math.isfinite(loss) and math.isfinite(size)):
             return
         self._gradient = g
-        found = self._quickly("lambda_max", self.H, g)
-        self._ends = found
-        self._searched["lambda"] = self.H, found
-        self._state_lambda_max(found)
+        self._is_bounded = not (track and "lambda_max" in self.memory)
+        self._keep_lambda_max(self._quickly("lambda_max", self.H, g))
         self._sharpness_of(optimizer)
+        self.numbers["bounded"] = float(self._is_bounded)
+
+    def bound(self) -> None:
+        """λ_max and the sharpness from random starts, which bound what following may have missed."""
+        if self._ends is None or self._is_bounded:
+            return
+        self._is_bounded = True
+        self._keep_lambda_max(self._quickly("lambda_max", self.H, self._gradient))
+        if self._sharpness is not None:
+            descent, op, _ = self._sharpness
+            if _is_shifted(descent):
+                self._keep_sharpness(descent, op, self._ends)
+            else:
+                self._keep_sharpness(descent, op, self._quickly("sharpness", op, self._scaled_gradient))
+        self.numbers["bounded"] = 1.0
 
     def _quickly(self, name: str, op: LinearOperator, g: Tensor) -> TrackedEnds:
         """The largest eigenvalue to a few percent."""
-        effort, most = self.effort, QUICK_SEARCH if name in self.memory else FIRST_SEARCH
-        found = self._search(
-            name, op, self.space, g, top=effort.top, tol=max(QUICK_ERROR, effort.tol),
-            max_products=min(most, effort.max_products),
-        )  # fmt: skip
-        self.memory.put(name, found.vectors, self.space)
-        return found
+        effort, kept = self.effort, self.memory.take(name, self.space)
+        tol = max(QUICK_ERROR, effort.tol)
+        if kept is not None and not self._is_bounded:
+            most = min(TRACKED, effort.max_products)
+            pairs = track_top(op, kept, top=effort.top, tol=tol, max_products=most, stop=self.stop)
+            self.products += pairs.num_products
+        else:
+            most = min(FIRST_SEARCH if kept is None else BOUND_SEARCH, effort.max_products)
+            pairs = self._search(name, op, self.space, g, top=effort.top, tol=tol, max_products=most)
+        self.memory.put(name, pairs.vectors, self.space)
+        return pairs
+
+    def _keep_lambda_max(self, pairs: TrackedEnds) -> None:
+        self._ends = pairs
+        self._searched["lambda"] = self.H, pairs
+        self._state_lambda_max(pairs)
 
     def along(self) -> None:
         """gᵀHg/‖g‖² of the gradient g, and dᵀHd/‖d‖² of the optimizer's last step d."""
@@ -165,14 +198,15 @@ class Measurement:
         for name, value in zip(known, curvatures, strict=True):
             self.numbers[f"curvature_along_{name}"] = float(value)
 
-    def _state_lambda_max(self, found: TrackedEnds) -> None:
-        self.numbers |= {"lambda_max": float(found.values[0]), "lambda_max_error": float(found.errors[0])}
-        self._state_shares("lambda_max_share", found.vectors[0])
+    def _state_lambda_max(self, pairs: TrackedEnds) -> None:
+        self.numbers |= {"lambda_max": float(pairs.values[0]), "lambda_max_error": float(pairs.errors[0])}
+        self._state_shares("lambda_max_share", pairs.vectors[0])
 
     def ends(self) -> None:
         """λ_max and λ_min to the tolerance, the share of g in the top eigenspace, overlap with the last."""
         if self._ends is None:
             return
+        self.bound()
         effort, lowest = self.effort, self.memory.take("lambda_min", self.space)
         before = self.memory.take("eigenspace", self.space)
         known = self._search(
@@ -182,19 +216,19 @@ class Measurement:
         self.products += known.subspace.add(torch.cat(beside))  # for the eigenvectors behind the first
         if lowest is not None:
             self.products += known.subspace.add(lowest.sum(dim=0, keepdim=True))
-        found = follow_ends(
+        ends = follow_ends(
             self.H, top=effort.top, other_tol=LOOSE, tol=effort.tol, max_products=effort.max_products,
             stop=self.stop, resume=known.subspace, upper=known.upper,
         )  # fmt: skip
-        self.products += found.num_products
-        self._ends = found
-        top = found.vectors[: self.effort.top]
-        self._state_lambda_max(found)
+        self.products += ends.num_products
+        self._ends = ends
+        top = ends.vectors[: self.effort.top]
+        self._state_lambda_max(ends)
         self.numbers |= {
-            "lambda_min": float(found.values[-1]),
-            "lambda_min_error": float(found.errors[-1]),
-            "converged": float(found.converged),
-            "eigenspace_error": found.angle,
+            "lambda_min": float(ends.values[-1]),
+            "lambda_min_error": float(ends.errors[-1]),
+            "converged": float(ends.converged),
+            "eigenspace_error": ends.angle,
         }
         size = self.numbers["grad_norm"]
         if size > 0:
@@ -204,8 +238,8 @@ class Measurement:
             self.numbers["overlap"] = _overlap(before, top)
         self.memory.put("lambda_max", top, self.space)
         self.memory.put("eigenspace", top, self.space)
-        self.memory.put("lambda_min", found.subspace.lowest(2), self.space)
-        self._searched["lambda"] = self.H, found
+        self.memory.put("lambda_min", ends.subspace.lowest(2), self.space)
+        self._searched["lambda"] = self.H, ends
         self._refine_sharpness()
         self._state_sampling()
 
@@ -291,28 +325,28 @@ class Measurement:
             self._sharpness = descent, op, self._ends
             self._state_sharpness()
             return
-        found = self._search(
+        pairs = self._search(
             "sharpness", op, self.space, self._scaled_gradient, top=2, tol=2 * self.effort.tol,
             resume=ends.subspace,
         )  # fmt: skip
-        self.memory.put("sharpness", found.vectors, self.space)
-        self._keep_sharpness(descent, op, found)
+        self.memory.put("sharpness", pairs.vectors, self.space)
+        self._keep_sharpness(descent, op, pairs)
 
-    def _keep_sharpness(self, descent: Descent, op: LinearOperator, found: TrackedEnds) -> None:
-        self._searched["sharpness"] = op, found
-        self._sharpness = descent, op, found
+    def _keep_sharpness(self, descent: Descent, op: LinearOperator, pairs: TrackedEnds) -> None:
+        self._searched["sharpness"] = op, pairs
+        self._sharpness = descent, op, pairs
         self._state_sharpness()
 
     def _state_sharpness(self) -> None:
-        """With P = I and one W for all it is λ_max of H, and W."""
+        """State the sharpness; with P = I and one W for all entries it is λ_max(H) + W."""
         assert self._sharpness is not None
-        descent, _, found = self._sharpness
+        descent, _, pairs = self._sharpness
         shift = float(descent.coupled[0]) if _is_shifted(descent) and descent.coupled is not None else 0.0
         self.numbers |= {
-            "sharpness": float(found.values[0]) + shift,
-            "sharpness_error": float(found.errors[0]),
+            "sharpness": float(pairs.values[0]) + shift,
+            "sharpness_error": float(pairs.errors[0]),
         }
-        self._state_shares("sharpness_share", found.vectors[0])
+        self._state_shares("sharpness_share", pairs.vectors[0])
 
     def _state_sampling(self) -> None:
         """Standard errors of λ_max and of the sharpness over samples of the probe batches, to first order.
@@ -382,24 +416,24 @@ class Measurement:
             self.products += X.shape[1]
             gap, stderr = ratio_and_stderr(HX - GX, HX)
             low, high = gap_interval(HX - GX, HX)
-            found = self._largest("ggn_lambda_max", G, self.space, self._gradient)
+            pairs = self._largest("ggn_lambda_max", G, self.space, self._gradient)
         self.numbers |= {
             "ggn_gap": gap,
             "ggn_gap_stderr": stderr,
             "ggn_gap_low": low,
             "ggn_gap_high": high,
-            "ggn_lambda_max": float(found.values[0]),
-            "ggn_lambda_max_error": float(found.errors[0]),
+            "ggn_lambda_max": float(pairs.values[0]),
+            "ggn_lambda_max_error": float(pairs.errors[0]),
         }
 
     def verify(self) -> None:
         """Look for eigenvalues beyond those found, as `eigsh` does: overlooked 1 time in 1000 at each end.
 
-        What it finds takes the place of what was found by following.
+        An eigenvalue that lies further out replaces the one that was followed.
         """
         for name, (op, ends) in self._searched.items():
             both = name == "lambda" and "lambda_min" in self.numbers
-            found = eigsh(
+            pairs = eigsh(
                 op,
                 min(1 + both, op.shape[0]),
                 which="BE" if both else "LA",
@@ -408,27 +442,27 @@ class Measurement:
                 seed=self.effort.seed + self.call,
                 v0=ends.vectors[[0, -1] if both else [0]].T,
             )
-            self.products += found.num_products
-            self.numbers["verified"] = min(self.numbers.get("verified", 1.0), float(found.converged))
-            self._replace("lambda_max" if name == "lambda" else name, 1, found, -1 if both else 0)
+            self.products += pairs.num_products
+            self.numbers["verified"] = min(self.numbers.get("verified", 1.0), float(pairs.converged))
+            self._replace("lambda_max" if name == "lambda" else name, 1, pairs, -1 if both else 0)
             if both:
-                self._replace("lambda_min", -1, found, 0)
+                self._replace("lambda_min", -1, pairs, 0)
 
-    def _replace(self, name: str, sign: int, found: Eigenpairs, i: int) -> None:
+    def _replace(self, name: str, sign: int, pairs: Eigenpairs, i: int) -> None:
         """Take the eigenvalue that lies further out; one that was missed is followed from now on."""
-        assert found.vectors is not None
-        further = sign * (found.values[i] - self.numbers[name])
+        assert pairs.vectors is not None
+        further = sign * (pairs.values[i] - self.numbers[name])
         if further > self.numbers[f"{name}_error"]:
             kept = self.memory.take(name, self.space)
             assert kept is not None
-            missed = found.vectors[:, i].to(kept)
+            missed = pairs.vectors[:, i].to(kept)
             self.memory.put(name, torch.cat([missed[None], kept[: len(kept) - 1]]), self.space)
             self.numbers |= {"eigenspace_error": 1.0} if name == "lambda_max" else {}
         if further > 0:
-            error = float(found.residuals[i])
+            error = float(pairs.residuals[i])
             if sign < 0:  # as `follow_ends` states it
-                error = max(error, self.effort.tol * float(abs(found.values).max()))
-            self.numbers |= {name: float(found.values[i]), f"{name}_error": error}
+                error = max(error, self.effort.tol * float(abs(pairs.values).max()))
+            self.numbers |= {name: float(pairs.values[i]), f"{name}_error": error}
 
     def rates(self) -> None:
         """η times what was found, at the end."""
@@ -437,19 +471,19 @@ class Measurement:
                 self.numbers[f"lr_{name}"] = self.numbers["lr"] * self.numbers[name]
 
     def block(self, name: str) -> bool:
-        """λ_max of one block; False where there is none to be had.
+        """Measure λ_max of one block; return False if the loss is not finite.
 
-        On a GPU through the products of the whole: those of a block would be compiled and recorded anew.
+        A GPU uses products of the whole Hessian: those of a block would be compiled and recorded anew.
         """
         if self._ends is None:
             return False
         rows, space = self.space.slices[name], self.problem.space(name)
         op = self.H.block(name) if self.H.device.type == "cpu" else self.H[rows, rows]
-        found = self._largest(f"block.{name}", op, space, self._gradient[rows])
+        pairs = self._largest(f"block.{name}", op, space, self._gradient[rows])
         self.blocks.setdefault(name, {}).update(
-            lambda_max=float(found.values[0]),
-            lambda_max_error=float(found.errors[0]),
-            converged=float(found.converged),
+            lambda_max=float(pairs.values[0]),
+            lambda_max_error=float(pairs.errors[0]),
+            converged=float(pairs.converged),
         )
         return True
 
@@ -474,11 +508,11 @@ class Measurement:
 
         The second eigenvector is kept too: it is the next to be the first.
         """
-        found = self._search(name, op, space, g, top=2, tol=2 * self.effort.tol)
-        self.memory.put(name, found.vectors, space)
+        pairs = self._search(name, op, space, g, top=2, tol=2 * self.effort.tol)
+        self.memory.put(name, pairs.vectors, space)
         if space is self.space:
-            self._searched[name] = op, found
-        return found
+            self._searched[name] = op, pairs
+        return pairs
 
     def _search(
         self, name: str, op: LinearOperator, space: ParamSpace, g: Tensor, **options: Any
@@ -487,9 +521,9 @@ class Measurement:
         effort, kept = self.effort, self.memory.take(name, space)
         known = _unit(g) if kept is None else _unit(g) + _unit(kept.sum(dim=0))
         settings = {"max_products": effort.max_products, "max_basis": effort.max_basis, "stop": self.stop}
-        found = search_top(op, known[None], seed=effort.seed + 1 + self.call, **{**settings, **options})
-        self.products += found.num_products
-        return found
+        pairs = search_top(op, known[None], seed=effort.seed + 1 + self.call, **{**settings, **options})
+        self.products += pairs.num_products
+        return pairs
 
 
 def _with_interval(name: str, samples: np.ndarray) -> Numbers:
@@ -537,7 +571,7 @@ def _inner_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def _is_shifted(descent: Descent) -> bool:
-    """Whether a descent sees H itself, or H and one number on its diagonal."""
+    """Return True if a descent sees H itself, or H and one number on its diagonal."""
     coupled = descent.coupled
     return descent.inverse_root is None and (coupled is None or bool((coupled == coupled[0]).all()))
 

@@ -41,15 +41,15 @@ class Memory:
         self._kept[name] = Kept(rows.detach().cpu().clone(), _blocks(space))
 
     def take(self, name: str, space: ParamSpace) -> Tensor | None:
-        """The rows over a space, in its type and on its device; None where none are kept."""
+        """The rows over a space, in its type and on its device; None if none are kept."""
         kept = self._kept.get(name)
         if kept is None:
             return None
         if kept.blocks != _blocks(space):
             kept = _carried(kept, _blocks(space))
         rows = kept.rows.to(space.device, space.dtype)
-        there = (rows != 0).any(dim=1)
-        return rows[there] if bool(there.any()) else None
+        nonzero = (rows != 0).any(dim=1)
+        return rows[nonzero] if bool(nonzero.any()) else None
 
     def save(self, folder: Path) -> None:
         """Write all of them into a folder; complete or not at all."""
@@ -65,14 +65,14 @@ class Memory:
         """Read what `save` wrote; nothing if it is not there, or damaged: vectors are only a good start."""
         from safetensors import SafetensorError, safe_open
 
-        found = {}
+        loaded = {}
         with suppress(OSError, SafetensorError, ValueError, KeyError):
             with safe_open(folder / FILE, framework="pt") as file:
                 words = file.metadata() or {}
                 for name in file.keys():  # noqa: SIM118
                     blocks = tuple((str(block), int(size)) for block, size in json.loads(words[name]))
-                    found[name] = Kept(file.get_tensor(name), blocks)
-            self._kept |= {name: kept for name, kept in found.items() if bool(kept.rows.isfinite().all())}
+                    loaded[name] = Kept(file.get_tensor(name), blocks)
+            self._kept |= {name: kept for name, kept in loaded.items() if bool(kept.rows.isfinite().all())}
 
 
 def _blocks(space: ParamSpace) -> tuple[tuple[str, int], ...]:

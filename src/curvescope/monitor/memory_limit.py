@@ -1,4 +1,4 @@
-"""How much memory a measurement takes beside the training's own, and how it keeps to a limit.
+"""Memory that a measurement takes in addition to training, and a plan that keeps it to a limit.
 
 A measurement keeps vectors as long as the parameters (a basis with its products, probes with theirs) and the
 graph of one batch. The graph grows with the sequences in it, so a limit cuts the probe batches: a loss is a
@@ -31,7 +31,7 @@ RECOMPUTED = 0.3  # of it that is left where layers are recomputed
 
 
 class MemoryPlan(NamedTuple):
-    """What a measurement keeps."""
+    """Vectors, batches and layers that a measurement keeps in memory."""
 
     effort: Effort
     batches: Batches | None  # smaller ones; None for those of the problem
@@ -82,10 +82,10 @@ def parse_size(size: str | int) -> int:
     """Bytes of a number, or of a text such as "1 GiB" or "500 MiB"."""
     if isinstance(size, int) and not isinstance(size, bool) and size > 0:
         return size
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
-    if found is None or found[2].upper() not in UNITS or not float(found[1]) > 0:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
+    if match is None or match[2].upper() not in UNITS or not float(match[1]) > 0:
         raise UsageError(f"expected a memory such as '1 GiB' or a number of bytes, got {size!r}")
-    return int(float(found[1]) * 2 ** UNITS[found[2].upper()])
+    return int(float(match[1]) * 2 ** UNITS[match[2].upper()])
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -30,13 +30,13 @@ from curvescope.monitor.history import History
 from curvescope.monitor.measurement import FIRST_PRODUCTS, PARTS, USUAL_PRODUCTS, Effort, Measurement
 from curvescope.monitor.memory import Memory
 from curvescope.monitor.memory_limit import MemoryPlan, peak_bytes, plan_memory
+from curvescope.monitor.messages import Notes, end_of, schedule, skipping, waiting
+from curvescope.monitor.preserve_state import preserve_state, synchronize
 from curvescope.monitor.progress import MeasurementProgress
-from curvescope.monitor.quiet import settled, unseen
 from curvescope.monitor.result import Monitored
 from curvescope.monitor.run_history import RunHistory, StableRate, stable_rate
 from curvescope.monitor.run_page import write_page
 from curvescope.monitor.signals import read_signals
-from curvescope.monitor.telling import Notes, end_of, schedule, skipping
 from curvescope.monitor.wrapped import load_inner, shared_clock
 from curvescope.monitor.writers import Writer, open_writers
 from curvescope.problem import Problem
@@ -135,12 +135,12 @@ class CurvatureMonitor:
         self._budget = Budget(share, shared_clock(clock, self._spread, self._model.device))
         self._notes = Notes(texts)
         options = {"loss_fn": loss_fn, "terms": terms, "params": None if function else params}
-        with unseen(self._model.module):  # a DataLoader draws a number when it is read
+        with preserve_state(self._model.module):  # a DataLoader draws a number when it is read
             problem = Problem(self._model, batches, loss, **options)
             self._plan: MemoryPlan = plan_memory(problem, effort, memory)
         own = batches if self._plan.batches is None else self._plan.batches
         self._make = lambda: Problem(self._model, own, loss, **options)
-        with unseen(self._model.module):
+        with preserve_state(self._model.module):
             self._problem = problem if self._plan.batches is None else self._make()
         self._frozen, self._effort = frozen(self._model), self._plan.effort
         self._notes.add(self._plan.sentence, 0)
@@ -159,7 +159,7 @@ class CurvatureMonitor:
         self._training: float | None = None  # since when the loop trains; None while it measures
         self._weights: tuple[int, dict[str, Tensor]] | None = None  # as they were behind a step
         self._skipped = 0  # due and not made since the last measurement
-        self._scheduled = False  # whether the schedule was said
+        self._scheduled = self._waits = False  # whether the schedule, and the wait for the first, was said
         self._end: dict[str, float] = {}  # of a run that is closed
 
     # ------------------------------------------------------------------------------- the loop
@@ -294,7 +294,7 @@ class CurvatureMonitor:
             self._weights = step, {n: p.detach().clone() for n, p in self._problem.named_parameters()}
 
     def _looks(self, step: int) -> bool:
-        """Whether the time is looked at in this step; all ranks of a sharded model do, so not in each."""
+        """Return True if this step reads the clock; all ranks of a sharded model do, so not in every step."""
         return self._spread is None or step % self.every == 0
 
     def _affordable(self, step: int) -> tuple[str, ...] | None:
@@ -309,7 +309,11 @@ class CurvatureMonitor:
         following = self.every - step % self.every
         parts = budget.affordable(self._parts(), usual, every=following)
         if parts is None and budget.costs and not self._scheduled:
-            self._say_schedule(step)
+            self._scheduled = True
+            self._say(schedule(budget, self.every, usual, self._parts(), step), step)
+        elif parts is None and not budget.costs and budget.steps >= PACE_STEPS and not self._waits:
+            self._waits = True
+            self._say(waiting(budget, usual, step), step)
         return parts
 
     def _usual(self) -> dict[str, float]:
@@ -320,19 +324,17 @@ class CurvatureMonitor:
     def _time_gradient(self) -> None:
         """Guess what a product costs from a gradient, before the first measurement."""
         clock = self._budget.clock
-        settled(self._model)
+        synchronize(self._model)
         start = clock()
-        with unseen(self._model.module):
+        with preserve_state(self._model.module):
             self._problem.gradient()
-            settled(self._model)
+            synchronize(self._model)
         seconds = clock() - start
         self._budget.spent += seconds
         self._budget.product_seconds = GRADIENTS_PER_PRODUCT * seconds
 
-    def _say_schedule(self, step: int) -> None:
-        """Say once how often the budget allows what, as soon as the first measurement has shown its cost."""
-        self._scheduled = True
-        text = schedule(self._budget, self.every, self._usual(), self._parts(), step)
+    def _say(self, text: str, step: int) -> None:
+        """Add a note and warn of it, unless it is empty."""
         if text:
             self._notes.add(text, step)
             with suppress(Warning):  # `python -W error`
@@ -352,19 +354,19 @@ class CurvatureMonitor:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the numbers should know."""
+        """Notes that a reader of the numbers should know."""
         return self._notes.all()
 
     @property
     def findings(self) -> list[RunFinding]:
-        """What the history says of the run, worst first: see `monitor.diagnosis`."""
+        """Findings from the history, worst first: see `monitor.diagnosis`."""
         return diagnose_run(self._run_history())
 
     @property
     def max_learning_rate(self) -> StableRate | None:
         """The largest learning rate that is stable on the quadratic at the last measurement, with its error.
 
-        It is the optimizer's threshold over the sharpness that it sees; None where that is not known, and in
+        It is the optimizer's threshold over the sharpness that it sees; None if that is not known, and in
         the first steps of Adam, whose preconditioner is not formed yet.
         """
         return stable_rate(self._run_history(), last=True)
@@ -374,7 +376,7 @@ class CurvatureMonitor:
         return RunHistory(history.arrays(), history.block_arrays(), history.step_arrays())
 
     def _ending(self, *, closing: bool = False) -> dict[str, float]:
-        """Where the loop stands, see `monitor.ending`; empty before its first step."""
+        """Numbers of the loop's last step, see `monitor.messages`; empty before its first step."""
         alone = self._spread is None or closing  # the time is that of the first rank, which all ask for
         if self._closed or self._last_step is None or not alone:
             return self._end
@@ -382,7 +384,7 @@ class CurvatureMonitor:
         return end_of(self._last_step, self._history.rows, self._budget, waiting, self._usual())
 
     def result(self) -> Monitored:
-        """What was seen so far, as a result that can be saved and shown."""
+        """Return the history so far as a result that can be saved and shown."""
         end, made = self._ending(), len(self._history.rows)
         skipped = [skipping(end, made, self._budget.limit)] if end.get("skipped") else []
         return Monitored(
@@ -420,11 +422,11 @@ class CurvatureMonitor:
         self._due = False
         begun, peak = clock(), peak_bytes(self._model.device)
         with self._guarded("the measurement", step), self._in_step():
-            settled(self._model)
+            synchronize(self._model)
             begun = clock()
             if until is None:
                 until = begun + self._budget.allowance()
-            with unseen(self._model.module):
+            with preserve_state(self._model.module):
                 self._fit()
                 measurement = Measurement(
                     self._problem, self._memory, self._effort, self._calls, step=step,
@@ -439,7 +441,7 @@ class CurvatureMonitor:
                             with self._guarded(part, step):
                                 self._measure_part(measurement, part, optimizer, until, pieces)
                             costs[part] = clock() - start
-                settled(self._model)
+                synchronize(self._model)
         costs.setdefault(parts[0], clock() - begun)
         seconds = 0.0 if progress is None else progress.product_seconds
         if not self._budget.costs and seconds:  # what is done once for a model does not come again
@@ -449,7 +451,7 @@ class CurvatureMonitor:
         self._calls += 1
         if measurement is None:
             return None
-        with self._guarded("the loss and the moments", step), unseen(self._model.module):
+        with self._guarded("the loss and the moments", step), preserve_state(self._model.module):
             measurement.numbers |= read_signals(self._problem, optimizer)
         measurement.rates()
         measurement.numbers["memory_over_training"] = peak_bytes(self._model.device) - peak
@@ -504,10 +506,10 @@ class CurvatureMonitor:
     def _left_out(self, measurement: Measurement, due: Sequence[str], measured: Iterable[str]) -> list[str]:
         """The parts that have no number for want of time; single blocks, where not one of them has."""
         wanted = {*due, *(["blocks"] if self._globs else [])}
-        there = {*measured} - {"blocks"}
+        with_numbers = {*measured} - {"blocks"}
         if any("lambda_max" in numbers for numbers in measurement.blocks.values()):
-            there.add("blocks")
-        return [part for part in PARTS if part in wanted - there]
+            with_numbers.add("blocks")
+        return [part for part in PARTS if part in wanted - with_numbers]
 
     def _measure_part(
         self,
@@ -519,11 +521,12 @@ class CurvatureMonitor:
     ) -> None:
         """Measure a part; `pieces` gets the seconds of the dearest piece of one that is made of several."""
         if part == "top":
-            measurement.top(optimizer)
+            measurement.top(optimizer, track=self._budget.limit < 1)
         elif part == "blocks":
             pieces[part] = self._measure_blocks(measurement, until)
         else:
             {
+                "bound": measurement.bound,
                 "along": measurement.along,
                 "ends": measurement.ends,
                 "trace": measurement.trace,
@@ -638,7 +641,7 @@ class CurvatureMonitor:
 
 @final
 class Deadline:
-    """Whether another product would end too late, if it takes as long as the last one."""
+    """Tells a search to stop if another product, as long as the last one, would end too late."""
 
     def __init__(self, clock: Clock, until: float):
         self._clock, self._until = clock, until

@@ -52,10 +52,10 @@ class MeasurementProgress(ProductRecorder):
 
     def product(self, op: LinearOperator, V: Tensor) -> Tensor:
         """A V, counted."""
-        found = op @ V
+        product = op @ V
         self._done += V.shape[1]
         self._write()
-        return found
+        return product
 
     @property
     def product_seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""What a monitor has seen, as a result that can be shown."""
+"""The history of a monitored run, as a result that can be shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.monitor import telling
+from curvescope.monitor import messages
 from curvescope.monitor.diagnosis import RunFinding, diagnose_run
 from curvescope.monitor.run_history import RunHistory
 from curvescope.runs.study_result import Line, Shown
@@ -37,7 +37,7 @@ class Monitored(Shown):
 
     @property
     def findings(self) -> list[RunFinding]:
-        """What the history says of the run, worst first."""
+        """Findings from the history, worst first."""
         return diagnose_run(self.run_history)
 
     @property
@@ -47,15 +47,15 @@ class Monitored(Shown):
 
     def summary(self) -> list[Line]:
         """The numbers to look at first."""
-        return telling.summary(self)
+        return messages.summary(self)
 
     def opening(self) -> str:
-        """What these numbers say."""
-        return telling.opening(self)
+        """The course of the run in sentences."""
+        return messages.opening(self)
 
     def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return telling.captions(self)
+        """Captions of the figures and tables, by name."""
+        return messages.captions(self)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """The history, one row a measurement; blocks, one row a block and measurement."""
@@ -69,13 +69,13 @@ class Monitored(Shown):
         """Names of blocks, steps (S,), and a column of theirs (B, S), each cell as it was last measured."""
         names = list(dict.fromkeys(self.blocks["block"].tolist()))
         steps = np.unique(self.blocks["step"])
-        found = np.full((len(names), len(steps)), np.nan)
+        cells = np.full((len(names), len(steps)), np.nan)
         rows = {name: i for i, name in enumerate(names)}
         for name, step, value in zip(*(self.blocks[c] for c in ("block", "step", column)), strict=True):
-            found[rows[str(name)], np.searchsorted(steps, step)] = value
+            cells[rows[str(name)], np.searchsorted(steps, step)] = value
         for j in range(1, len(steps)):
-            found[:, j] = np.where(np.isnan(found[:, j]), found[:, j - 1], found[:, j])
-        return names, steps, found
+            cells[:, j] = np.where(np.isnan(cells[:, j]), cells[:, j - 1], cells[:, j])
+        return names, steps, cells
 
     def figures(self) -> dict[str, Figure]:
         """Figures by name; drawing computes nothing."""

@@ -21,12 +21,12 @@ FORMED = 0.05  # 1 − β₂ᵗ below which Adam's preconditioner is not formed,
 FIRST_STEPS = 10  # of a run: no sharpness of an adaptive optimizer counts before
 WINDOW = 20  # steps of the running median of the loss
 BACK = 20  # steps within which the loss returns after a spike that a batch made
-MOST_LOSSES = 20_000  # of training steps that are looked at one by one
+MOST_LOSSES = 20_000  # training steps that are kept one by one; beyond, the largest of each bin
 
 
 @dataclass(frozen=True)
 class RunHistory:
-    """What a monitor has written: columns by name. A column that is missing counts as not measured."""
+    """Columns that a monitor has written, by name. A missing column counts as not measured."""
 
     columns: Columns  # (S,) each: measurements
     blocks: Columns = field(default_factory=dict)  # (R,) each: blocks of measurements
@@ -48,11 +48,11 @@ class RunHistory:
         return self.columns.get("step", np.zeros(0))
 
     def column(self, name: str) -> np.ndarray:
-        """A column (S,); nan where nothing was measured."""
+        """A column (S,); nan marks rows that did not measure it."""
         return self.columns.get(name, np.full(len(self.at), np.nan))
 
     def until(self, step: float) -> RunHistory:
-        """What was known at a step."""
+        """The history up to a step."""
         return RunHistory(*(_until(some, step) for some in (self.columns, self.blocks, self.steps)))
 
     @property
@@ -68,7 +68,7 @@ class RunHistory:
 
     @cached_property
     def trouble(self) -> Trouble:
-        """What the loss shows by itself."""
+        """Signs of trouble in the loss alone."""
         return _read_trouble(self)
 
     @property
@@ -88,11 +88,11 @@ class RunHistory:
         top = np.where(self.column(name) != 0, self.column(name), np.nan)
         low = 1 - np.nan_to_num(self.column(f"{name}_error") / np.abs(top))
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = seen / limit * np.clip(low, 0.0, 1.0)
-        return np.where(self.is_formed(), found, np.nan)
+            ratio = seen / limit * np.clip(low, 0.0, 1.0)
+        return np.where(self.is_formed(), ratio, np.nan)
 
     def is_formed(self) -> np.ndarray:
-        """Whether the sharpness of a measurement counts, (S,)."""
+        """True for each measurement whose sharpness counts, (S,)."""
         formed = self.column("preconditioner_formed")
         plain = formed == 1.0
         known = np.where(np.isnan(formed), True, formed >= FORMED)
@@ -104,8 +104,8 @@ class RunHistory:
         """A column of the blocks at a measurement, where it is known."""
         if column not in self.blocks:
             return {}
-        there = (self.blocks["step"] == step) & np.isfinite(self.blocks[column])
-        names, values = self.blocks["block"][there], self.blocks[column][there]
+        known = (self.blocks["step"] == step) & np.isfinite(self.blocks[column])
+        names, values = self.blocks["block"][known], self.blocks[column][known]
         return {str(name): float(value) for name, value in zip(names, values, strict=True)}
 
 
@@ -137,7 +137,7 @@ def _until(columns: Columns, step: float) -> Columns:
 
 
 class Trouble(NamedTuple):
-    """What the loss shows by itself."""
+    """Signs of trouble in the loss alone."""
 
     spikes: list[int]  # steps at which a spike begins
     sizes: list[float]  # of each: height over the usual spread
@@ -147,8 +147,8 @@ class Trouble(NamedTuple):
     @property
     def first(self) -> int | None:
         """The first step with a sign of it."""
-        found = [*self.spikes, *([] if self.diverged is None else [self.diverged])]
-        return min(found, default=None)
+        steps = [*self.spikes, *([] if self.diverged is None else [self.diverged])]
+        return min(steps, default=None)
 
 
 SPIKE = 6.0  # height over the usual spread of the loss around its running median: 3.9 in healthy runs
@@ -198,7 +198,7 @@ def _medians_before(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def _is_bad(history: RunHistory, step: int) -> bool:
-    """Whether a measurement without a probe loss is one of weights that are not finite."""
+    """Return True if a measurement has no probe loss because its weights are not finite."""
     i = int(np.flatnonzero(history.at == step)[0])
     norm = history.column("weight_norm")
     return bool(i == len(history.at) - 1 and not np.isfinite(norm[i]) and np.isfinite(norm[:i]).any())
@@ -232,9 +232,9 @@ class StableRate(Result):
 def stable_rate(history: RunHistory, *, last: bool = False) -> StableRate | None:
     """The largest rate that would have been stable over training, or at the last measurement.
 
-    η = threshold / sharpness at the measurement where that is least; None if no sharpness is known. A run at
-    another rate goes elsewhere, and gradient descent adapts its curvature to its rate (Cohen et al. 2021):
-    the number is a guide, and `benchmarks/monitor_what_if.py` measures how good a one.
+    η = threshold / sharpness at the measurement with the least such ratio; None if no sharpness is known.
+    A run at another rate goes elsewhere, and gradient descent adapts its curvature to its rate (Cohen et al.
+    2021): the number is a guide, and `benchmarks/monitor_what_if.py` measures how good a one.
     """
     for name, limit in (("sharpness", "sharpness_threshold"), ("lambda_max", "threshold")):
         top, error = history.column(name), np.nan_to_num(history.column(f"{name}_error"))

@@ -43,19 +43,19 @@ def render(about: Mapping[str, str], history: RunHistory, *, finished: bool) -> 
     Args:
         about: Facts for the head of the page, by label; `model` is the title.
     """
-    found = diagnose_run(history)
+    findings = diagnose_run(history)
     title = f"Training of {about.get('model', 'a model')}"
     refresh = "" if finished else f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}">'
     last = f"step {history.at[-1]:.0f}" if len(history.at) else "no measurement yet"
     state = "finished" if finished else "as of its last measurement"
     facts = [f"{label} {value}" for label, value in about.items() if label != "model"]
     facts += [plural(len(history.at), "measurement"), last, state]
-    charts = "".join(_figure(chart, found) for chart in _charts(history) if chart.is_known)
+    charts = "".join(_figure(chart, findings) for chart in _charts(history) if chart.is_known)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">{refresh}'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{_text(title)}</title>'
         f"<style>{STYLE}</style></head><body><main><h1>{_text(title)}</h1>"
-        f'<p class="facts">{" · ".join(map(_text, facts))}</p>{_verdict(found)}{_list(found)}'
+        f'<p class="facts">{" · ".join(map(_text, facts))}</p>{_verdict(findings)}{_list(findings)}'
         f"{_rate(history)}<div class='charts'>{charts}{_blocks(history)}</div>"
         f"<p class='foot'>Vertical lines mark the findings. Losses are of the training batches where the "
         f"loop passed them on, and of the probe batches. Written by curvescope.</p></main></body></html>"
@@ -66,14 +66,14 @@ def _text(words: object) -> str:
     return html.escape(str(words))
 
 
-def _verdict(found: Sequence[RunFinding]) -> str:
-    color = LEVELS[found[0].severity] if found else GREEN
-    return f'<p class="verdict" style="--level:{color}">Diagnosis: {_text(verdict(found))}</p>'
+def _verdict(findings: Sequence[RunFinding]) -> str:
+    color = LEVELS[findings[0].severity] if findings else GREEN
+    return f'<p class="verdict" style="--level:{color}">Diagnosis: {_text(verdict(findings))}</p>'
 
 
-def _list(found: Sequence[RunFinding]) -> str:
+def _list(findings: Sequence[RunFinding]) -> str:
     items = []
-    for number, one in enumerate(found, start=1):
+    for number, one in enumerate(findings, start=1):
         remedy = f'<p class="remedy"><b>What to do:</b> {_text(one.remedy)}.</p>' if one.remedy else ""
         reason = f"{one.unit}: {rounded(one.value, 3)}, limit {one.limit:g}: {one.reason}."
         items.append(
@@ -103,7 +103,7 @@ def _rate(history: RunHistory) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """Values over steps, with an error band where there is one."""
+    """Values over steps, with an error band if the errors are known."""
 
     label: str
     x: np.ndarray
@@ -127,7 +127,7 @@ class Chart:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a point to draw."""
+        """Return True if a value is finite."""
         return any(np.isfinite(line.y).any() for line in self.lines)
 
 
@@ -175,7 +175,7 @@ def _charts(history: RunHistory) -> list[Chart]:
 
 
 def _thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most MOST_POINTS, of each share the largest, so that a spike is seen."""
+    """Thin a line to MOST_POINTS: the largest value of each share, so that a spike is seen."""
     if len(x) <= MOST_POINTS:
         return x, y
     shares = np.array_split(np.arange(len(x)), MOST_POINTS)
@@ -184,7 +184,7 @@ def _thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Axes:
-    """From values to places in a picture."""
+    """Maps values to places in a picture."""
 
     def __init__(self, chart: Chart):
         x = np.concatenate([line.x[np.isfinite(line.y)] for line in chart.lines])
@@ -235,13 +235,13 @@ def _ticks(low: float, high: float, count: int) -> list[float]:
     return [round(k * step, 12) for k in range(first, math.floor(high / step) + 1)]
 
 
-def _figure(chart: Chart, found: Sequence[RunFinding]) -> str:
+def _figure(chart: Chart, findings: Sequence[RunFinding]) -> str:
     axes = _Axes(chart)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(chart.title)}">',
         *_grid(axes),
     ]
-    parts += _marks(axes, found)
+    parts += _marks(axes, findings)
     if math.isfinite(chart.level):
         y = axes.y(chart.level)
         parts.append(
@@ -280,10 +280,10 @@ def _tick(value: float) -> str:
     return f"{value:g}"
 
 
-def _marks(axes: _Axes, found: Sequence[RunFinding]) -> list[str]:
+def _marks(axes: _Axes, findings: Sequence[RunFinding]) -> list[str]:
     """A vertical line with the number of each finding; numbers of one step stand side by side."""
     parts, beside = [], dict[int, int]()
-    for number, one in enumerate(found, start=1):
+    for number, one in enumerate(findings, start=1):
         if not axes.x_low <= one.step <= axes.x_high:
             continue
         x, color = axes.x(one.step), LEVELS[one.severity]

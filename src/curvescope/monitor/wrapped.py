@@ -40,23 +40,23 @@ def load_inner(model: Any, output: Output | None, params: Mapping[str, Any] | No
     module = inner_module(model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = load(module, output=output, params=params)
+        loaded = load(module, output=output, params=params)
         if is_sharded(module):
-            found = shard(found)
+            loaded = shard(loaded)
     notes = list(dict.fromkeys(str(one.message) for one in caught))
-    passive = found.spread is None and not _measures(model)
+    passive = loaded.spread is None and not _measures(model)
     if passive:
         notes.append("the process of rank 0 measures this model, and the others wait for it")
-    return Inner(replace(found, settings=_uncompiled(found.settings)), notes, passive)
+    return Inner(replace(loaded, settings=_uncompiled(loaded.settings)), notes, passive)
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether `fully_shard` has cut the parameters of a module."""
+    """Return True if `fully_shard` has cut the parameters of a module."""
     return isinstance(model, nn.Module) and any(type(p).__name__ == "DTensor" for p in model.parameters())
 
 
 def inner_module(model: Any) -> Any:
-    """What `torch.compile`, DataParallel and DistributedDataParallel wrap: it has the same parameters."""
+    """Unwrap `torch.compile`, DataParallel and DistributedDataParallel: the parameters stay the same."""
     while isinstance(model, nn.Module):
         kinds = _kinds(model)
         for kind in kinds & SPREAD.keys():
@@ -90,7 +90,7 @@ def _kinds(model: Any) -> set[str]:
 
 
 def _measures(model: Any) -> bool:
-    """Whether this process measures: under DistributedDataParallel, the one of rank 0."""
+    """Return True if this process measures: under DistributedDataParallel, the one of rank 0."""
     while isinstance(model, nn.Module):
         kinds = _kinds(model)
         if "DistributedDataParallel" in kinds:
@@ -118,8 +118,8 @@ def shared_clock(clock: Clock, spread: ShardGroup | None, device: torch.device) 
 def _uncompiled(settings: Callable[[nn.Module], list[Change]]) -> Callable[[nn.Module], list[Change]]:
     """Submodules that were compiled in place, `module.compile()`, run as they are written meanwhile."""
 
-    def found(module: nn.Module) -> list[Change]:
+    def list_changes(module: nn.Module) -> list[Change]:
         compiled = [part for part in module.modules() if vars(part).get("_compiled_call_impl") is not None]
         return [*settings(module), *(Change(vars(part), "_compiled_call_impl", None) for part in compiled)]
 
-    return found
+    return list_changes

@@ -1,4 +1,4 @@
-"""Where the numbers of a monitor go besides its folder: TensorBoard, Weights & Biases, objects of your own.
+"""Writers of a monitor's numbers besides its folder: TensorBoard, Weights & Biases, objects of your own.
 
 A writer is chosen by name, `writers=("tensorboard", "wandb")`, or is any object with `write` and `close`. A
 number is written under `curvature/`, one that was not measured (nan) is left out. Writers never stop a

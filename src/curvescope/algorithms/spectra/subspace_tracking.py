@@ -16,6 +16,9 @@ Krylov space of x. For the monic polynomial p whose roots are the Ritz values, �
 known quantile, so the λ at which p(λ) times the quantile equals ‖p(A) x‖ is above λ_max with that probability
 (van Dorsselaer, Hochstenbach and van der Vorst 2000, SIAM J. Matrix Anal. Appl. 22, 837–852).
 
+`track_top` takes three to six products and has no such bound: it begins with the sum of earlier eigenvectors,
+and its error is that of the Ritz pair it has found.
+
 Traces from probes and a subspace whose products are known: exact inside it, sampled outside.
 
 For orthonormal rows V (m, n) with A V known and T = V A Vᵀ, Q = Vᵀ and P = I − Q Qᵀ,
@@ -48,6 +51,7 @@ MIN_OUTSIDE = 1e-6  # share of a vector's length: a smaller part outside the sub
 VALUE_FLOOR = 0.05  # share of the largest |Ritz value|: the error of a smaller λ_max is relative to this
 RANDOM_LENGTH = 0.5  # length of the random vector, relative to the sum of the previous eigenvectors
 MIN_VECTORS = 6  # smallest size of a subspace for one end; both ends need three more
+MIN_TRACKED = 3  # smallest size of a subspace that starts with earlier eigenvectors
 STEADY_PRODUCTS = 3  # number of products over which the ends must not change
 BISECTIONS = 50
 MISS_PROBABILITY = 0.01  # probability of an eigenvalue above the bound of `search_top`
@@ -324,6 +328,49 @@ def search_top(
         num_products=space.products - products_before,
         subspace=space,
         upper=upper,
+    )
+
+
+@fixed_operator
+def track_top(
+    op: LinearOperator,
+    previous: Tensor,
+    *,
+    top: int = 1,
+    tol: float = 0.05,
+    max_products: int = 10,
+    stop: Callable[[], bool] | None = None,
+) -> TrackedEnds:
+    """Estimate the `top` largest eigenpairs by Lanczos from the sum of earlier eigenvectors.
+
+    The matrix has an eigenvalue within the error of the largest value. A search that starts orthogonal to an
+    eigenvector does not meet it; `search_top` bounds such eigenvalues.
+
+    Args:
+        previous: Rows (m, n), eigenvectors of an earlier search.
+        tol: Sufficient error, relative to the largest value.
+        max_products: Largest number of products with one vector.
+        stop: Called before every product; if it returns True, the search returns its current result.
+    """
+    space = Subspace(op, max(max_products, top + 4))
+    space.add(previous.to(dtype=op.dtype, device=op.device).sum(dim=0, keepdim=True))
+    while True:
+        pairs = _Pairs(space, min(top, space.count), tol, bottom=False, seen=[])
+        enough = space.count >= MIN_TRACKED and bool(pairs.errors[0] <= pairs.limits(tol, math.inf)[0])
+        if pairs.full or enough or space.products >= max_products or (stop is not None and stop()):
+            break
+        if not space.add(pairs.rows[:1]):
+            break
+    return TrackedEnds(
+        values=pairs.values,
+        residuals=pairs.sizes,
+        errors=pairs.errors,
+        vectors=space.rows(pairs.S),
+        angle=_angle(space, pairs.sizes),
+        forms=np.zeros(0),
+        converged=bool(pairs.errors[0] <= pairs.limits(tol, math.inf)[0]),
+        num_products=space.products,
+        subspace=space,
     )
 
 

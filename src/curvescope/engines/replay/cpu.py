@@ -255,9 +255,9 @@ def _out_variant(op: Any) -> tuple[Any, list[str]] | None:
 
 LOG = logging.getLogger("curvescope")
 # Directions before a recording, one at a time and several at once: it costs as much as a replay saves in 10
-# to 50. A run with that many products is likely to need more. Short runs, such as eight products per block,
-# pay nothing.
-WARM, MANY = 12, 16
+# to 50. A run with that many products is likely to need more. Short runs, such as eight products per block or
+# the two searches of a monitor's row, pay nothing.
+WARM, MANY = 24, 28
 
 
 @final

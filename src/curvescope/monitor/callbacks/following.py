@@ -19,7 +19,7 @@ from curvescope.monitor.wrapped import check_parameters, inner_module, is_sharde
 
 @final
 class Following:
-    """What the callbacks share.
+    """Makes, steps and closes a monitor for a callback.
 
     Args:
         batches: probe batches of the monitor.

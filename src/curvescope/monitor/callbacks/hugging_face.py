@@ -22,9 +22,9 @@ def trainer_callback(batches: Any, **settings: Any) -> TrainerCallback:
         callback.monitor.history
 
     It measures before the first step and behind the Trainer's steps, as they are numbered there, with the
-    Trainer's optimizer and the learning rate of the next step. Of several processes the first one measures,
-    and the others wait at their next exchange. `trainer.train(resume_from_checkpoint=True)` goes on in the
-    same folder: what was measured behind the checkpoint is measured again.
+    Trainer's optimizer and the learning rate of the next step. The first of several processes
+    measures, and the others wait at their next exchange. `trainer.train(resume_from_checkpoint=True)` goes on
+    in the same folder, and measures the steps behind the checkpoint again.
 
     Args:
         batches: Probe batches, as `cs.Problem` takes them.

@@ -29,9 +29,9 @@ def lightning_callback(batches: Any, *, part: str = "", **settings: Any) -> Call
         callback.monitor.history
 
     It measures before the first step and behind the steps of the optimizer, as `trainer.global_step` counts
-    them; with several optimizers nothing is said of learning rates. Of several processes the first one
-    measures, and the others wait at their next exchange. `trainer.fit(…, ckpt_path=…)` goes on in the same
-    folder: what was measured behind the checkpoint is measured again.
+    them; with several optimizers nothing is said of learning rates. The first of several
+    processes measures, and the others wait at their next exchange. `trainer.fit(…, ckpt_path=…)` goes on in
+    the same folder, and measures the steps behind the checkpoint again.
 
     Args:
         batches: Probe batches, as `cs.Problem` takes them.
@@ -62,8 +62,8 @@ def lightning_callback(batches: Any, *, part: str = "", **settings: Any) -> Call
             self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
         ) -> None:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-            told = loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
-            self._following.step(trainer.global_step, _optimizer(trainer), told)
+            scalar = loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
+            self._following.step(trainer.global_step, _optimizer(trainer), scalar)
 
         def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
             self._following.end()
@@ -75,7 +75,7 @@ def lightning_callback(batches: Any, *, part: str = "", **settings: Any) -> Call
 
 
 def _callback_class() -> type[Callback]:
-    """Of the package by which the process has Lightning; it goes by two names."""
+    """Return `Callback` of the package that the process has imported; Lightning goes by two names."""
     names = sorted(["lightning.pytorch", "pytorch_lightning"], key=lambda name: name not in sys.modules)
     for name in names:
         with suppress(ImportError):

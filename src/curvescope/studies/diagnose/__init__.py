@@ -1,4 +1,4 @@
-"""What is wrong with a model, if anything: findings with numbers, worst first."""
+"""Diagnosis of a model: findings with numbers, worst first."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.diagnose.checks import Finding

@@ -1,6 +1,6 @@
-"""What a diagnosis says: findings, worst first.
+"""Checks of a diagnosis, which give findings, worst first.
 
-Beyond which a number is unusual: above what healthy models have, see docs/diagnose.md.
+A number is unusual beyond what healthy models have, see docs/diagnose.md.
 
 Each limit lies above the largest value (below the smallest, for `EMBEDDED_LOW` and `LIVE`) over the healthy
 models of `benchmarks/diagnosis.py`, calibrating seeds, and the bundled model at its four checkpoints.
@@ -38,11 +38,11 @@ class Finding(Result):
     severity: str  # a Severity
     value: float
     error: float  # one standard error, or the bound that its method gives
-    limit: float  # the value is unusual beyond this; nan where nothing is
+    limit: float  # the value is unusual beyond this; nan if the check has no limit
     unit: str  # what the value is
     where: str  # block, layer, heads or sequences; "" for all
     meaning: str
-    advice: str  # "" where there is no reason for any
+    advice: str  # "" if none is needed
     evidence: str  # which experiment of ours, which paper
     below: bool = False  # whether unusual is below the limit, not above
 
@@ -145,7 +145,7 @@ class Seen(NamedTuple):
 
     @property
     def learned(self) -> bool:
-        """Return True if the loss is below that of equal probabilities; False where that is not known."""
+        """Return True if the loss is below that of equal probabilities; False if that is not known."""
         return self.whole.loss < LEARNED * self.whole.uniform
 
     @property
@@ -170,12 +170,12 @@ def batch_spread(parts: Parts) -> tuple[float, float]:
 
 def by_layer(names: list[str], values: np.ndarray) -> dict[int, np.ndarray]:
     """Sums of columns (…, B) over the weight matrices of each layer."""
-    found: dict[int, np.ndarray] = {}
+    by_number: dict[int, np.ndarray] = {}
     for i, name in enumerate(names):
         front, _, role = name.partition(".")
         if front[:1] == "L" and front[1:].isdigit() and role.rpartition(".")[2].startswith("W_"):
-            found[int(front[1:])] = found.get(int(front[1:]), 0.0) + values[..., i]
-    return dict(sorted(found.items()))
+            by_number[int(front[1:])] = by_number.get(int(front[1:]), 0.0) + values[..., i]
+    return dict(sorted(by_number.items()))
 
 
 # -------------------------------------------------------------------------------------------------- attention
@@ -270,13 +270,13 @@ def dead_heads(seen: Seen) -> Finding:
 
 def _heads(chosen: np.ndarray) -> str:
     """`L0.h1, L2.h3, …`."""
-    found = [f"L{i}.h{j}" for i, j in zip(*np.nonzero(chosen), strict=True)]
-    return ", ".join(found[:6]) + (", …" if len(found) > 6 else "")
+    names = [f"L{i}.h{j}" for i, j in zip(*np.nonzero(chosen), strict=True)]
+    return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
 
 
 # ------------------------------------------------------------------------------------------------------- data
 
-FEW = 4  # sequences, of which none can be called unusual
+FEW = 4  # sequences: too few to call one of them unusual
 
 
 def sharp_sequences(seen: Seen) -> Finding:
@@ -386,7 +386,7 @@ def batch_choice(seen: Seen) -> Finding:
             meaning=f"λ_max goes from {rounded(low, 3)} to {rounded(high, 3)} over {count} disjoint parts: a "
             "ceiling "
             "from one batch says little of the next",
-            advice="larger batches, a learning rate with room below the ceiling, clipped gradients",
+            advice="larger batches, a learning rate well below the ceiling, clipped gradients",
             evidence="McCandlish et al. 2018, An Empirical Model of Large-Batch Training; "
             "benchmarks/results/diagnosis: planted rubbish",
         )
@@ -480,7 +480,7 @@ def norm_placement(seen: Seen) -> Finding:
     several = len(parts.without) > 1 and bool((parts.without > 0).all())
     without = [_growth(row) for row in parts.without] if several else [value]
     error = float(jackknife(value, np.array(without))[0])
-    found = Finding(
+    finding = Finding(
         name=name,
         severity="warning",
         value=value,
@@ -495,10 +495,10 @@ def norm_placement(seen: Seen) -> Finding:
         evidence="Xiong et al. 2020, On Layer Normalization in the Transformer Architecture; "
         "benchmarks/results/diagnosis: planted post_norm",
     )
-    decided = judged(found)
-    if decided.found or math.isnan(found.limit):
+    decided = judged(finding)
+    if decided.found or math.isnan(finding.limit):
         return decided
-    return replace(found, severity="note", meaning=UNDECIDED.format(rounded(value, 3)), advice="")
+    return replace(finding, severity="note", meaning=UNDECIDED.format(rounded(value, 3)), advice="")
 
 
 def _growth(squares: np.ndarray) -> float:
@@ -646,10 +646,10 @@ def learning_rate(seen: Seen) -> Finding:
         return unseen(name, f"λ_max is {s.value:.3g}: no curvature above zero limits a step")
     relative = math.hypot(s.residual / s.value, 0.0 if math.isnan(seen.spread) else seen.spread)
     number = seen.parts.sampled
-    told = f"{s.optimizer} is stable up to {s.formula} = {rounded(ceiling, 3)} on these data"
+    sentence = f"{s.optimizer} is stable up to {s.formula} = {rounded(ceiling, 3)} on these data"
     if number is not None and not number.settled():
-        told += f" (λ_max is {number.headline}, {number.verdict()})"
-    found = Finding(
+        sentence += f" (λ_max is {number.headline}, {number.verdict()})"
+    finding = Finding(
         name=name,
         severity="note",
         value=ceiling,
@@ -657,33 +657,33 @@ def learning_rate(seen: Seen) -> Finding:
         limit=math.nan,
         unit="ceiling",
         where="",
-        meaning=f"{told}; other or fewer data have another ceiling",
+        meaning=f"{sentence}; other or fewer data have another ceiling",
         advice="",
         evidence=f"{ADAM if 'Adam' in s.optimizer else EDGE}; {OURS}",
     )
-    return found if rate is None else _against(found, rate, told)
+    return finding if rate is None else _against(finding, rate, sentence)
 
 
-def _against(ceiling: Finding, rate: float, told: str) -> Finding:
+def _against(ceiling: Finding, rate: float, sentence: str) -> Finding:
     """A given rate over the ceiling: a fault beyond 1 by more than the error, a note within it, else fine."""
     ratio = rate / ceiling.value
     error = ratio * ceiling.error / ceiling.value
-    told = f"{told}; {rate:g} is {rounded(ratio, 3)} of it"
+    sentence = f"{sentence}; {rate:g} is {rounded(ratio, 3)} of it"
     safe = below(ceiling.value**2 / (ceiling.value + ceiling.error))
     if ratio - error > RATE:
-        severity, meaning = "fault", f"{told}: steps along the sharpest direction grow"
+        severity, meaning = "fault", f"{sentence}: steps along the sharpest direction grow"
         advice = f"take at most {safe}, or warm up to it while λ_max falls"
     elif ratio + error > RATE:
-        severity, meaning = "note", f"{told}, and the error leaves open whether that is too much"
+        severity, meaning = "note", f"{sentence}, and the error leaves open whether that is too much"
         advice = f"{safe} is below the ceiling by more than its error; more data would make the error smaller"
     else:
-        severity, meaning, advice = "fine", told, ""
-    found = replace(ceiling, value=ratio, error=error, limit=RATE, unit="given over ceiling")
-    return replace(found, severity=severity, meaning=meaning, advice=advice)
+        severity, meaning, advice = "fine", sentence, ""
+    compared = replace(ceiling, value=ratio, error=error, limit=RATE, unit="given over ceiling")
+    return replace(compared, severity=severity, meaning=meaning, advice=advice)
 
 
 def below(rate: float) -> str:
-    """Two digits of a rate, rounded down, so that what is said is not above it."""
+    """Two digits of a rate, rounded down, so that the stated rate is not above it."""
     place = 10.0 ** (math.floor(math.log10(rate)) - 1)
     return rounded(math.floor(rate / place) * place, 2)
 
@@ -700,7 +700,7 @@ def block_learning_rate(seen: Seen) -> Finding:
         )
     i = int(blocks.top.argmax())
     top, sampling = float(blocks.top[i]), 0.0 if math.isnan(seen.spread) else seen.spread
-    error = math.hypot(float(blocks.error[i]), top * sampling)  # sampling: as that of all blocks together
+    error = math.hypot(float(blocks.error[i]), top * sampling)  # the sampling error of all blocks together
     if top <= 0:
         return unseen(name, "no block has curvature above zero")
     most = block_threshold(s)
@@ -776,5 +776,5 @@ CHECKS: dict[str, Callable[[Seen], Finding]] = {
 
 
 def look(seen: Seen) -> list[Finding]:
-    """What all checks say, worst first."""
+    """Findings of all checks, worst first."""
     return sort(check(seen) for check in CHECKS.values())

@@ -62,7 +62,7 @@ INSIDE = ("W_Q", "W_K", "W_QK")  # what only the softmax sees
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard to look, and how products are executed."""
+    """Accuracy of the measurements, and the way products are executed."""
 
     num_probes: int
     num_steps: int
@@ -134,14 +134,14 @@ def uniform_loss(problem: Problem) -> float:
 def measure_rows(problem: Problem, effort: Effort) -> Rows:
     """All blocks from shared probes."""
     H = Hessian(problem, engine=effort.engine, checkpoint=effort.checkpoint)  # pyright: ignore[reportArgumentType]
-    found = []
+    squares = []
     with H.frozen():
         for i in track(range(effort.num_shared), "probes"):
             v = probes(H.shape[0], 1, seed=effort.seed, first=FIRST + i, dtype=H.dtype, device=H.device)
             parts = H.space.to_dict((H @ v)[:, 0])
-            found.append([float(part.double().square().sum()) for part in parts.values()])
+            squares.append([float(part.double().square().sum()) for part in parts.values()])
     sizes = [block.size for block in H.space]
-    return Rows([block.name for block in H.space], np.array(sizes), np.array(found))
+    return Rows([block.name for block in H.space], np.array(sizes), np.array(squares))
 
 
 def matrices(problem: Problem) -> list[str]:
@@ -151,15 +151,15 @@ def matrices(problem: Problem) -> list[str]:
 
 def measure_blocks(problem: Problem, effort: Effort) -> BlockEnds:
     """Matrix by matrix, a few Lanczos steps each."""
-    names, found = matrices(problem), []
+    names, ends_of_blocks = matrices(problem), []
     for name in track(names, "blocks"):
         H = Hessian(problem, name, engine=effort.engine, checkpoint=effort.checkpoint)  # pyright: ignore[reportArgumentType]
-        found.append(extreme_ends(H, num_steps=effort.block_steps, seed=effort.seed))
+        ends_of_blocks.append(extreme_ends(H, num_steps=effort.block_steps, seed=effort.seed))
     return BlockEnds(
         names,
-        np.array([ends.values[1] for ends in found]),
-        np.array([ends.residuals[1] for ends in found]),
-        np.array([ends.high for ends in found]),
+        np.array([ends.values[1] for ends in ends_of_blocks]),
+        np.array([ends.residuals[1] for ends in ends_of_blocks]),
+        np.array([ends.high for ends in ends_of_blocks]),
     )
 
 
@@ -202,12 +202,12 @@ def by_layer(problem: Problem, vector: torch.Tensor) -> np.ndarray:
 
     Queries and keys get hardly any gradient where all weights are equal, which says nothing of depth.
     """
-    found: dict[int, float] = {}
+    squares: dict[int, float] = {}
     for name, part in problem.space().to_dict(vector).items():
         layer = LAYER.match(name)
         if layer is not None and part.dim() > 1 and not name.endswith(INSIDE):
-            found[int(layer[1])] = found.get(int(layer[1]), 0.0) + float(part.double().square().sum())
-    return np.array([found[i] for i in sorted(found)])
+            squares[int(layer[1])] = squares.get(int(layer[1]), 0.0) + float(part.double().square().sum())
+    return np.array([squares[i] for i in sorted(squares)])
 
 
 # ------------------------------------------------------------------------------------------------------ depth
@@ -219,13 +219,13 @@ class Depth(Result):
 
     embedded: np.ndarray  # (S,) of the stream where the layers begin
     added: np.ndarray  # (S,) of what all layers have added at the end
-    norm: str  # where norms stand: pre, post, none; "" where that is not known
+    norm: str  # where norms stand: pre, post, none; "" if unknown
     num_layers: int
     why: str = ""
 
 
 def measure_depth(problem: Problem) -> Depth:
-    """On all sequences."""
+    """Measure the residual stream on all sequences."""
     model = problem.model
     norm, layers = str(model.facts.get("norm", "")), int(model.facts.get("n_layers", 0))
     embedded, added = [], []
@@ -242,7 +242,7 @@ def measure_depth(problem: Problem) -> Depth:
 
 
 def _rms(x: torch.Tensor) -> np.ndarray:
-    """Of each sequence of (B, T, d)."""
+    """Root mean square of each sequence of (B, T, d)."""
     return x.square().mean((1, 2)).sqrt().cpu().numpy()
 
 
@@ -265,7 +265,7 @@ class Heads(Result):
 
 
 def measure_heads(problem: Problem) -> Heads:
-    """On all sequences; nothing is changed."""
+    """Measure the heads on all sequences; nothing is changed."""
     model, nothing = problem.model, np.zeros((0, 0))
     placed = [batch.map(problem.placed).inputs for batch in problem.batches]
     live = mass = np.zeros((0, 0, 0))
@@ -319,11 +319,11 @@ def _written(model: Model, placed: list[Inputs]) -> np.ndarray:
 
 
 def _changes(problem: Problem, written: np.ndarray) -> np.ndarray:
-    """Of the loss, without each of the heads that write hardly anything."""
-    found, usual = np.full(written.shape, np.nan), float(np.median(written))
+    """Change of the loss without each of the heads that write hardly anything."""
+    changes, usual = np.full(written.shape, np.nan), float(np.median(written))
     for i, j in zip(*np.nonzero(written < SILENT * usual), strict=True):
-        found[i, j] = intervene(problem, f"L{i}.h{j}.out", torch.neg).loss_change[0]
-    return found
+        changes[i, j] = intervene(problem, f"L{i}.h{j}.out", torch.neg).loss_change[0]
+    return changes
 
 
 # ---------------------------------------------------------------------------------------------------- samples
@@ -344,7 +344,7 @@ class Samples(Result):
 
 
 def measure_samples(problem: Problem, *, num_probes: int, seed: int) -> Samples:
-    """Every sequence by itself; traces from probes that all share."""
+    """Measure each sequence by itself; all share the probes of the traces."""
     copies = first_equal(problem)
     try:
         samples = per_sample(problem)
@@ -358,15 +358,15 @@ def measure_samples(problem: Problem, *, num_probes: int, seed: int) -> Samples:
 
 
 def first_equal(problem: Problem) -> np.ndarray:
-    """For every sequence the number of the first one with the same inputs and targets."""
+    """Number each sequence by the first one with the same inputs and targets."""
     seen: dict[tuple[bytes, ...], int] = {}
-    found = []
+    firsts = []
     for batch in problem.batches:
         tensors = [tensor.detach().cpu().contiguous() for tensor in batch.tensors()]
         for i in range(batch.num_sequences):
             key = tuple(tensor[i].numpy().tobytes() for tensor in tensors)
-            found.append(seen.setdefault(key, len(found)))
-    return np.array(found)
+            firsts.append(seen.setdefault(key, len(firsts)))
+    return np.array(firsts)
 
 
 # -------------------------------------------------------------------------------------------------- optimizer
@@ -379,7 +379,7 @@ MEASURED = "its second moments are those of gradients on {} disjoint parts of th
 
 
 def sgd_sharpness(whole: Whole, momentum: float, seed: int) -> Sharpness:
-    """From the spectrum that is known already."""
+    """Largest stable learning rate from the spectrum that is known already."""
     if not 0 <= momentum < 1:
         raise UsageError(f"momentum: expected at least 0 and below 1, got {momentum:g}")
     descent, ends = Descent("", None, None, momentum), whole.lines.ends()
@@ -403,7 +403,7 @@ def sgd_sharpness(whole: Whole, momentum: float, seed: int) -> Sharpness:
 def adam_sharpness(
     problem: Problem, name: Name, state: str | None, effort: Effort, lr: float | None = None
 ) -> Sharpness:
-    """Of P^(−½) H P^(−½), with P from a file or from gradients.
+    """Sharpness λ_max of P^(−½) H P^(−½), with P from a file or from gradients.
 
     A schedule that has ended leaves learning rates of zero in its file; `lr` is taken for them.
     """
@@ -419,13 +419,13 @@ def adam_sharpness(
             for group in optimizer.param_groups:
                 group["lr"] = lr
     H = Hessian(problem, engine=effort.engine, checkpoint=effort.checkpoint)  # pyright: ignore[reportArgumentType]
-    found = preconditioned_sharpness(H, optimizer, tol=TOL, max_products=MOST, seed=effort.seed)
-    return _told(found, words, known=state is not None)
+    sharpness = preconditioned_sharpness(H, optimizer, tol=TOL, max_products=MOST, seed=effort.seed)
+    return _with_notes(sharpness, words, known=state is not None)
 
 
-def _told(found: Sharpness, words: list[str], *, known: bool) -> Sharpness:
-    rate = found.learning_rate if known else float("nan")
-    return replace(found, learning_rate=rate, assumed=[*found.assumed, *words])
+def _with_notes(sharpness: Sharpness, words: list[str], *, known: bool) -> Sharpness:
+    rate = sharpness.learning_rate if known else float("nan")
+    return replace(sharpness, learning_rate=rate, assumed=[*sharpness.assumed, *words])
 
 
 def fill(optimizer: torch.optim.Optimizer, problem: Problem, parts: Sequence[Problem]) -> None:
@@ -443,8 +443,8 @@ def fill(optimizer: torch.optim.Optimizer, problem: Problem, parts: Sequence[Pro
 def read_state(optimizer: torch.optim.Optimizer, problem: Problem, file: str) -> None:
     """Load what `optimizer.state_dict()` was, of all parameters of the model.
 
-    Parameters are numbered there as they were given: in the order of the model, or, where there were groups
-    with and without weight decay, matrices first. Shapes tell which.
+    Parameters are numbered there as they were given: in the order of the model, or matrices first if groups
+    have different weight decay. Shapes tell which.
     """
     try:
         saved = torch.load(Path(file), map_location=problem.device, weights_only=True)

@@ -1,4 +1,4 @@
-"""What is wrong with a model, if anything: findings with numbers, worst first.
+"""Diagnosis of a model: findings with numbers, worst first.
 
 A few measurements of curvature, gradients, heads and data (`measured`), and checks of them (`checks`), each
 with a limit that healthy models keep. A check that does not apply to a model says why.
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config(SampledOnData):
-    """What to compare with and how hard to look. The defaults take under a minute on two cores."""
+    """Settings of the comparison and the accuracy. The defaults take under a minute on two cores."""
 
     lr: float | None = setting(None, "the learning rate that is meant; without it the ceiling is told")
     optimizer: Literal["sgd", "adam", "adamw"] = setting("sgd", "whose ceiling")
@@ -84,7 +84,7 @@ class Config(SampledOnData):
 
     @property
     def effort(self) -> Effort:
-        """How hard to look."""
+        """Accuracy of the measurements."""
         return Effort(
             self.num_probes,
             self.num_steps,
@@ -100,7 +100,7 @@ class Config(SampledOnData):
 
 @dataclass(frozen=True)
 class Diagnosis(Shown):
-    """What was found of one model on one set of data, and the measurements behind it."""
+    """Findings for one model on one set of data, and the measurements behind them."""
 
     model: str
     data: str
@@ -189,9 +189,9 @@ def diagnose(
 
 
 def _pieces(problem: Problem, cfg: Config) -> list[Piece]:
-    """What is done, the cheap and the telling first."""
+    """Pieces of work, the cheap and most informative first."""
     effort = cfg.effort
-    found = [
+    pieces = [
         Piece("heads", partial(measure_heads, problem), "heads"),
         Piece("depth", partial(measure_depth, problem), "the stream"),
         Piece("whole", partial(measurements.measure_whole, problem, effort), "both ends of the spectrum"),
@@ -213,14 +213,14 @@ def _pieces(problem: Problem, cfg: Config) -> list[Piece]:
         def sharpness(whole: Whole) -> Sharpness:
             return sgd_sharpness(whole, cfg.momentum, cfg.seed)
 
-        found.append(Piece("sharpness", sharpness, "the ceiling", needs=("whole",)))
+        pieces.append(Piece("sharpness", sharpness, "the ceiling", needs=("whole",)))
     else:
         work = partial(adam_sharpness, problem, cfg.optimizer, cfg.optimizer_state, effort, cfg.lr)
-        found.append(Piece("sharpness", work, f"the sharpness that {cfg.optimizer} sees"))
+        pieces.append(Piece("sharpness", work, f"the sharpness that {cfg.optimizer} sees"))
     if cfg.block_steps:
         work = partial(measurements.measure_blocks, problem, effort)
-        found.append(Piece("blocks", work, "ceilings of single blocks"))
-    return found
+        pieces.append(Piece("blocks", work, "ceilings of single blocks"))
+    return pieces
 
 
 # ------------------------------------------------------------------------------------------------------- plan
@@ -233,7 +233,7 @@ def steps(cfg: Config, problem: Problem) -> list[Step]:
     whole, probes, length = PlannedMatrix(problem, "hessian"), cfg.num_probes, cfg.num_steps
     basis = basis_length(whole.operator, probes, length)
     ends = together("both ends", [whole], probes * length, columns=probes, basis=basis)
-    found = [
+    steps = [
         ends,
         Step("rows of blocks", "hessian", cfg.num_shared),
         lanczos("parts of the data", whole, cfg.part_steps),
@@ -242,12 +242,12 @@ def steps(cfg: Config, problem: Problem) -> list[Step]:
         Step("gradients", "gradient", 3),
     ]
     if cfg.optimizer != "sgd":
-        found.append(Step("the sharpness that Adam sees", "hessian", MOST))
+        steps.append(Step("the sharpness that Adam sees", "hessian", MOST))
     if cfg.block_steps:
         parts = [whole._replace(space=(name,)) for name in matrices(problem)]
         count = cfg.block_steps * len(parts)
-        found.append(together("ceilings of blocks", parts, count, basis=cfg.block_steps + 1))
-    return [step._replace(made=1, alone=True) for step in found]
+        steps.append(together("ceilings of blocks", parts, count, basis=cfg.block_steps + 1))
+    return [step._replace(made=1, alone=True) for step in steps]
 
 
 PLAN = Plan(

@@ -23,27 +23,29 @@ COLUMNS = ("name", "severity", "value", "error", "limit", "unit", "where", "mean
 Row = dict[str, Any]
 
 
-def tables(found: Diagnosis) -> dict[str, pd.DataFrame]:
+def tables(diagnosis: Diagnosis) -> dict[str, pd.DataFrame]:
     """Those that the model has."""
     import pandas as pd
 
     rows = {
-        "checks": [_check(check) for check in found.checks],
-        "layers": layer_rows(found),
-        "blocks": block_rows(found),
-        "heads": [{k: v for k, v in row.items() if k not in ("layer", "number")} for row in head_rows(found)],
-        "sequences": sequence_rows(found),
+        "checks": [_check(check) for check in diagnosis.checks],
+        "layers": layer_rows(diagnosis),
+        "blocks": block_rows(diagnosis),
+        "heads": [
+            {k: v for k, v in row.items() if k not in ("layer", "number")} for row in head_rows(diagnosis)
+        ],
+        "sequences": sequence_rows(diagnosis),
         "headline": []
-        if found.parts.sampled is None
+        if diagnosis.parts.sampled is None
         else [
-            found.parts.sampled.columns("lambda_max"),
+            diagnosis.parts.sampled.columns("lambda_max"),
         ],
         "parts": [
             {"part": i, "lambda_max": top, "lambda_max_numerical": error}
-            for i, (top, error) in enumerate(zip(found.parts.top, found.parts.error, strict=True))
+            for i, (top, error) in enumerate(zip(diagnosis.parts.top, diagnosis.parts.error, strict=True))
         ],
     }
-    findings = pd.DataFrame([finding_row(check) for check in found.findings], columns=list(COLUMNS))
+    findings = pd.DataFrame([finding_row(check) for check in diagnosis.findings], columns=list(COLUMNS))
     return {"findings": findings} | {name: pd.DataFrame(some) for name, some in rows.items() if some}
 
 
@@ -58,10 +60,10 @@ def _check(check: Finding) -> Row:
     return {name: getattr(check, name) for name in kept} | {"why not": why}
 
 
-def layer_rows(found: Diagnosis) -> list[Row]:
+def layer_rows(diagnosis: Diagnosis) -> list[Row]:
     """Norms of the Hessian's rows over a layer's matrices, and of the gradient without W_Q and W_K."""
-    gradient, rows = found.parts.gradient, []
-    for i, (layer, squares) in enumerate(by_layer(found.rows.names, found.rows.squares).items()):
+    gradient, rows = diagnosis.parts.gradient, []
+    for i, (layer, squares) in enumerate(by_layer(diagnosis.rows.names, diagnosis.rows.squares).items()):
         norm = float(np.sqrt(squares.mean()))
         stderr = float(squares.std(ddof=1) / np.sqrt(len(squares)))
         rows.append(
@@ -75,11 +77,11 @@ def layer_rows(found: Diagnosis) -> list[Row]:
     return rows
 
 
-def block_rows(found: Diagnosis) -> list[Row]:
+def block_rows(diagnosis: Diagnosis) -> list[Row]:
     """Matrices, the sharpest first."""
-    if found.blocks is None:
+    if diagnosis.blocks is None:
         return []
-    b, most = found.blocks, block_threshold(found.sharpness)
+    b, most = diagnosis.blocks, block_threshold(diagnosis.sharpness)
     return [
         {
             "block": b.names[i],
@@ -92,9 +94,9 @@ def block_rows(found: Diagnosis) -> list[Row]:
     ]
 
 
-def head_rows(found: Diagnosis) -> list[Row]:
+def head_rows(diagnosis: Diagnosis) -> list[Row]:
     """Heads, layer by layer."""
-    heads = found.heads
+    heads = diagnosis.heads
     shape = heads.liveness.shape[1:] if heads.liveness.size else heads.written.shape
     none = np.full(shape, np.nan)
     live, mass = (x.mean(0) if x.size else none for x in (heads.liveness, heads.mass))
@@ -115,9 +117,9 @@ def head_rows(found: Diagnosis) -> list[Row]:
     ]
 
 
-def sequence_rows(found: Diagnosis) -> list[Row]:
+def sequence_rows(diagnosis: Diagnosis) -> list[Row]:
     """Sequences that count."""
-    s = found.samples
+    s = diagnosis.samples
     return [
         {
             "sequence": number,
@@ -144,23 +146,23 @@ LOW, HIGH = 1e-2, 1e2  # of the axis; beyond, a point stands at its edge
 MOST_BLOCKS = 30
 
 
-def figures(found: Diagnosis) -> dict[str, Figure]:
+def figures(diagnosis: Diagnosis) -> dict[str, Figure]:
     """Those that the model has."""
-    figures = {"checks": _checks(found)}
-    if len(layer_rows(found)) > 1:
-        figures["layers"] = _layers(found)
-    if block_rows(found):
-        figures["blocks"] = _blocks(found)
-    if head_rows(found):
-        figures["heads"] = _heads(found)
+    figures = {"checks": _checks(diagnosis)}
+    if len(layer_rows(diagnosis)) > 1:
+        figures["layers"] = _layers(diagnosis)
+    if block_rows(diagnosis):
+        figures["blocks"] = _blocks(diagnosis)
+    if head_rows(diagnosis):
+        figures["heads"] = _heads(diagnosis)
     return figures
 
 
-def _checks(found: Diagnosis) -> Figure:
+def _checks(diagnosis: Diagnosis) -> Figure:
     """Value over limit, unusual to the right of the line."""
     import matplotlib.pyplot as plt
 
-    shown = found.checks
+    shown = diagnosis.checks
     figure, ax = plt.subplots(figsize=(8.6, 1.1 + 0.34 * len(shown)), layout="constrained")
     for y, check in enumerate(shown):
         _row(ax, y, check)
@@ -197,7 +199,7 @@ def _row(ax: Axes, y: int, check: Finding) -> None:
 
 
 def _places(check: Finding) -> tuple[float, float, float]:
-    """Where value and its ends stand on the axis; a limit of zero has its value at one edge or the other."""
+    """Places of the value and its ends on the axis; with a limit of zero the value is at an edge."""
     if check.limit == 0:
         edge = HIGH if check.value > 0 else LOW
         return edge, edge, edge
@@ -213,11 +215,11 @@ def _legend(figure: Figure, severities: list[str]) -> None:
     figure.legend(handles=handles, loc="outside upper left", ncols=len(kinds), fontsize=9)
 
 
-def _layers(found: Diagnosis) -> Figure:
+def _layers(diagnosis: Diagnosis) -> Figure:
     """Curvature and gradient of each layer."""
     import matplotlib.pyplot as plt
 
-    rows = layer_rows(found)
+    rows = layer_rows(diagnosis)
     names = [str(row["layer"]) for row in rows]
     x = np.arange(len(rows))
     figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.0), layout="constrained")
@@ -236,11 +238,11 @@ def _layers(found: Diagnosis) -> Figure:
     return figure
 
 
-def _blocks(found: Diagnosis) -> Figure:
+def _blocks(diagnosis: Diagnosis) -> Figure:
     """λ_max of the sharpest matrices, with the bound from above."""
     import matplotlib.pyplot as plt
 
-    rows = block_rows(found)[:MOST_BLOCKS]
+    rows = block_rows(diagnosis)[:MOST_BLOCKS]
     top, high = (
         np.array([row[key] for row in rows], dtype=float) for key in ("lambda_max", "lambda_max_bound")
     )
@@ -250,11 +252,11 @@ def _blocks(found: Diagnosis) -> Figure:
     return figure
 
 
-def _heads(found: Diagnosis) -> Figure:
+def _heads(diagnosis: Diagnosis) -> Figure:
     """Three maps, layer × head."""
     import matplotlib.pyplot as plt
 
-    rows = head_rows(found)
+    rows = head_rows(diagnosis)
     L, h = 1 + int(rows[-1]["layer"]), 1 + int(rows[-1]["number"])
     panels = {
         "liveness": ("liveness", 0.0, 1.0),
@@ -275,7 +277,7 @@ def _heads(found: Diagnosis) -> Figure:
 
 
 def _numbers(ax: Axes, values: np.ndarray, image: Any) -> None:
-    """Written into the cells where they have room."""
+    """Write the values into the cells if these are large enough."""
     if values.shape[1] > 8 or values.shape[0] > 16:
         return
     for (i, j), value in np.ndenumerate(values):
@@ -289,50 +291,50 @@ def _numbers(ax: Axes, values: np.ndarray, image: Any) -> None:
 NOTHING = "nothing unusual"
 
 
-def summary(found: Diagnosis) -> list[Line]:
+def summary(diagnosis: Diagnosis) -> list[Line]:
     """The verdict, then every finding: name, number, severity with its meaning."""
-    lines = [("diagnosis", "", verdict(found))]
-    for check in found.findings:
+    lines = [("diagnosis", "", verdict(diagnosis))]
+    for check in diagnosis.findings:
         place = f" ({check.where})" if check.where else ""
         lines.append((check.name, check.number, f"{check.severity}: {check.meaning}{place}"))
     return lines
 
 
-def opening(found: Diagnosis) -> str:
-    """How much was found, and the worst of it."""
-    looked = f"{_looked(found, ' (', ')')} on {found.num_terms:g} terms of {found.data}"
-    number = found.parts.sampled
+def opening(diagnosis: Diagnosis) -> str:
+    """Count the findings and name the worst."""
+    looked = f"{_looked(diagnosis, ' (', ')')} on {diagnosis.num_terms:g} terms of {diagnosis.data}"
+    number = diagnosis.parts.sampled
     top = "" if number is None else f" λ_max of the Hessian is {number.headline} ({number.verdict()})."
-    if not found.unusual:
-        return f"Nothing unusual in {looked}; what is told of the learning rate is its ceiling.{top}"
-    worst = found.unusual[0]
+    if not diagnosis.unusual:
+        return f"Nothing unusual in {looked}; the finding on the learning rate is its ceiling.{top}"
+    worst = diagnosis.unusual[0]
     place = f" ({worst.where})" if worst.where else ""
-    counts = verdict(found).partition(";")[0]
+    counts = verdict(diagnosis).partition(";")[0]
     return f"Of {looked}, {counts}. The first: {worst.meaning}{place}.{top}"
 
 
-def verdict(found: Diagnosis) -> str:
+def verdict(diagnosis: Diagnosis) -> str:
     """`2 faults, 1 warning` or that nothing is unusual, and of how many checks."""
-    counts = {kind: sum(c.severity == kind for c in found.unusual) for kind in ("fault", "warning", "note")}
-    told = ", ".join(plural(count, kind) for kind, count in counts.items() if count)
-    number = found.parts.sampled
+    kinds = ("fault", "warning", "note")
+    counts = {kind: sum(c.severity == kind for c in diagnosis.unusual) for kind in kinds}
+    unusual = ", ".join(plural(count, kind) for kind, count in counts.items() if count)
+    number = diagnosis.parts.sampled
     top = "" if number is None else f"; λ_max {number.headline}, {number.verdict()}"
-    return f"{told or NOTHING}; {_looked(found, ', ')}, loss {rounded(found.whole.loss)}{top}"
+    return f"{unusual or NOTHING}; {_looked(diagnosis, ', ')}, loss {rounded(diagnosis.whole.loss)}{top}"
 
 
-def _looked(found: Diagnosis, begin: str, end: str = "") -> str:
+def _looked(diagnosis: Diagnosis, begin: str, end: str = "") -> str:
     """`13 checks, 3 not looked at`."""
-    left = sum(check.severity == "not looked at" for check in found.checks)
-    looked = plural(len(found.checks) - left, "check")
+    left = sum(check.severity == "not looked at" for check in diagnosis.checks)
+    looked = plural(len(diagnosis.checks) - left, "check")
     return f"{looked}{begin}{left} not looked at{end}" if left else looked
 
 
-def captions(found: Diagnosis) -> dict[str, str]:
-    """What each figure and table shows."""
+def captions(diagnosis: Diagnosis) -> dict[str, str]:
+    """Captions of the figures and tables, by name."""
     return {
-        "findings": "What was found, worst first: its number and error, what it means, what one would do, "
-        "and "
-        "the evidence that it rests on.",
+        "findings": "Findings, worst first, each with its number and error, its meaning, advice, and the "
+        "evidence that it rests on.",
         "checks": "Every check: its value over its limit, with the error; unusual lies to the right of the "
         "line, "
         "by more than the error. Not looked at: what does not apply to this model, with the reason.",

@@ -1,8 +1,8 @@
-"""What a monitored run says of itself: in numbers, in notes, at its end.
+"""Sentences about a monitored run: its summary, captions, notes, and its end.
 
-Where the loop of a monitor stands, whether or not something was measured there.
+`end_of` gives these numbers of the step that the loop has reached, measured or not:
 
-step       the last that the loop told of
+step       the last that the loop passed on
 seconds    since the start, of all processes
 share      of them that was spent measuring
 skipped    measurements that came due and were not made, to keep the budget
@@ -28,6 +28,7 @@ from curvescope.runs.study_result import Line
 if TYPE_CHECKING:
     from curvescope.monitor.result import Monitored
 
+SOON = 30  # steps that the first measurement may wait without a word
 FAR = 30  # times λ_max: a ceiling that is further is not drawn
 
 
@@ -40,16 +41,16 @@ def summary(result: Monitored) -> list[Line]:
     span = f"steps {h['step'][0]:.0f} to {h['step'][-1]:.0f}, {sure} of them converged"
     if skipped := result.end.get("skipped"):
         span += f"; {skipped:.0f} more that were due were skipped, to keep the budget"
-    found = [("measurements", f"{count}", span)]
-    found += [line for line in (_largest(h), _ceiling(h), _lowest(h), _trace(h), _gap(h)) if line]
+    lines = [("measurements", f"{count}", span)]
+    lines += [line for line in (_largest(h), _ceiling(h), _lowest(h), _trace(h), _gap(h)) if line]
     share = f"{h['products'].sum():,.0f} products, {h['cost_seconds'].sum():.3g} s"
     part = result.end["share"] if result.end else float(h["share"][-1])
-    found += _found(result)
-    found.append(("share of the time", f"{100 * part:.1f} %", f"of {100 * result.budget:g} %: {share}"))
-    return found
+    lines += _diagnosis(result)
+    lines.append(("share of the time", f"{100 * part:.1f} %", f"of {100 * result.budget:g} %: {share}"))
+    return lines
 
 
-def _found(result: Monitored) -> list[Line]:
+def _diagnosis(result: Monitored) -> list[Line]:
     """The verdict of the diagnosis, and the largest rate that would have been stable."""
     findings, history = result.findings, result.run_history
     words = (
@@ -64,47 +65,47 @@ def _found(result: Monitored) -> list[Line]:
 
 
 def skipping(end: Mapping[str, float], made: int, budget: float) -> str:
-    """How many measurements were skipped, why, when the next would have come, and what to do."""
-    said = (
+    """Say how many measurements were skipped, why, when the next would have come, and what to do."""
+    sentence = (
         f"of the measurements that came due {end['skipped']:.0f} were skipped, {made} made: measuring may "
         f"take {100 * budget:g} % of the time and took {100 * end['share']:.1f} %"
     )
     if "next_step" in end:
-        said += f"; the next would have come at about step {end['next_step']:,.0f}"
-    return f"{said}. A larger budget measures more often, budget=1.0 every time"
+        sentence += f"; the next would have come at about step {end['next_step']:,.0f}"
+    return f"{sentence}. A larger budget or fewer probe sequences measure more often"
 
 
 def opening(result: Monitored) -> str:
-    """Where λ_max began, was highest and ended, and whether the optimizer crossed its threshold."""
+    """Say how λ_max began, peaked and ended, and whether the optimizer crossed its threshold."""
     h = result.history
     known = np.flatnonzero(np.isfinite(h["lambda_max"]))
     if not len(known):
-        return " ".join(["No λ_max was measured.", *_told(result)])
+        return " ".join(["No λ_max was measured.", *_worst_finding(result)])
     first, last, top = int(known[0]), int(known[-1]), int(np.nanargmax(h["lambda_max"]))
     ends = [
         f"{with_error(h['lambda_max'][i], h['lambda_max_error'][i])} at step {h['step'][i]:.0f}"
         for i in (first, last)
     ]
-    said = f"λ_max goes from {ends[0]} to {ends[1]}" if last > first else f"λ_max is {ends[0]}"
+    course = f"λ_max goes from {ends[0]} to {ends[1]}" if last > first else f"λ_max is {ends[0]}"
     if top not in (first, last):
-        said += f", highest at step {h['step'][top]:.0f} ({h['lambda_max'][top]:.4g})"
+        course += f", highest at step {h['step'][top]:.0f} ({h['lambda_max'][top]:.4g})"
     ratio, what = _ratio(h)
     if not np.isfinite(ratio).any():
-        return " ".join([f"{said}.", *_told(result)])
+        return " ".join([f"{course}.", *_worst_finding(result)])
     above = int((ratio > 1).sum())
     crossed = f"at {above} of {plural(int(np.isfinite(ratio).sum()), 'measurement')}" if above else "nowhere"
-    told = f"{said}. {what} is above 1, where steps on the quadratic diverge, {crossed}."
-    return " ".join([told, *_told(result)])
+    course = f"{course}. {what} is above 1, where steps on the quadratic diverge, {crossed}."
+    return " ".join([course, *_worst_finding(result)])
 
 
-def _told(result: Monitored) -> list[str]:
+def _worst_finding(result: Monitored) -> list[str]:
     """The worst finding in a sentence."""
     worst = next(iter(result.findings), None)
     return [] if worst is None else [f"Diagnosis: {worst.sentence()}."]
 
 
 def _ratio(h: dict[str, np.ndarray]) -> tuple[np.ndarray, str]:
-    """How near the optimizer is to its threshold, by what it sees where that is known, and its name.
+    """η · sharpness over the optimizer's threshold, or that of λ_max if no sharpness is known, and its name.
 
     It is nan in the first steps of an adaptive optimizer, whose preconditioner is not formed yet.
     """
@@ -115,9 +116,9 @@ def _ratio(h: dict[str, np.ndarray]) -> tuple[np.ndarray, str]:
 
 
 def _last(h: dict[str, np.ndarray], name: str) -> int | None:
-    """Where a column was measured last."""
-    there = np.flatnonzero(np.isfinite(h[name]))
-    return int(there[-1]) if len(there) else None
+    """Index of the last measurement of a column."""
+    known = np.flatnonzero(np.isfinite(h[name]))
+    return int(known[-1]) if len(known) else None
 
 
 def _largest(h: dict[str, np.ndarray]) -> Line | None:
@@ -186,35 +187,35 @@ def is_near(h: Mapping[str, np.ndarray]) -> bool:
 
 
 def _stability(result: Monitored, where: str) -> str:
-    """What is drawn, and why no ceiling is where there is none."""
+    """Caption of the course, with the reason if no ceiling is drawn."""
     h = result.history
-    said = (
+    caption = (
         f"λ_max of the Hessian {where}, with a band of its error, up to a bound that holds "
         "with probability 99 %; "
     )
     if not len(h["step"]) or is_near(h):
-        said += "dashed: the ceiling, the threshold of the optimizer's momentum over its learning rate η."
+        caption += "dashed: the ceiling, the threshold of the optimizer's momentum over its learning rate η."
     elif np.isfinite(ceiling(h)).any():
-        said += (
+        caption += (
             f"its ceiling, the threshold over the learning rate, is more than {FAR} times it, and not drawn."
         )
     elif np.isfinite(h["lr"]).any():
-        said += (
+        caption += (
             "without a ceiling: the optimizer scales every parameter by itself, and λ_max of H has none then."
         )
     else:
-        said += "without a ceiling: the learning rate is not known."
+        caption += "without a ceiling: the learning rate is not known."
     if len(h["step"]) and not np.isfinite(h["sharpness"]).any():
-        return said
+        return caption
     return (
-        f"Left: {said} Right: η times λ_max over the threshold, for the Hessian if it has one and for what "
-        "the optimizer sees, P^(−½) (H + weight decay) P^(−½) with its own diagonal P as it was then; steps "
-        "on the quadratic diverge above 1."
+        f"Left: {caption} Right: η times λ_max over the threshold, for the Hessian if it has one and for "
+        "what the optimizer sees, P^(−½) (H + weight decay) P^(−½) with its own diagonal P as it was then; "
+        "steps on the quadratic diverge above 1."
     )
 
 
 def captions(result: Monitored) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Captions of the figures and tables, by name."""
     where = f"of {result.model} on {result.num_terms:,.0f} terms of {result.data}, which stay the same"
     known = len(result.history["step"]) and np.isfinite(ceiling(result.history)).any()
     return {
@@ -264,16 +265,16 @@ class Notes:
 
 def _counts(counts: Sequence[tuple[str, int]]) -> str:
     """`186 (step 0), 11 (step 50)`; of many the first and the last."""
-    said = [f"{count} (step {step})" for count, step in counts]
-    if len(said) <= FEW:
-        return ", ".join(said)
-    return f"{said[0]} to {said[-1]}, at {len(said)} measurements,"
+    entries = [f"{count} (step {step})" for count, step in counts]
+    if len(entries) <= FEW:
+        return ", ".join(entries)
+    return f"{entries[0]} to {entries[-1]}, at {len(entries)} measurements,"
 
 
 def schedule(
     budget: Budget, every: int, products: Mapping[str, float], parts: Sequence[str], step: int
 ) -> str:
-    """How often the budget allows what, behind the first measurement; empty if it allows every due row.
+    """Say how often the budget allows each part; empty if it allows every due row.
 
     Args:
         every: steps from one due measurement to the next.
@@ -287,14 +288,31 @@ def schedule(
         return ""
     next_step = step + max(1, math.ceil(budget.wait(first, products) / budget.step_seconds))
     cycle = budget.steps_between(rest, products)
-    said = (
+    sentence = (
         f"the first measurement took the time of {budget.spent / budget.step_seconds:.3g} training steps; "
         f"at budget={budget.limit:g} λ_max and the sharpness come again at about step {next_step:,}, then "
         f"about every {max(every, round(between)):,} steps instead of every {every:,}"
     )
     if rest:
-        said += f", and {', '.join(rest)} about once in {max(every, round(cycle)):,} steps"
-    return f"{said}. A larger budget or fewer probe sequences measure more often, budget=1.0 every time"
+        sentence += f", and {', '.join(rest)} about once in {max(every, round(cycle)):,} steps"
+    return f"{sentence}. A larger budget or fewer probe sequences measure more often"
+
+
+def waiting(budget: Budget, products: Mapping[str, float], step: int) -> str:
+    """Say when the first measurement will be affordable; empty if that is within the next steps.
+
+    Args:
+        products: that each part usually takes.
+        step: of the training loop.
+    """
+    steps = budget.wait_first(PARTS[0], products) / budget.step_seconds
+    if not steps > SOON:
+        return ""
+    return (
+        "a training step is short, so the first measurement waits until about step "
+        f"{step + math.ceil(steps):,} to keep budget={budget.limit:g}. A larger budget or fewer probe "
+        "sequences measure sooner"
+    )
 
 
 def end_of(
@@ -313,7 +331,7 @@ def end_of(
         products: that each part usually takes.
     """
     before = sum(row["skipped"] for row in rows if not math.isnan(row["skipped"]))
-    found = {
+    numbers = {
         "step": step,
         "seconds": budget.elapsed,
         "share": budget.share,
@@ -321,5 +339,5 @@ def end_of(
     }
     if waiting and rows and budget.steps:
         wait = budget.wait(PARTS[0], products)
-        found["next_step"] = step + max(1, math.ceil(wait / budget.step_seconds))
-    return found
+        numbers["next_step"] = step + max(1, math.ceil(wait / budget.step_seconds))
+    return numbers

@@ -1,8 +1,8 @@
-"""Looking at a model in training without leaving a trace: random numbers, modes, gradients and buffers.
+"""Preserve the state of a training loop around a measurement: random numbers, modes, gradients, buffers.
 
 Products run the user's own module in eval mode, at leaves of their own, and put everything back
-(docs/architecture.md). What a module's own code may still do meanwhile, drawing random numbers or writing to
-a buffer, is undone here.
+(docs/architecture.md). A module's own code may still draw random numbers or write to a buffer meanwhile;
+`preserve_state` undoes that.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from curvescope.models.model import Model
 
 
 @contextmanager
-def unseen(module: nn.Module) -> Iterator[None]:
-    """Everything that training depends on is after the block what it was before it.
+def preserve_state(module: nn.Module) -> Iterator[None]:
+    """Restore after the block everything that training depends on.
 
     Random states of Python, NumPy, PyTorch and the module's GPU; the mode of every submodule; `.grad` and
     `requires_grad` of every parameter; every buffer.
@@ -40,7 +40,7 @@ def unseen(module: nn.Module) -> Iterator[None]:
         _set_random_states(device, states)
 
 
-def settled(model: Model) -> None:
+def synchronize(model: Model) -> None:
     """Wait until a GPU has done what training asked for, so that it is not counted as ours."""
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
