@@ -314,7 +314,7 @@ class SpectralDensity(Tabular):
         """
         grid, density, band = self.band(ends=eigenvalues)
         bounds = None if self.exact else self.certain_bounds(grid, ends=eigenvalues)
-        reliable, is_new = self._known(grid, eigenvalues), ax is None
+        reliable, is_new = self.known(grid, eigenvalues), ax is None
         marks = self.outliers().values if eigenvalues is None else eigenvalues
         ax = spectrum.density(
             ax, grid, density, band, sure=bounds, known=reliable, nodes=marks, log_y=log_y, label=label

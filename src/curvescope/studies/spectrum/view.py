@@ -277,7 +277,10 @@ def shape(name: str, density: SpectralDensity, extremes: Eigenpairs | None) -> S
     known = None if extremes is None else extremes.values
     grid, values, (low, high) = density.band(ends=known)
     kept = np.unique(np.linspace(0, len(grid) - 1, min(len(grid), POINTS)).round().astype(int))
-    certain = None if density.exact else tuple(end[kept] for end in density.certain_bounds(grid, ends=known))
+    certain = None
+    if not density.exact:
+        lower, upper = density.certain_bounds(grid, ends=known)
+        certain = lower[kept], upper[kept]
     edges, share, bounds = density.shares()
     out = density.outliers()
     symbol = MATRIX_SYMBOLS[name]
