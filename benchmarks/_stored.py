@@ -1,4 +1,4 @@
-"""Studies over all cores, and what is kept of them: claims in a file, tables of a page."""
+"""Run studies over all cores, and store their results: claims in a file, tables in a page."""
 
 from __future__ import annotations
 
@@ -21,18 +21,23 @@ Task = TypeVar("Task")
 
 
 def arguments(words: str | None) -> argparse.Namespace:
-    """Profile, processes, and a folder for parts that are done."""
+    """Read the profile, the number of processes, and the folder of finished parts."""
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", default="default", choices=["default", "full"])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes, of one thread each")
-    parser.add_argument("--parts", type=Path, default=Path("runs/parts"), help="what is done; goes on there")
+    parser.add_argument(
+        "--parts",
+        type=Path,
+        default=Path("runs/parts"),
+        help="folder of finished parts; an interrupted run resumes there",
+    )
     return parser.parse_args()
 
 
 def spread(
     work: Callable[[Task], Shown], tasks: Mapping[str, Task], *, jobs: int, parts: Path
 ) -> dict[str, Shown]:
-    """The results of all tasks by name, each in a process of one thread; those of before are read."""
+    """Return the results of all tasks by name, each from a process of one thread; read finished ones."""
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # of the processes that begin now
     todo = {name: task for name, task in tasks.items() if not (parts / name / "result.json").exists()}
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
@@ -44,17 +49,17 @@ def spread(
 
 
 def store(path: Path, study: str, settings: Mapping[str, Any], claims: Sequence[Claim], **more: Any) -> None:
-    """Write claims, and what else a page is tied to, as JSON."""
-    found = [{"claim": c.claim, "measured": c.measured, "verdict": c.verdict} for c in claims]
-    tree = {"study": study, "settings": dict(settings) or "defaults", **more, "claims": found}
+    """Write claims and further values that a page states, as JSON."""
+    rows = [{"claim": c.claim, "measured": c.measured, "verdict": c.verdict} for c in claims]
+    tree = {"study": study, "settings": dict(settings) or "defaults", **more, "claims": rows}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(tree, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def put_table(page: Path, marker: str, rows: Iterable[Sequence[str]]) -> None:
-    """Write the rows, the heading first, in the place of the table behind `<!-- marker -->`."""
-    heading, *others = (f"| {' | '.join(row)} |" for row in rows)
-    table = "\n".join([heading, "|" + "---|" * (heading.count(" | ") + 1), *others])
+    """Replace the table after `<!-- marker -->` by the rows, heading first."""
+    heading, *body = (f"| {' | '.join(row)} |" for row in rows)
+    table = "\n".join([heading, "|" + "---|" * (heading.count(" | ") + 1), *body])
     begin = f"<!-- {marker} -->\n"
     before, found, behind = page.read_text(encoding="utf-8").partition(begin)
     if not found:
@@ -64,5 +69,5 @@ def put_table(page: Path, marker: str, rows: Iterable[Sequence[str]]) -> None:
 
 
 def claim_rows(claims: Sequence[Claim]) -> list[tuple[str, str, str]]:
-    """For `put_table`."""
+    """Convert to rows for `put_table`."""
     return [("claim", "measured", "verdict"), *((c.claim, c.measured, c.verdict) for c in claims)]

@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved repeats, ratios with their spread, peak memory, tables and files."""
+"""Shared code of the benchmarks: interleaved repeats, ratios with ranges, peak memory, tables and files."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Timing:
     seconds: dict[str, list[float]]
 
     def ratio(self, slow: str, fast: str) -> Ratio:
-        """How many times longer `slow` takes than `fast`, compared within each round."""
+        """Ratio of the times of `slow` and `fast`, compared within each round."""
         pairs = zip(self.seconds[slow], self.seconds[fast], strict=True)
-        found = [one / two for one, two in pairs]
-        return Ratio(statistics.median(found), min(found), max(found))
+        ratios = [slow_time / fast_time for slow_time, fast_time in pairs]
+        return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
 
 def interleave(
@@ -55,9 +55,9 @@ def interleave(
 ) -> Timing:
     """Time the candidates in turn, round after round, every other round backwards.
 
-    What slows the machine down for a while then slows all of them down. At least two rounds; no new one is
-    begun after `budget` seconds. Candidates have been called before. With one thread, `time.process_time` as
-    clock leaves out the time that others had the core.
+    A temporary slowdown of the machine then affects all candidates. There are at least two rounds, and no new
+    round starts after `budget` seconds. Call every candidate once before. With one thread, the clock
+    `time.process_time` excludes the time of other processes on the core.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     start = time.perf_counter()
@@ -70,7 +70,7 @@ def interleave(
 
 
 def _sample(call: Callable[[], Any], clock: Callable[[], float]) -> float:
-    """Seconds per call, over as many calls as fill a sample."""
+    """Return the seconds per call, over as many calls as fill a sample."""
     first = _once(call, clock)
     more = round(SAMPLE / first)
     return sum(_once(call, clock) for _ in range(more)) / more if more > 1 else first
@@ -79,19 +79,19 @@ def _sample(call: Callable[[], Any], clock: Callable[[], float]) -> float:
 def _once(call: Callable[[], Any], clock: Callable[[], float]) -> float:
     start = clock()
     result = call()
-    found = clock() - start
+    seconds = clock() - start
     del result
-    return found
+    return seconds
 
 
 def peak_memory(call: Callable[[], Any]) -> tuple[Any, float | None]:
-    """The result of a call, and the MB it needed at its peak beyond what was there; None if unknown.
+    """Return the result of a call, and the additional MB at its peak; None if unknown.
 
-    Linux forgets a process's peak when asked to; elsewhere there is no number.
+    Only Linux can reset the peak of a process; on other systems the memory is None.
     """
     gc.collect()
     try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what was freed before would hide what is needed now
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory freed before would hide the memory of this call
         Path("/proc/self/clear_refs").write_text("5")
         before = _status("VmRSS")
         result = call()
@@ -101,25 +101,25 @@ def peak_memory(call: Callable[[], Any]) -> tuple[Any, float | None]:
 
 
 def _status(field: str) -> int:
-    """A number of kB in this process's status."""
+    """Return a number of kB in this process's status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
-def relative_error(found: torch.Tensor, want: torch.Tensor) -> float:
-    """Largest difference over the largest entry."""
-    return float((found.double() - want.double()).abs().max() / want.double().abs().max())
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference relative to the largest entry."""
+    return float((actual.double() - expected.double()).abs().max() / expected.double().abs().max())
 
 
 def short(x: float | None) -> str:
-    """Two digits of a small number, all before the point of a large one."""
+    """Format a number with two digits, or all digits before the point of a large one."""
     if x is None:
         return "–"
     return f"{x:.0f}" if x >= 9.95 else f"{x:.1f}" if x >= 0.95 else f"{x:.2f}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table with columns of equal width."""
+    """Return a Markdown table with aligned columns."""
     cells = [list(map(str, row)) for row in (head, ["-"] * len(head), *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     cells[1] = ["-" * width for width in widths]
@@ -128,18 +128,18 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def arguments(text: str, name: str) -> argparse.Namespace:
-    """--quick, --out and --threads, with the threads set."""
+    """Parse --quick, --out and --threads, and set the number of threads."""
     parser = argparse.ArgumentParser(description=text.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the smallest cases, few rounds")
     parser.add_argument("--out", type=Path, default=Path("runs/bench") / name, help="folder of JSON and PNG")
     parser.add_argument("--threads", type=int, default=1, help="of torch (default: 1, the steadiest)")
-    found = parser.parse_args()
-    torch.set_num_threads(found.threads)
-    return found
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    return args
 
 
 def machine() -> dict[str, Any]:
-    """Where and when the numbers were made."""
+    """Return the machine, the versions and the date of the numbers."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -150,15 +150,15 @@ def machine() -> dict[str, Any]:
 
 
 def state() -> str:
-    """One line about the machine."""
-    here = machine()
+    """Return one line about the machine."""
+    info = machine()
     return (
-        f"torch {here['torch']}, {here['threads']} thread(s) of {here['cpus']} cores, load {here['load'][0]}"
+        f"torch {info['torch']}, {info['threads']} thread(s) of {info['cpus']} cores, load {info['load'][0]}"
     )
 
 
 def write(out: Path, name: str, results: Mapping[str, Any], figure: Any) -> None:
-    """NAME.json and NAME.png in the folder `out`; says where on stderr."""
+    """Write NAME.json and NAME.png into the folder `out`, and print their paths to stderr."""
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"machine": machine(), **results}, indent=1, default=vars)
     (out / f"{name}.json").write_text(text + "\n")

@@ -117,7 +117,8 @@ def figure(rows: list[dict[str, Any]], to: Path) -> None:
                 continue
             label = f"{name} (slope {slope(some):.2f})"
             lengths, mebibytes = zip(*((r["length"], r["bytes"] / 2**20) for r in some), strict=True)
-            ax.loglog(lengths, mebibytes, mark + "-", color=color, label=label)
+            look: dict[str, Any] = {"ls": "--", "mfc": "none", "ms": 11} if name == BIASED else {}
+            ax.loglog(lengths, mebibytes, marker=mark, color=color, label=label, **look)
         ax.set(title=derivative, xlabel="length (tokens)")
         ax.legend(fontsize=7)
     axes[0].set_ylabel("peak memory (MiB)")

@@ -21,7 +21,7 @@ PACKAGE = str(Path(cs.__file__).parent)
 
 
 def count(work: Callable[[], object]) -> dict[str, int]:
-    """Number of the package's files and functions that `work` enters, and of their calls."""
+    """Count the package's files and functions that `work` enters, and their calls."""
     calls: Counter[tuple[str, str, int]] = Counter()
 
     def profile(frame: FrameType, event: str, _: Any) -> None:

@@ -1,8 +1,9 @@
-"""Closed forms against automatic differentiation: time, memory and agreement of exact Hessians.
+"""Compare closed forms with automatic differentiation: time, memory and agreement of exact Hessians.
 
 One softmax head with the mean squared error, all blocks of W_Q, W_K, W_V, against `torch.func.hessian`,
 `jacfwd(grad)` and the double backward of one gradient entry after the other; then whole networks against
-`jacfwd(grad)`. Every number is a ratio within one run: how many times longer the other way takes.
+`jacfwd(grad)`. Every number is a ratio within one run: the time of the other method divided by that of the
+closed form.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ NETWORKS = [
 
 
 class Head:
-    """The head of a case at random weights, as every method wants it."""
+    """Return the head of a case at random weights, in the form that each method expects."""
 
     def __init__(self, case: Case, dtype: torch.dtype):
         self.case, source = case, torch.Generator().manual_seed(0)
 
         def draw(*shape: int, scale: float = 1.0) -> Tensor:
             drawn = scale * torch.randn(*shape, generator=source, dtype=torch.float64)
-            return drawn.to(getattr(torch, case.dtype)).to(dtype)  # the same numbers in every type
+            return drawn.to(getattr(torch, case.dtype)).to(dtype)  # the same numbers in every dtype
 
         L, d, k, v = case.L, case.d, case.k, case.v
         self.X, self.Y = draw(L, d), draw(L, v)
@@ -78,7 +79,7 @@ class Head:
         return attention.curvature(self.X, *self.weights, *squared_error(self.output(*self.weights), self.Y))
 
     def row_by_row(self) -> Tensor:
-        """The double backward of one gradient entry after the other."""
+        """Return the Hessian by double backward, one gradient entry after the other."""
         flat = self.flat.clone().requires_grad_()
         (first,) = torch.autograd.grad(self.loss(flat), flat, create_graph=True)
         units = torch.eye(len(flat), dtype=flat.dtype)
@@ -95,7 +96,7 @@ class Head:
 
 
 def joined(blocks: Any) -> Tensor:
-    """Blocks by pairs as one matrix."""
+    """Return blocks by pairs as one matrix."""
     rows = [[blocks[a, b].total.flatten(2).flatten(0, 1) for b in "QKV"] for a in "QKV"]
     return torch.cat([torch.cat(row, dim=1) for row in rows])
 
@@ -106,10 +107,10 @@ def measure_head(case: Case, *, rounds: int) -> dict[str, Any]:
     if case.dtype != "float64":
         want = Head(case, torch.float64).row_by_row()
     for name, call in ways.items():
-        found, memory[name] = peak_memory(call)
-        want = found if want is None else want
-        error[name] = relative_error(joined(found) if name == OURS else found, want)
-        del found
+        result, memory[name] = peak_memory(call)
+        want = result if want is None else want
+        error[name] = relative_error(joined(result) if name == OURS else result, want)
+        del result
     timing = interleave(ways, rounds=rounds, budget=6.0)
     faster = {name: timing.ratio(name, OURS) for name in OTHERS}
     matrix = timing.ratio("hessian", MATRIX)
@@ -145,11 +146,11 @@ def measure_network(sizes: dict[str, int], *, rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show_heads(found: list[dict[str, Any]]) -> None:
+def show_heads(results: list[dict[str, Any]]) -> None:
     head = ["P", "L", "d", "type", *(f"{title} ÷ blocks" for title in OTHERS.values())]
     head += ["torch.func.hessian ÷ matrix", "MB: blocks, " + ", ".join(OTHERS), "error"]
     rows = []
-    for case in found:
+    for case in results:
         faster, memory = (case["faster"][name] for name in OTHERS), case["memory_MB"]
         needed = ", ".join(short(memory[name]) for name in (OURS, *OTHERS))
         error = f"{max(case['error'][name] for name in (OURS, MATRIX)):.0e}"
@@ -158,27 +159,27 @@ def show_heads(found: list[dict[str, Any]]) -> None:
     print(table(head, rows))
 
 
-def show_networks(found: list[dict[str, Any]]) -> None:
+def show_networks(results: list[dict[str, Any]]) -> None:
     head = ["P", "layers", "tokens", "d", "jacfwd(grad) ÷ assembly", "MB: assembly, jacfwd", "error"]
     rows = []
-    for net in found:
+    for net in results:
         sizes = (net[key] for key in ("P", "n_layers", "n_ctx", "d_model"))
         needed = ", ".join(map(short, net["memory_MB"].values()))
         rows.append([*sizes, net["faster"], needed, f"{net['error']:.0e}"])
     print(table(head, rows))
 
 
-def verdict(found: list[dict[str, Any]]) -> str:
-    """What the factors asked for are compared with."""
+def verdict(results: list[dict[str, Any]]) -> str:
+    """Compare the measured factors with the required ones."""
     lines = []
     for size, factor in ASKED.items():
-        cases = [c for c in found if abs(c["P"] - size) < 0.1 * size and c["dtype"] == "float64"]
+        cases = [c for c in results if abs(c["P"] - size) < 0.1 * size and c["dtype"] == "float64"]
         each = ", ".join(f"L={c['L']} d={c['d']}: {short(c['faster']['hessian'].median)}" for c in cases)
         lines.append(f"P≈{size}, at least {factor} times faster than torch.func.hessian: {each}")
     return "\n".join(lines)
 
 
-def draw(found: list[dict[str, Any]]) -> Any:
+def draw(results: list[dict[str, Any]]) -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -186,7 +187,7 @@ def draw(found: list[dict[str, Any]]) -> Any:
 
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True, layout="constrained")
     for ax, factor, d in zip(axes, ASKED.values(), (16, 32), strict=True):
-        cases = [c for c in found if c["d"] == d and c["dtype"] == "float64"]
+        cases = [c for c in results if c["d"] == d and c["dtype"] == "float64"]
         for name, title in OTHERS.items():
             ratios: list[Ratio] = [c["faster"][name] for c in cases]
             middle = [r.median for r in ratios]
@@ -207,7 +208,7 @@ def main() -> None:
     cases = [SMALL[0], LARGE[0]] if args.quick else [*SMALL, *LARGE, *SINGLE]
     before = state()
     for call in Head(Case(4, 4, 2, 4), torch.float64).ways().values():
-        call()  # what torch loads when it is first used is nobody's time and memory
+        call()  # torch loads modules at its first use, which no method should pay for
     heads = [measure_head(case, rounds=rounds) for case in cases]
     networks = [measure_network(s, rounds=rounds) for s in NETWORKS[: 1 if args.quick else None]]
     print(f"{before}; ratios: median over rounds (range)\n")

@@ -1,11 +1,11 @@
-"""How often the stated 95 % intervals hold, over 200 seeds, on blocks whose matrices are written out.
+"""Coverage of the stated 95 % intervals over 200 seeds, on blocks with known matrices.
 
     python benchmarks/coverage.py [--tokens 128] [--seeds 200] > benchmarks/results/coverage.md
 
-Blocks of the bundled model's Hessian, GGN and functional Hessian are written out once in float64; products
-with the matrix then stand for those of the operator. One row per estimator and number of probes: the share of
-intervals that hold the truth (the mean over blocks, the smallest and the largest), and what ± 2 standard
-errors would have held. An interval that is not stated (nan: fewer than six equal samples) is left out.
+The script computes blocks of the bundled model's Hessian, GGN and functional Hessian once in float64, and
+replaces operator products by products with these matrices. The table has one row per estimator and number of
+probes: the share of intervals that contain the true value (mean over blocks, smallest and largest), and the
+share for ± 2 standard errors. Intervals that are not stated (nan: fewer than six equal samples) do not count.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from curvescope.studies.blocks import Config
 from curvescope.studies.problem_config import make_problem
 
 BLOCKS = ("L3.ln1.g", "L3.b_V", "L3.b_O", "ln_f.g", "L3.b_1")
-POINTS = 12  # of a density, where its band is looked at
+POINTS = 12  # points of a density at which its band is checked
 Measured = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # value, stderr, low, high
 Measure = Callable[[Matrix, int], Measured]
 Row = tuple[str, str, Measure, Callable[[Matrix], np.ndarray]]  # estimator, probes, measurement, truth
 
 
 class Rooted(Matrix):
-    """A matrix that draws squares of random roots: A = L Lᵀ, (L ε)², as if all data were one sequence."""
+    """A matrix whose probes are squares of random roots: A = L Lᵀ, (L ε)², as for one sequence of data."""
 
     def random_squares(self, count: int, *, probe: Probe, seed: int, at_once: int) -> Iterator[Tensor]:
         if not hasattr(self, "root"):
@@ -52,39 +52,39 @@ class Rooted(Matrix):
 
 
 def matrices(tokens: int, blocks: tuple[str, ...]) -> dict[str, Matrix]:
-    """The blocks as matrices, symmetric to the last digit, and matrices on which few samples mislead."""
+    """Return the blocks as exactly symmetric matrices, and matrices on which few samples mislead."""
     problem = make_problem(Config(tokens=tokens, dtype="float64"))
-    found = {}
+    by_name = {}
     for letter, make in (("H", Hessian), ("G", GGN), ("F", FunctionalHessian)):
         for name in blocks:
             op = make(problem, name)
             A = op.to_dense()
-            if float(A.abs().max()) < 1e-10:  # the loss is linear in the last norm: nothing to estimate
+            if float(A.abs().max()) < 1e-10:  # the loss is linear in the last norm, so this part is zero
                 continue
-            found[f"{letter} {name}"] = Rooted((A + A.T) / 2, symmetric=True, psd=op.psd)
+            by_name[f"{letter} {name}"] = Rooted((A + A.T) / 2, symmetric=True, psd=op.psd)
     source = torch.Generator().manual_seed(0)
     Q = torch.linalg.qr(torch.randn(96, 96, generator=source, dtype=torch.float64))[0]
     for name, low in (("flat −1…1", -1.0), ("flat 0.5…1", 0.5)):
         A = Q @ torch.diag(torch.linspace(low, 1, 96, dtype=torch.float64)) @ Q.T
-        found[name] = Rooted((A + A.T) / 2, symmetric=True, psd=low > 0)
-    return found | misleading(Q)
+        by_name[name] = Rooted((A + A.T) / 2, symmetric=True, psd=low > 0)
+    return by_name | misleading(Q)
 
 
 def misleading(Q: Tensor) -> dict[str, Matrix]:
-    """One eigenvalue that skews samples, five that tie them, and few entries beside a diagonal (96 rows)."""
+    """Return 96-row matrices with one dominant eigenvalue, five equal ones, or few off-diagonal entries."""
     n, wide = len(Q), torch.float64
     spectra = {"one outlier": torch.ones(n, dtype=wide), "rank 5": torch.zeros(n, dtype=wide)}
     spectra["one outlier"][0], spectra["rank 5"][:5] = 1000, 1
-    found = {name: Q @ values.diag() @ Q.T for name, values in spectra.items()}
+    matrices_by_name = {name: Q @ values.diag() @ Q.T for name, values in spectra.items()}
     noise = 1e-3 * Q @ torch.linspace(-1, 1, n, dtype=wide).diag() @ Q.T
-    found["near-diagonal"] = torch.linspace(1, 2, n, dtype=wide).diag() + noise
-    found["one pair"] = found["near-diagonal"].clone()
-    found["one pair"][0, 1] = found["one pair"][1, 0] = 1
-    return {name: Rooted((A + A.T) / 2, symmetric=True, psd=True) for name, A in found.items()}
+    matrices_by_name["near-diagonal"] = torch.linspace(1, 2, n, dtype=wide).diag() + noise
+    matrices_by_name["one pair"] = matrices_by_name["near-diagonal"].clone()
+    matrices_by_name["one pair"][0, 1] = matrices_by_name["one pair"][1, 0] = 1
+    return {name: Rooted((A + A.T) / 2, symmetric=True, psd=True) for name, A in matrices_by_name.items()}
 
 
 def estimators() -> Iterator[Row]:
-    """Everything that states an interval."""
+    """Return all estimators that state an interval."""
     yield from _traces()
     yield from _others()
     for count in (2, 4, 8, 30):
@@ -119,7 +119,7 @@ def estimators() -> Iterator[Row]:
 
 
 def _others() -> Iterator[Row]:
-    """Diagonals by other methods, Gaussian probes, and the share below a threshold."""
+    """Return diagonals by other methods, Gaussian probes, and the share below a threshold."""
     for method, counts in {"xdiag": (4, 6, 8, 12, 24), "roots": (4, 12)}.items():
         for count in counts:
             yield (
@@ -180,13 +180,13 @@ def _eigenvalues(A: Matrix) -> np.ndarray:
     return np.linalg.eigvalsh(A.A.numpy())
 
 
-def _fields(found) -> Measured:
-    return found.value, found.stderr, found.low, found.high
+def _fields(estimate) -> Measured:
+    return estimate.value, estimate.stderr, estimate.low, estimate.high
 
 
 def _own(A: Matrix, count: int, seed: int, name: str) -> Measured:
-    found = own_probes(A, num_probes=count, num_steps=16, seed=seed)
-    return tuple(getattr(found, name + end) for end in ("", "_stderr", "_low", "_high"))  # pyright: ignore
+    estimate = own_probes(A, num_probes=count, num_steps=16, seed=seed)
+    return tuple(getattr(estimate, name + end) for end in ("", "_stderr", "_low", "_high"))  # pyright: ignore
 
 
 def _top(A: Matrix, seed: int) -> Measured:
@@ -197,11 +197,11 @@ def _top(A: Matrix, seed: int) -> Measured:
 
 
 def _entries(A: Matrix, count: int, seed: int, **how: Any) -> Measured:
-    found = diagonal(A, num_probes=count, seed=seed, **how)
-    low, high = found.interval
-    if found.method == "roots" and not A.psd:  # it has none
+    estimate = diagonal(A, num_probes=count, seed=seed, **how)
+    low, high = estimate.interval
+    if estimate.method == "roots" and not A.psd:  # it has none
         low = high = np.full_like(low, np.nan)
-    return found.values, found.stderr, low, high
+    return estimate.values, estimate.stderr, low, high
 
 
 def _threshold(A: Matrix) -> float:
@@ -211,10 +211,15 @@ def _threshold(A: Matrix) -> float:
 def _below(A: Matrix, count: int, seed: int) -> Measured:
     if not A.psd:
         return (np.asarray(np.nan),) * 4
-    found = spectral_density(A, num_probes=count, num_steps=30, seed=seed)
-    found = found.on_log_axis(threshold=_threshold(A))
-    low, high = found.below_interval
-    return np.asarray(found.below.value), np.asarray(found.below.stderr), np.asarray(low), np.asarray(high)
+    density = spectral_density(A, num_probes=count, num_steps=30, seed=seed)
+    density = density.on_log_axis(threshold=_threshold(A))
+    low, high = density.below_interval
+    return (
+        np.asarray(density.below.value),
+        np.asarray(density.below.stderr),
+        np.asarray(low),
+        np.asarray(high),
+    )
 
 
 def _halves(A: Matrix) -> dict[str, slice]:
@@ -223,8 +228,8 @@ def _halves(A: Matrix) -> dict[str, slice]:
 
 
 def _map(A: Matrix, count: int, seed: int) -> Measured:
-    found = block_norms(A, _halves(A), num_probes=count, seed=seed)
-    return found.frobenius, found.stderr, *found.interval
+    estimate = block_norms(A, _halves(A), num_probes=count, seed=seed)
+    return estimate.frobenius, estimate.stderr, *estimate.interval
 
 
 def _map_truth(A: Matrix) -> np.ndarray:
@@ -233,8 +238,8 @@ def _map_truth(A: Matrix) -> np.ndarray:
 
 
 def _shared(A: Matrix, count: int, seed: int) -> Measured:
-    found = block_traces(A, _halves(A), num_probes=count, seed=seed)
-    return found.values, found.stderr, *found.interval
+    estimate = block_traces(A, _halves(A), num_probes=count, seed=seed)
+    return estimate.values, estimate.stderr, *estimate.interval
 
 
 def _shared_truth(A: Matrix) -> np.ndarray:
@@ -242,16 +247,16 @@ def _shared_truth(A: Matrix) -> np.ndarray:
 
 
 def _points(A: Matrix) -> tuple[np.ndarray, float]:
-    """Where the density is looked at, from end to end, and the width of the kernel."""
+    """Return the points at which the density is checked, and the width of the kernel."""
     values = _eigenvalues(A)
     return np.linspace(max(values[0], 0) if A.psd else values[0], values[-1], POINTS), np.ptp(values) / 20
 
 
 def _band(A: Matrix, count: int, seed: int) -> Measured:
     grid, width = _points(A)
-    found = spectral_density(A, num_probes=count, num_steps=40, grid=grid, width=width, seed=seed)
-    _, value, stderr = found.smoothed(grid)
-    return value, stderr, *found.band(grid)[2]
+    density = spectral_density(A, num_probes=count, num_steps=40, grid=grid, width=width, seed=seed)
+    _, value, stderr = density.smoothed(grid)
+    return value, stderr, *density.band(grid)[2]
 
 
 def _band_truth(A: Matrix) -> np.ndarray:
@@ -265,9 +270,9 @@ def _pair(A: Matrix) -> dict[str, Matrix]:
 
 def _divergence(A: Matrix, count: int, seed: int) -> Measured:
     spectra = {n: spectral_density(B, num_probes=count, num_steps=20, seed=seed) for n, B in _pair(A).items()}
-    found = heterogeneity(spectra)
-    low, high = found.interval
-    return found.divergence[0, 1], found.stderr[0, 1], low[0, 1], high[0, 1]
+    estimate = heterogeneity(spectra)
+    low, high = estimate.interval
+    return estimate.divergence[0, 1], estimate.stderr[0, 1], low[0, 1], high[0, 1]
 
 
 def _divergence_truth(A: Matrix) -> np.ndarray:
@@ -276,11 +281,11 @@ def _divergence_truth(A: Matrix) -> np.ndarray:
 
 
 def coverage(measure: Measure, A: Matrix, right: np.ndarray, seeds: int) -> tuple[float, float]:
-    """Share of the intervals that are stated that hold the truth, and of ± 2 standard errors."""
+    """Return the share of stated intervals with the true value, and the share for ± 2 standard errors."""
     runs = [measure(A, seed) for seed in range(seeds)]
     value, stderr, low, high = (np.array(column) for column in zip(*runs, strict=True))
     stated = np.isfinite(low) & ~np.isnan(high)
-    slack = 1e-9 * np.abs(right)  # of two ways to round the same number
+    slack = 1e-9 * np.abs(right)  # rounding differences between two ways to compute the same number
     held = (low - slack <= right) & (right <= high + slack)
     if not stated.any():
         return np.nan, np.nan

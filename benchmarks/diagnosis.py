@@ -1,10 +1,10 @@
-"""Does `diagnose` find planted faults, and does it leave healthy models alone?
+"""Measure if `diagnose` finds planted faults, and its false alarms on healthy models.
 
     OMP_NUM_THREADS=1 python benchmarks/diagnosis.py --calibrate    # healthy, other seeds: for the limits
     OMP_NUM_THREADS=1 python benchmarks/diagnosis.py                # 20 seeds: hits and false alarms
     python benchmarks/diagnosis_tables.py                           # the tables of docs/diagnose.md
 
-Every case at every seed is one line of a file that is appended to, so a run that was stopped goes on. Models
+The script appends one line per case and seed to a file, so that an interrupted run resumes. Models
 are Transformers of the zoo (3 layers, width 24; 8 or 12 layers, width 32), fresh or trained for 100 steps.
 """
 
@@ -50,20 +50,20 @@ LLAMA = {
     "bias_qkv": False,
     "bias_o": False,
 }
-LARGE = "tiny-gpt"  # for calibration alone: it takes as long as all others
+LARGE = "tiny-gpt"  # only for calibration, because it takes as long as all others together
 DEEP = {"n_layers": 8, "d_model": 32, "d_ff": 64, "init": "xavier", "embed_std": 1.0, "activation": "relu"}
 
 # ------------------------------------------------------------------------------------------------ healthy
 
 
 def language(seed: int, count: int = COUNT) -> Batches:
-    """Sequences of one Markov chain; other seeds are more text of it."""
+    """Return sequences of one Markov chain; other seeds give further sequences."""
     options = {"length": LENGTH, "vocab": VOCAB, "concentration": 0.1, "seed": 0, "sample_seed": seed}
     return task_data("markov", num_sequences=count, batch_size=COUNT, **options)
 
 
 def words(seed: int, count: int = COUNT) -> Batches:
-    """Words to be copied, which heads learn that look at one token each."""
+    """Return a copying task, which heads learn by attending to one token each."""
     return task_data(
         "copy", num_sequences=count, length=LENGTH // 2, vocab=VOCAB - 1, seed=seed, batch_size=COUNT
     )
@@ -71,7 +71,7 @@ def words(seed: int, count: int = COUNT) -> Batches:
 
 @cache
 def fresh(seed: int, **settings: Any) -> Problem:
-    """A model at its initialization."""
+    """Return a model at its initialization."""
     shape = {"n_layers": LAYERS, "n_heads": HEADS, "d_model": WIDTH, "d_ff": 2 * WIDTH}
     cfg = cs.TransformerConfig(**{**shape, "n_ctx": LENGTH, "vocab_size": VOCAB, "seed": seed, **settings})
     return Problem(load(cs.Transformer(cfg)), language(seed))
@@ -81,7 +81,7 @@ def fresh(seed: int, **settings: Any) -> Problem:
 def trained(
     seed: int, *, data: Callable[..., Batches] = language, steps: int = 100, lr: float = 3e-3, **settings: Any
 ) -> Problem:
-    """The same after training with warm-up, on other sequences of the language."""
+    """Return the model after training with warm-up, on other sequences of the same chain."""
     batches = data(seed + 10_000, 16 * COUNT)
     cfg = TrainConfig(steps=steps, lr=lr, warmup=steps // 5)
     model, _, _ = train(fresh(seed, **settings).model, batches, cfg)
@@ -89,7 +89,7 @@ def trained(
 
 
 def bundled(seed: int) -> Problem:
-    """The bundled model at one of its four checkpoints, on sequences of the bundled text."""
+    """Return the bundled model at one of its four checkpoints, on sequences of the bundled text."""
     model = load("tiny-gpt", revision=REVISIONS[seed % 4])
     return Problem(model, cs.text_data("sample", model, tokens=256, seq_len=32, batch_size=8, seed=seed))
 
@@ -112,19 +112,19 @@ HEALTHY: dict[str, Callable[[int], Problem]] = {
 
 
 def base(seed: int) -> Problem:
-    """A healthy model of one's own to spoil: trained at even seeds, fresh at odd ones."""
-    found = trained(seed) if seed % 2 == 0 else fresh(seed, init="xavier")
-    return copied(found)
+    """Return a healthy model to plant faults in: trained for even seeds, fresh for odd seeds."""
+    model = trained(seed) if seed % 2 == 0 else fresh(seed, init="xavier")
+    return copied(model)
 
 
 def copied(problem: Problem) -> Problem:
-    """The same with weights of its own."""
+    """Return the model with its own copy of the weights."""
     model = replace(problem.model, module=copy.deepcopy(problem.model.module))
     return Problem(model, problem.batches)
 
 
 def scaled(problem: Problem, factor: float, *fronts: str) -> Problem:
-    """With all parameters multiplied whose name begins so."""
+    """Multiply all parameters whose names begin with a prefix."""
     with torch.no_grad():
         for name, p in problem.model.named_parameters():
             if name.startswith(fronts):
@@ -133,14 +133,14 @@ def scaled(problem: Problem, factor: float, *fronts: str) -> Problem:
 
 
 def written(problem: Problem, name: str, value: float, rows: slice = slice(None)) -> Problem:
-    """With rows of a parameter set to a value."""
+    """Set rows of a parameter to a value."""
     with torch.no_grad():
         problem.model.get_parameter(name)[rows] = value
     return problem
 
 
 def with_inputs(problem: Problem, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Problem:
-    """With other sequences."""
+    """Replace the sequences."""
     batch = problem.batches[0]
     assert isinstance(batch.inputs, Tensor)
     inputs, targets = change(batch.inputs, batch.targets)
@@ -148,12 +148,12 @@ def with_inputs(problem: Problem, change: Callable[[Tensor, Tensor], tuple[Tenso
 
 
 def half_copies(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The first half twice."""
+    """Repeat the first half."""
     return (torch.cat([t[: COUNT // 2]] * 2) for t in (x, y))  # pyright: ignore[reportReturnType]
 
 
 def rubbish(seed: int) -> Problem:
-    """Two sequences whose targets are drawn at random, for a model that copies."""
+    """Draw random targets for two sequences, for a model that copies."""
     source = torch.Generator().manual_seed(seed)
 
     def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,12 +164,12 @@ def rubbish(seed: int) -> Problem:
 
 
 def dead_head(seed: int) -> Problem:
-    """One head whose rows of W_O are zero."""
+    """Set the rows of W_O of one head to zero."""
     k, j = WIDTH // HEADS, seed % HEADS
     return written(base(seed), f"L{seed % LAYERS}.W_O", 0.0, slice(k * j, k * j + k))
 
 
-PLANTED: dict[str, tuple[str, Callable[[int], Problem]]] = {  # what the check is that should find it
+PLANTED: dict[str, tuple[str, Callable[[int], Problem]]] = {  # the check that should find it
     "layer": ("uneven_layers", lambda seed: scaled(base(seed), 30.0, f"L{seed % LAYERS}.W_")),
     "saturated": (
         "saturated_attention",
@@ -187,52 +187,52 @@ PLANTED: dict[str, tuple[str, Callable[[int], Problem]]] = {  # what the check i
 }
 HOW = {"sink": AttentionChange(bias=8.0)}
 
-# ------------------------------------------------------------------------------------------------ the runs
+# -------------------------------------------------------------------------------------------------- runs
 
 
 @contextmanager
 def as_planted(problem: Problem, case: str) -> Iterator[None]:
-    """What is planted for the time of a measurement."""
+    """Apply the planted change during a measurement."""
     with changed_attention(problem.model, HOW[case]) if case in HOW else nullcontext():
         yield
 
 
 def rate(problem: Problem) -> float:
-    """Twice the ceiling 2/λ_max, by an eigensolver of its own."""
-    found = cs.eigsh(Hessian(problem, engine="autograd"), 1, which="LA", tol=1e-2, vectors=False)
-    return 2 * 2 / float(found.values[0])
+    """Return twice the ceiling 2/λ_max, from a separate eigensolver."""
+    result = cs.eigsh(Hessian(problem, engine="autograd"), 1, which="LA", tol=1e-2, vectors=False)
+    return 2 * 2 / float(result.values[0])
 
 
 def measure(kind: str, case: str, seed: int) -> dict[str, Any]:
-    """One case: what was found, all values, seconds of processor time."""
+    """Run one case: findings, all values, seconds of processor time."""
     clock = time.process_time()
     problem = HEALTHY[case](seed) if kind == "healthy" else PLANTED[case][1](seed)
-    made = time.process_time() - clock
+    planting_time = time.process_time() - clock
     cfg = replace(EFFORT, lr=rate(problem) if case == "rate" else None, seed=seed)
     state: dict[str, Any] = {}
     with as_planted(problem, case):
-        found = diagnose(problem, cfg, state=state)
-        if kind == "healthy":  # asked about half of the ceiling, from the same measurements
-            half = found.sharpness.max_learning_rate / 2
-            found = diagnose(problem, replace(cfg, lr=half), state=state)
+        result = diagnose(problem, cfg, state=state)
+        if kind == "healthy":  # also check half of the ceiling, from the same measurements
+            half = result.sharpness.max_learning_rate / 2
+            result = diagnose(problem, replace(cfg, lr=half), state=state)
     return {
         "kind": kind,
         "case": case,
         "seed": seed,
-        "found": {check.name: check.severity for check in found.unusual},
-        "values": {c.name: [rounded(c.value), rounded(c.error)] for c in found.checks if c.unit},
-        "live": rounded(float(found.heads.liveness.mean(0).min())),
-        "seconds": [round(made, 2), round(time.process_time() - clock - made, 2)],
+        "found": {check.name: check.severity for check in result.unusual},
+        "values": {c.name: [rounded(c.value), rounded(c.error)] for c in result.checks if c.unit},
+        "live": rounded(float(result.heads.liveness.mean(0).min())),
+        "seconds": [round(planting_time, 2), round(time.process_time() - clock - planting_time, 2)],
     }
 
 
 def rounded(value: float) -> float | None:
-    """To four digits; what is no number is nothing."""
+    """Round to four digits; return None for values that are not finite."""
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def carry_out(file: Path, seeds: range, cases: list[tuple[str, str]]) -> None:
-    """Every case that the file does not have yet."""
+    """Return all cases that the file does not have yet."""
     rows = read(file)
     done = {(row["kind"], row["case"], row["seed"]) for row in rows}
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -249,7 +249,7 @@ def carry_out(file: Path, seeds: range, cases: list[tuple[str, str]]) -> None:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """What is there; a line that was cut off is none."""
+    """Return the complete lines of the file."""
     if not file.exists():
         return []
     lines = file.read_text(encoding="utf-8").splitlines()
@@ -257,7 +257,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure what is missing."""
+    """Measure the missing cases."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--calibrate", action="store_true", help="healthy models of other seeds")
     parser.add_argument("--seeds", type=int, help="that many, to try it")

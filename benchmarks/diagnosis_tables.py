@@ -1,4 +1,4 @@
-"""The tables of docs/diagnose.md, from what `benchmarks/diagnosis.py` has measured.
+"""Write the tables of docs/diagnose.md, from the measurements of `benchmarks/diagnosis.py`.
 
 python benchmarks/diagnosis_tables.py    # writes them between their marks in the page
 """
@@ -12,8 +12,8 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "diagnosis"
 PAGE = Path(__file__).parents[1] / "docs" / "diagnose.md"
-BELOW = ("flat_blocks",)  # where unusual is below the limit
-THEORY = ("learning_rate", "norm_placement")  # whose limits are not from healthy models
+BELOW = ("flat_blocks",)  # checks whose unusual values are below the limit
+THEORY = ("learning_rate", "norm_placement")  # checks whose limits do not come from healthy models
 MEANT = {
     "layer": ("uneven_layers", "the matrices of one layer times 30"),
     "saturated": ("saturated_attention", "W_Q and W_K of one layer times 100"),
@@ -24,45 +24,47 @@ MEANT = {
     "feed_forward": ("flat_blocks", "a feed-forward network that is off"),
     "embedding": ("embedding_scale", "E and P times 100"),
     "logits": ("confidence", "U times 30"),
-    "rubbish": ("steep_sequences", "random targets in 2 of 16 sequences, behind training"),
+    "rubbish": ("steep_sequences", "random targets in 2 of 16 sequences, after training"),
     "sink": ("sinks", "8 added to the scores of the first key"),
 }
 
 
 def read(name: str) -> list[dict[str, Any]]:
-    """The lines of a file of results."""
+    """Return the lines of a file of results."""
     lines = (RESULTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
 def hits(rows: list[dict[str, Any]]) -> list[str]:
-    """How often each planted fault was found by the check that is meant."""
+    """Return the table of planted faults, with the share found by the intended check."""
     table = ["| planted | | found by | seeds | by any check |", "|---|---|---|---|---|"]
     for case, (check, words) in MEANT.items():
-        own = [row for row in rows if row["kind"] == "planted" and row["case"] == case]
-        found = sum(check in row["found"] for row in own)
-        any_check = sum(bool(row["found"]) for row in own)
-        counted = f"{found} of {len(own)} | {any_check} of {len(own)}"
+        case_rows = [row for row in rows if row["kind"] == "planted" and row["case"] == case]
+        num_found = sum(check in row["found"] for row in case_rows)
+        any_check = sum(bool(row["found"]) for row in case_rows)
+        counted = f"{num_found} of {len(case_rows)} | {any_check} of {len(case_rows)}"
         table.append(f"| `{case}` | {words} | `{check}` | {counted} |")
     return table
 
 
 def alarms(rows: list[dict[str, Any]]) -> list[str]:
-    """How often a healthy model was accused of anything, and of what."""
+    """Return the table of false alarms on healthy models, by check."""
     table = ["| healthy | false alarms | of what |", "|---|---|---|"]
     healthy = [row for row in rows if row["kind"] == "healthy"]
     for case in dict.fromkeys(row["case"] for row in healthy):
-        own = [row for row in healthy if row["case"] == case]
-        names = sorted({name for row in own for name in row["found"]})
-        count = sum(bool(row["found"]) for row in own)
-        table.append(f"| {case} | {count} of {len(own)} | {', '.join(f'`{n}`' for n in names) or '–'} |")
+        case_rows = [row for row in healthy if row["case"] == case]
+        names = sorted({name for row in case_rows for name in row["found"]})
+        count = sum(bool(row["found"]) for row in case_rows)
+        table.append(
+            f"| {case} | {count} of {len(case_rows)} | {', '.join(f'`{n}`' for n in names) or '–'} |"
+        )
     total = sum(bool(row["found"]) for row in healthy)
     table.append(f"| all | {total} of {len(healthy)} | |")
     return table
 
 
 def usual(rows: list[dict[str, Any]]) -> list[str]:
-    """The farthest value of every check over healthy models, for its limit."""
+    """Return the most extreme value of every check over healthy models, for its limit."""
     table = ["| check | farthest healthy value | in |", "|---|---|---|"]
     names = dict.fromkeys(name for row in rows for name in row["values"])
     for name in sorted(names):

@@ -1,11 +1,11 @@
-"""Memory, products and time of the estimators, ours and other libraries', in one run.
+"""Compare memory, products and time of estimators with other libraries, in one run.
 
     python benchmarks/estimators_memory.py > benchmarks/results/estimators.md
 
-Each library's own operator of the same network (three linear layers, two million parameters, cross-entropy,
-16 inputs) is made and handed to its own estimator, all of it inside the measurement. Memory is the most that
-tensors took at one time beyond what there was before, in vectors of the network's size, by PyTorch's own
-record. Time is the processor's. The other libraries are optional: `make peers` installs them.
+The measurement includes making each library's own operator of the same network (three linear layers, two
+million parameters, cross-entropy, 16 inputs) and running its own estimator. Memory is the additional peak of
+tensors in PyTorch's record, in vectors of the network's size. Time is processor time. The other libraries are
+optional: `make peers` installs them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Call = Callable[[], Any]
 
 
 def network() -> tuple[nn.Module, Tensor, Tensor]:
-    """The network and its data, from a seed."""
+    """Return the network and its data, from a seed."""
     torch.manual_seed(0)
     layers = [
         nn.Linear(WIDTH, WIDTH),
@@ -106,10 +106,10 @@ def pyhessian(module: nn.Module, x: Tensor, y: Tensor, count: int) -> dict[str, 
 
     def run() -> None:
         with warnings.catch_warnings(action="ignore"):
-            found = peer.hessian(copy.deepcopy(module), nn.CrossEntropyLoss(), data=(x, y), cuda=False)
-            found.trace(maxIter=count, tol=-float("inf"))  # else a sign stops it early
+            operator = peer.hessian(copy.deepcopy(module), nn.CrossEntropyLoss(), data=(x, y), cuda=False)
+            operator.trace(maxIter=count, tol=-float("inf"))  # otherwise a sign change stops it early
 
-    return {"trace, Hutchinson": run}  # of the Hessian: it has no GGN
+    return {"trace, Hutchinson": run}  # of the Hessian, because PyHessian has no GGN
 
 
 def backpack(module: nn.Module, x: Tensor, y: Tensor, count: int) -> dict[str, Call]:
@@ -133,7 +133,7 @@ LIBRARIES = {
 
 
 def measured(call: Call, size: int) -> tuple[float, float]:
-    """Vectors at the peak, and then seconds of the processor."""
+    """Return the vectors at the peak, and the processor seconds."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         call()
     live = most = 0
@@ -148,7 +148,7 @@ def measured(call: Call, size: int) -> tuple[float, float]:
 
 
 def table(count: int) -> str:
-    """One row per estimator, one column per library that is there."""
+    """Return one row per estimator and one column per installed library."""
     module, x, y = network()
     size = sum(p.numel() for p in module.parameters())
     calls = {}
@@ -160,9 +160,9 @@ def table(count: int) -> str:
     rows = ["| | " + " | ".join(calls) + " |", "|---" * (len(calls) + 1) + "|"]
     for estimator in calls["curvescope"]:
         cells = []
-        for own in calls.values():
-            found = measured(own[estimator], size) if estimator in own else None
-            cells.append("" if found is None else f"{found[0]:.1f} ({found[1]:.2f} s)")
+        for estimators in calls.values():
+            cell = measured(estimators[estimator], size) if estimator in estimators else None
+            cells.append("" if cell is None else f"{cell[0]:.1f} ({cell[1]:.2f} s)")
         rows.append(f"| {estimator} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
@@ -177,12 +177,12 @@ def _version(package: str) -> str | None:
 def main() -> None:
     """Print the tables."""
     torch.set_num_threads(1)
-    found = {name: _version(package) for name, package in PACKAGES.items()}
-    there = ", ".join(f"{name} {number}" for name, number in found.items() if number)
+    versions = {name: _version(package) for name, package in PACKAGES.items()}
+    installed = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
     module, _, _ = network()
     size = sum(p.numel() for p in module.parameters())
     print("# Memory of the estimators\n")
-    print(f"`benchmarks/estimators_memory.py`: {there}; torch {torch.__version__}, one thread of")
+    print(f"`benchmarks/estimators_memory.py`: {installed}; torch {torch.__version__}, one thread of")
     print(
         f"{platform.machine()} with {os.cpu_count()} cores. A network of {size:,} parameters, {INPUTS} inputs"
     )

@@ -1,10 +1,10 @@
-"""Heads as tokens: low-rank SVD and chunked top-k against full SVDs and full sorts, at GPT-2's size.
+"""Decode heads into tokens: low-rank SVD and chunked top-k against full SVDs and full sorts, at GPT-2's size.
 
 Twelve heads of width 64 in a stream of width 768, 50,257 tokens, random weights. Ours decodes every singular
-direction of W_QK and W_VO, both signs, the five best tokens of each. The other way is what the Traveling
-Words code does: a 768 × 768 SVD per head and matrix, and a full sort of the vocabulary for all 768 vectors
-on each side, for the stronger sign only. It takes minutes, so each round times it on one head and counts
-that twelve times. Both ways are timed in turn, in one run.
+direction of W_QK and W_VO, both signs, the five best tokens of each. The other method is that of the
+Traveling Words code: a 768 × 768 SVD per head and matrix, and a full sort of the vocabulary for all 768
+vectors on each side, for the stronger sign only. It takes minutes, so each round times one head and
+multiplies by twelve. One run times both methods in turn.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ASKED = {"seconds": 20.0, "ratio": 10.0}
 
 
 def block(sizes: dict[str, int]) -> cs.Model:
-    """One block with random weights, biases and gains, and a tied embedding."""
+    """Return one block with random weights, biases and gains, and a tied embedding."""
     config = cs.TransformerConfig(n_layers=1, d_ff=0, n_ctx=8, tied=True, seed=0, **sizes)
     module = cs.Transformer(config)
     source = torch.Generator().manual_seed(1)
@@ -42,7 +42,7 @@ def block(sizes: dict[str, int]) -> cs.Model:
 
 
 class Original:
-    """The method of the Traveling Words code, written anew: full SVDs, full sorts, one side."""
+    """Our own version of the Traveling Words method: full SVDs, full sorts, one side."""
 
     def __init__(self, model: cs.Model):
         p = {name: tensor.detach() for name, tensor in model.module.named_parameters()}
@@ -53,33 +53,33 @@ class Original:
         self.W_O = p["L0.W_O"]
 
     def head(self, i: int) -> dict[str, Tensor]:
-        """The five nearest tokens of every singular vector of one head: (d, 5) each."""
-        own = slice(i * self.h, (i + 1) * self.h)
-        Q, K, V = (W[:, own] for W in self.weights)
-        pairs = {"qk": (Q @ K.T / self.h**0.5, self.N), "vo": (V @ self.W_O[own], self.E)}
-        found = {}
+        """Return the five nearest tokens of every singular vector of one head: (d, 5) each."""
+        columns = slice(i * self.h, (i + 1) * self.h)
+        Q, K, V = (W[:, columns] for W in self.weights)
+        pairs = {"qk": (Q @ K.T / self.h**0.5, self.N), "vo": (V @ self.W_O[columns], self.E)}
+        tokens = {}
         for name, (matrix, right) in pairs.items():
             U, S, Vh = torch.linalg.svd(matrix)
             scores = Vh @ right.T
             sign = torch.where(scores.amax(1) >= -scores.amin(1), 1.0, -1.0)[:, None]
             del scores
-            found[f"{name} left"] = self.nearest(sign * (U * S).T, self.N)
-            found[f"{name} right"] = self.nearest(sign * Vh, right)
-        return found
+            tokens[f"{name} left"] = self.nearest(sign * (U * S).T, self.N)
+            tokens[f"{name} right"] = self.nearest(sign * Vh, right)
+        return tokens
 
     def nearest(self, vectors: Tensor, rows: Tensor) -> Tensor:
         return (vectors @ rows.T).argsort(dim=1, descending=True)[:, :K]
 
 
 def seconds(call: Any) -> tuple[Any, float, float]:
-    """A call's result, seconds by the clock, and seconds of all cores: others may use the machine too."""
+    """Return a call's result, its wall-clock seconds, and its processor seconds."""
     start, busy = time.perf_counter(), time.process_time()
-    found = call()
-    return found, time.perf_counter() - start, time.process_time() - busy
+    result = call()
+    return result, time.perf_counter() - start, time.process_time() - busy
 
 
 def agreement(ours: HeadDirections, theirs: dict[str, Tensor], i: int) -> float:
-    """Share of head i's directions with the same five tokens, by the original's choices, within the rank."""
+    """Return the share of head i's directions, within the rank, with the same five tokens in both methods."""
     same = total = 0
     for name, part in (("qk", ours.qk), ("vo", ours.vo)):
         rows = part.head == i
@@ -92,18 +92,18 @@ def agreement(ours: HeadDirections, theirs: dict[str, Tensor], i: int) -> float:
 
 
 def measure(model: cs.Model, *, rounds: int) -> dict[str, Any]:
-    """Seconds of both ways, round after round, and whether they find the same tokens."""
+    """Return the seconds of both methods per round, and whether they find the same tokens."""
     original, num_heads = Original(model), model.facts["n_heads"]
-    decode_heads(model, 0, k=1, num=1)  # what is loaded at the first call is nobody's time
+    decode_heads(model, 0, k=1, num=1)  # do not measure what the first call loads
     theirs = decode_heads(model, 0, k=K, num=None, **traveling_words.DIRECTIONS)
     times: dict[str, list[float]] = {"ours_s": [], "ours_cpu_s": [], "original_s": [], "original_cpu_s": []}
     same = []
     for i in range(rounds):
-        _, *own = seconds(lambda: decode_heads(model, 0, k=K, num=None))
-        found, *their = seconds(lambda i=i: original.head(i))
-        for name, value in zip(times, [*own, *(num_heads * t for t in their)], strict=True):
+        _, *our_time = seconds(lambda: decode_heads(model, 0, k=K, num=None))
+        tokens, *original_time = seconds(lambda i=i: original.head(i))
+        for name, value in zip(times, [*our_time, *(num_heads * t for t in original_time)], strict=True):
             times[name].append(value)
-        same.append(agreement(theirs, found, i))
+        same.append(agreement(theirs, tokens, i))
     _, memory = peak_memory(lambda: decode_heads(model, 0, k=K, num=None))
     return {
         **times,
@@ -116,11 +116,11 @@ def measure(model: cs.Model, *, rounds: int) -> dict[str, Any]:
 
 
 def ratio(slow: list[float], fast: list[float]) -> Ratio:
-    found = [a / b for a, b in zip(slow, fast, strict=True)]
-    return Ratio(statistics.median(found), min(found), max(found))
+    ratios = [a / b for a, b in zip(slow, fast, strict=True)]
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
 
-def draw(found: dict[str, Any]) -> Any:
+def draw(results: dict[str, Any]) -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -128,7 +128,7 @@ def draw(found: dict[str, Any]) -> Any:
 
     figure, ax = plt.subplots(figsize=(6, 2.2), layout="constrained")
     names = ["low rank, chunked top-k", "full SVD, full sort"]
-    ax.barh(names, [statistics.median(found[key]) for key in ("ours_s", "original_s")])
+    ax.barh(names, [statistics.median(results[key]) for key in ("ours_s", "original_s")])
     ax.set(xlabel="seconds for all heads of a block", xscale="log")
     ax.axvline(ASKED["seconds"], color="gray", lw=0.8, ls=":")
     return figure
@@ -137,21 +137,23 @@ def draw(found: dict[str, Any]) -> Any:
 def main() -> None:
     args = arguments(__doc__ or "", "geometry")
     sizes, before = (SMALL if args.quick else FULL), state()
-    found = measure(block(sizes), rounds=2)
+    results = measure(block(sizes), rounds=2)
     print(f"{before}; {sizes}; seconds for all heads: median over rounds\n")
     rows = [
-        ["low rank, chunked top-k", *_seconds(found, "ours"), short(found["memory_MB"])],
-        ["full SVD, full sort (one head × heads)", *_seconds(found, "original"), "–"],
+        ["low rank, chunked top-k", *_seconds(results, "ours"), short(results["memory_MB"])],
+        ["full SVD, full sort (one head × heads)", *_seconds(results, "original"), "–"],
     ]
     print(table(["method", "seconds", "range", "CPU seconds", "MB"], rows))
-    print(f"\nthe original takes {found['ratio']} times as long, {found['cpu_ratio']} times by CPU seconds")
-    print(f"the same five tokens with the original's choices: {found['same_tokens']:.1%} of the directions")
+    print(
+        f"\nthe original takes {results['ratio']} times as long, {results['cpu_ratio']} times by CPU seconds"
+    )
+    print(f"the same five tokens with the original's choices: {results['same_tokens']:.1%} of the directions")
     print(f"asked for: under {ASKED['seconds']:.0f} s, at least {ASKED['ratio']:.0f} times")
-    write(args.out, "geometry", {"sizes": sizes, **found}, draw(found))
+    write(args.out, "geometry", {"sizes": sizes, **results}, draw(results))
 
 
-def _seconds(found: dict[str, Any], name: str) -> list[str]:
-    clock, busy = found[f"{name}_s"], statistics.median(found[f"{name}_cpu_s"])
+def _seconds(results: dict[str, Any], name: str) -> list[str]:
+    clock, busy = results[f"{name}_s"], statistics.median(results[f"{name}_cpu_s"])
     return [f"{statistics.median(clock):.2f}", f"{min(clock):.2f}–{max(clock):.2f}", f"{busy:.2f}"]
 
 

@@ -1,11 +1,11 @@
-"""What it costs that nothing kept is stale: products with the whole guarantee against bare replays, in turns.
+"""Measure the cost of change detection: products with all checks against bare replays, in turns.
 
     python benchmarks/guarantee.py [--device cuda] [--out FOLDER]
 
-A bare product looks at the places of numbers only, as those inside `operator.frozen()` do; the guarantee adds
-a snapshot of the module, sums over all numbers, and one question to the user's module. An algorithm pays for
-it once: `share_in_algorithm` is that of a density of 50 products. Times are processor time on a CPU, which
-others who use it hardly change, and wall-clock time on a GPU.
+A bare product only compares tensor versions and addresses, like products inside `operator.frozen()`. The full
+check adds a snapshot of the module, digests of all tensors, and one forward pass of the user's module. An
+algorithm pays for it once: `share_in_algorithm` is the share in a density of 50 products. Times are processor
+time on a CPU, which other processes hardly change, and wall-clock time on a GPU.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from curvescope.runs.folder import environment
 from curvescope.studies.hvp.analysis import build
 
 ROUNDS = 15
-WARM = 20  # products before: the recording of a product, and its check, come after some of them
+WARM = 20  # products before timing, because recording and its check happen after some products
 STEPS = 50
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Time of one call, the device's work included."""
+    """Return the time of one call, including the device's work."""
     if device.type != "cuda":
         start = time.process_time()
         work()
@@ -74,7 +74,7 @@ def measure(name: str, problem: cs.Problem) -> dict[str, float | str | int]:
 
 
 def _question(H: cs.Hessian) -> float:
-    """Time of the user's module alone on the few positions that it is asked on."""
+    """Return the time of the user's module on the few positions of the check."""
     few = reference_sample(H.problem).batch
     ask = torch.no_grad()(partial(H.problem.model.module, few.inputs))
     return median(seconds(ask, H.device) for _ in range(ROUNDS))
@@ -85,28 +85,28 @@ def problems(device: str) -> dict[str, cs.Problem]:
         sizes = [("gpt2", "124M", 8, 1024), ("llama", "124M", 8, 1024)]
     else:
         sizes = [("gpt2", "small", 8, 128), ("llama", "small", 8, 128), ("gpt2", "small", 2, 32)]
-    found = {}
+    by_name = {}
     for family, size, batch, length in sizes:
         module = build(family, size, length).to(device)
         tokens = torch.randint(0, 100, (2, batch, length))
-        found[f"{family} {size}, {batch}×{length}"] = cs.Problem(module, (tokens[0], tokens[1]))
-    return found
+        by_name[f"{family} {size}, {batch}×{length}"] = cs.Problem(module, (tokens[0], tokens[1]))
+    return by_name
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    if asked.device == "cuda":
+    args = parser.parse_args()
+    if args.device == "cuda":
         torch.set_float32_matmul_precision("high")
-    rows = [measure(name, problem) for name, problem in problems(asked.device).items()]
+    rows = [measure(name, problem) for name, problem in problems(args.device).items()]
     for row in rows:
         print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
-    if asked.out:
-        asked.out.mkdir(parents=True, exist_ok=True)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"environment": environment(), "rows": rows}, indent=1)
-        (asked.out / "guarantee.json").write_text(text, encoding="utf-8")
+        (args.out / "guarantee.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""What an exact product costs, against other libraries: the study `hvp` in the settings that we publish.
+"""Cost of exact products compared with other libraries: the study `hvp` with the published settings.
 
 On a CPU: a GPT-2 of about a million parameters, 8 × 128 tokens. On CUDA: GPT-2 124M, Llama and NeoX of the
 same size, 8 × 1024 tokens in TF32, the first with 2, 4 and 8 columns too; the same without TF32; contexts
 of 8,192 and 32,768 tokens; GPT-2 of 350 M and 1.5 B parameters; the shape of Llama 3 8B with weights in
-bfloat16. Times are in gradients of the same run. On a CPU, whose clock wanders, some contenders also take
-turns with our Hessian product, and their ratios are printed. The other libraries are optional: `make peers`
-installs them.
+bfloat16. Times are in gradients of the same run. On a CPU, whose clock rate varies, some contenders also take
+turns with our Hessian product, and the script prints their ratios. The other libraries are optional:
+`make peers` installs them.
 
-A case prints a line for each contender as soon as it is measured, one that fails too. `--record` writes the
-figures of all cases into the package (`src/curvescope/studies/hvp/figures.json`), with which later runs on
-a device of the same name are compared.
+A case prints one line per contender as soon as it is measured or has failed. `--record` writes the figures of
+all cases into the package (`src/curvescope/studies/hvp/figures.json`). Later runs on a device of the same
+name compare with them.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ CUDA: dict[str, dict[str, Any]] = {
 }
 
 
-class Aloud(PieceStore):
-    """Prints what is told as soon as it is; keeps nothing."""
+class PrintedState(PieceStore):
+    """State of a study that prints messages immediately and stores nothing."""
 
     def at(self, contents: str, names: Sequence[str] = ()) -> MutableMapping[str, Result]:
         return {}
@@ -80,8 +80,8 @@ class Aloud(PieceStore):
     def warn(self, line: str) -> None:
         print(f"  WARNING: {line}", flush=True)
 
-    def verified(self, found: Verification) -> None:
-        """Nothing is verified here."""
+    def verified(self, verification: Verification) -> None:
+        """Skip the verification."""
 
 
 TURNS = ("hessian", "ggn", "double backward", "eigenthings", "compiled jvp(grad)")
@@ -89,44 +89,44 @@ ROUNDS = 15
 
 
 def take_turns(cfg: hvp.Config) -> list[dict[str, Any]]:
-    """How many times faster our Hessian product is, round by round: median and range without the extremes."""
+    """Return the speedup of our Hessian product per round: median and range without the extremes."""
     torch.manual_seed(cfg.seed)
     module = build(cfg.model, cfg.size, cfg.seq_len).eval()
     x, y = torch.randint(SHAPES[cfg.size][3], (2, cfg.batch_size, cfg.seq_len))
-    there = [name for name in TURNS if name not in PACKAGES or find_spec(PACKAGES[name])]
-    products = {name: CONTENDERS[name](module, x, y) for name in there}
+    installed = [name for name in TURNS if name not in PACKAGES or find_spec(PACKAGES[name])]
+    products = {name: CONTENDERS[name](module, x, y) for name in installed}
     tree = [torch.randn(p.shape) for p in module.parameters()]
     given = {name: product.enter(tree) for name, product in products.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in there}
+    seconds: dict[str, list[float]] = {name: [] for name in installed}
     for number in range(-4, ROUNDS):  # the first ones compile and record
-        for name in there:
+        for name in installed:
             start = time.perf_counter()
             products[name].times(given[name])
             if number >= 0:
                 seconds[name].append(time.perf_counter() - start)
     rows = []
-    for name in there:
+    for name in installed:
         ratios = sorted(a / b for a, b in zip(seconds[name], seconds["hessian"], strict=True))
         rows.append({"contender": name, "ratio": median(ratios), "low": ratios[1], "high": ratios[-2]})
     return rows
 
 
 def measure(name: str, folder: Path, *, record: bool) -> None:
-    """Run one case, write its folder, print its summary; write its figures into the package if asked to."""
+    """Run one case, write its folder and print its summary; with --record store its figures."""
     cfg = hvp.Config.from_dict((CPU | CUDA)[name])
     print(f"\n{name}: torch {environment()['torch']}, {folder}", flush=True)
-    found = hvp.run(cfg, state=Aloud())
-    found.save(folder)
-    write_tables(found, folder)
+    result = hvp.run(cfg, state=PrintedState())
+    result.save(folder)
+    write_tables(result, folder)
     print("in short:", flush=True)
-    for label, value, words in found.summary():
+    for label, value, words in result.summary():
         print(f"  {label:22s} {value:>8s}  {words}", flush=True)
-    for note in found.notes:
+    for note in result.notes:
         print(f"  note: {note}", flush=True)
     if record:
-        count = study.record(found, torch.__version__)
+        count = study.record(result, torch.__version__)
         print(f"  {count} figures are in {study.FILE.name} now", flush=True)
-    write_figures(found, folder)
+    write_figures(result, folder)
     if name in CPU:
         turns = pd.DataFrame(take_turns(cfg))
         turns.to_csv(folder / "turns.csv", index=False)
@@ -134,7 +134,7 @@ def measure(name: str, folder: Path, *, record: bool) -> None:
 
 
 def main() -> int:
-    """Run the cases that are asked for; one that fails does not stop the others."""
+    """Run the chosen cases; a failing case does not stop the others."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("cases", nargs="*", help=f"of {', '.join([*CPU, *CUDA])}; default: the device's")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/hvp"), help="folder of the results")

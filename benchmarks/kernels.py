@@ -1,8 +1,8 @@
-"""Norms, activations and the head with its loss: ours against PyTorch's own, through two derivatives.
+"""Compare norms, activations and the head with its loss with PyTorch's own, through two derivatives.
 
-Each function is timed in four stages: forward; the graph of its gradients, made once per batch (a forward and
-a backward with create_graph); and what a Hessian-vector product repeats for every direction, the second
-backward and a plain backward through the retained graph (the head, where the loss begins, has no such one).
+The script times four stages of each function: forward; the graph of its gradients, made once per batch (a
+forward and a backward with create_graph); and what a Hessian-vector product repeats for every direction, the
+second backward and a plain backward through the retained graph (which the head with its loss does not need).
 On CUDA the shapes are those of a GPT-2 with 124 M parameters at 8 × 1024 tokens, on a CPU 1024 tokens of
 width 128. Errors are relative to PyTorch's own in float64. A call through autograd takes about a tenth of a
 millisecond to issue, which short kernels on CUDA do not hide.
@@ -101,22 +101,22 @@ class Graph:
         return [None if t is None else t.detach() for t in (self.y, *self.first, *self.second())]
 
 
-def relative_errors(found: list[Tensor | None], want: list[Tensor | None]) -> float:
-    """The largest ‖a − b‖/‖b‖ of the pairs; what one side leaves out is zero on the other."""
-    pairs = [(a, b) for a, b in zip(found, want, strict=True) if a is not None and b is not None]
+def relative_errors(actual: list[Tensor | None], expected: list[Tensor | None]) -> float:
+    """Return the largest ‖a − b‖/‖b‖ of the pairs; a missing tensor counts as zero."""
+    pairs = [(a, b) for a, b in zip(actual, expected, strict=True) if a is not None and b is not None]
     return max(
         float((a.detach().double() - b.detach()).norm() / (b.detach().norm() + 1e-300)) for a, b in pairs
     )
 
 
 def timed(calls: dict[str, Callable[[], Any]], device: str, rounds: int) -> dict[str, float]:
-    """Median milliseconds per call; on CUDA by events around ten calls."""
+    """Return the median milliseconds per call; on CUDA by events around ten calls."""
     for call in calls.values():
         call()
     if device == "cpu":
-        found = interleave(calls, rounds=rounds).seconds
-        return {name: 1e3 * statistics.median(seconds) for name, seconds in found.items()}
-    found = {name: [] for name in calls}
+        samples = interleave(calls, rounds=rounds).seconds
+        return {name: 1e3 * statistics.median(seconds) for name, seconds in samples.items()}
+    samples = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -125,8 +125,8 @@ def timed(calls: dict[str, Callable[[], Any]], device: str, rounds: int) -> dict
                 call()
             end.record()
             torch.cuda.synchronize()
-            found[name].append(start.elapsed_time(end) / 10)
-    return {name: statistics.median(ms) for name, ms in found.items()}
+            samples[name].append(start.elapsed_time(end) / 10)
+    return {name: statistics.median(ms) for name, ms in samples.items()}
 
 
 def run(case: Case, device: str, rounds: int) -> dict[str, Any]:
@@ -145,17 +145,17 @@ def run(case: Case, device: str, rounds: int) -> dict[str, Any]:
     return result
 
 
-def _cell(found: dict[str, float] | None) -> str:
-    if found is None:
+def _cell(result: dict[str, float] | None) -> str:
+    if result is None:
         return "–"
-    return f"{found['ours']:.3f} / {found['torch']:.3f} = {short(found['times_faster'])}×"
+    return f"{result['ours']:.3f} / {result['torch']:.3f} = {short(result['times_faster'])}×"
 
 
 def main() -> None:
-    asked = arguments(__doc__ or "", "kernels")
+    args = arguments(__doc__ or "", "kernels")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sizes = Sizes(8192, 768, 3072, 50257) if device == "cuda" else Sizes(1024, 128, 512, 1024)
-    rounds = 3 if asked.quick else 15
+    rounds = 3 if args.quick else 15
     results = {name: run(case, device, rounds) for name, case in cases(sizes, device).items()}
     rows = [
         [name, *(_cell(r.get(stage)) for stage in STAGES), f"{r['error']:.0e} / {r['torch_error']:.0e}"]
@@ -163,10 +163,10 @@ def main() -> None:
     ]
     print(f"{device}, {state()}, {sizes}; milliseconds, ours / torch = times faster\n")
     print(table(["", *STAGES, "error"], rows))
-    asked.out.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"machine": machine(), "device": device, "sizes": sizes._asdict(), **results}, indent=1)
-    (asked.out / "kernels.json").write_text(text + "\n")
-    print(f"{asked.out}/kernels.json", file=sys.stderr)
+    (args.out / "kernels.json").write_text(text + "\n")
+    print(f"{args.out}/kernels.json", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How far K-FAC, EK-FAC and Shampoo are from the exact GGN and Hessian of blocks, on trained models.
+"""Distance of K-FAC, EK-FAC and Shampoo from the exact GGN and Hessian of blocks, on trained models.
 
     python benchmarks/kfac.py [--assets FOLDER] [--out benchmarks/results/kfac]
 
-The bundled model, on the sample text, and stories260K, where FOLDER has it (its tokenizer is not needed: it
-reads what it writes itself). Every block is written out in float64, its GGN and its Hessian by products with
-the identity; the approximations take all output columns (kind="ggn"), so that what is measured is the
-Kronecker product alone. Leaves a saved result, a table and a figure for each model.
+The models are the bundled model on the sample text, and stories260K if FOLDER has it (without its tokenizer,
+on text that it generates itself). Products with the identity give the exact GGN and Hessian of every block in
+float64. The approximations use all output columns (kind="ggn"), so that the script measures the error of the
+Kronecker product only. It writes a saved result, a table and a figure for each model.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ NUM_SEQUENCES, LENGTH = 3, 4
 
 
 def bundled() -> cs.Problem:
-    """The bundled model on the beginning of the sample text."""
+    """Return the bundled model on the beginning of the sample text."""
     model = cs.load("tiny-gpt", dtype="float64")
     return cs.Problem(model, cs.text_data("sample", model, tokens=NUM_SEQUENCES * LENGTH, seq_len=LENGTH))
 
 
 def stories(folder: Path) -> cs.Problem:
-    """stories260K on tokens drawn from itself, from its first token on."""
+    """Return stories260K on tokens that it generates from its first token."""
     model = cs.load(folder, dtype="float64")
     ids = torch.ones(NUM_SEQUENCES, 1, dtype=torch.long)
     source = generator(0)
@@ -44,8 +44,8 @@ def stories(folder: Path) -> cs.Problem:
     return cs.Problem(model, (ids[:, :-1], ids[:, 1:]))
 
 
-def table(found: cs.operators.KFACQuality) -> str:
-    """One row per block, a group of columns per quantity."""
+def table(quality: cs.operators.KFACQuality) -> str:
+    """Return one row per block, with a group of columns per quantity."""
     heads = {
         "error_ggn": "‖K − H_o‖ / ‖H_o‖",
         "error_hessian": "‖K − H‖ / ‖H‖",
@@ -55,11 +55,11 @@ def table(found: cs.operators.KFACQuality) -> str:
     parts = []
     for name, head in heads.items():
         last = {"error_hessian": ["GGN itself"], "cosine": ["gradient"]}.get(name, [])
-        columns = ["block", *found.methods, *last]
+        columns = ["block", *quality.methods, *last]
         rows = [f"**{head}**", "", f"| {' | '.join(columns)} |", "|---|" + "---|" * (len(columns) - 1)]
-        more = {"error_hessian": found.ggn_error_hessian, "cosine": found.cosine_gradient}.get(name)
-        for s, layer in enumerate(found.layers):
-            values = [*getattr(found, name)[:, s], *([] if more is None else [more[s]])]
+        more = {"error_hessian": quality.ggn_error_hessian, "cosine": quality.cosine_gradient}.get(name)
+        for s, layer in enumerate(quality.layers):
+            values = [*getattr(quality, name)[:, s], *([] if more is None else [more[s]])]
             rows.append(f"| {layer} | " + " | ".join(f"{value:.3f}" for value in values) + " |")
         parts.append("\n".join(rows))
     return "\n\n".join(parts)
@@ -76,14 +76,14 @@ def main() -> None:
         problems["stories260K"] = lambda: stories(args.assets / "stories260K")
     for name, make in problems.items():
         start, problem = time.process_time(), make()
-        found = cs.kfac_quality(problem, *BLOCKS[name])
-        found.save(args.out / name)
-        found.plot().savefig(args.out / name / "quality.png", dpi=110)
+        quality = cs.kfac_quality(problem, *BLOCKS[name])
+        quality.save(args.out / name)
+        quality.plot().savefig(args.out / name / "quality.png", dpi=110)
         spent = time.process_time() - start
         data = f"{problem.num_terms:.0f} tokens, loss {problem.loss_value():.3f}"
-        head = f"## {name}\n\n{data}, δ = {found.damping} λ_max(H_o)."
-        (args.out / name / "table.md").write_text(f"{head}\n\n{table(found)}\n", encoding="utf-8")
-        print(f"{head} {spent:.0f} s of processor time.\n\n{table(found)}\n", flush=True)
+        head = f"## {name}\n\n{data}, δ = {quality.damping} λ_max(H_o)."
+        (args.out / name / "table.md").write_text(f"{head}\n\n{table(quality)}\n", encoding="utf-8")
+        print(f"{head} {spent:.0f} s of processor time.\n\n{table(quality)}\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""Runs that are killed (SIGKILL) at random moments and begun again: are the numbers the same, bit for bit?
+"""Kill runs (SIGKILL) at random moments, resume them, and compare the results bit for bit.
 
-Three commands, each killed at twenty moments that a seed has drawn, uniform over the time that it takes
-undisturbed, and begun again in the same folder: to its end in three of four cases, in the others killed a
-second time on the way. The result is compared with that of an undisturbed run, every array byte by byte and
-every other number as it is written. How much was done twice is counted in products with the operators, those
-of the check that a process makes first among them. The task has eight sequences, and nothing is drawn.
+The script kills three commands at twenty random moments each, uniform over the time of an undisturbed run,
+and starts them again in the same folder. Every fourth run is killed a second time. The script compares each
+result with that of an undisturbed run, arrays byte by byte and other numbers as text. It counts repeated work
+in operator products, including the check at the start of a process. The task has eight fixed sequences.
 
     spectrum   stochastic Lanczos quadrature, eigenvalues, traces and norms of three operators
     blocks     norms, extreme eigenvalues and densities block by block
     beyond     a figure of a paper (ormaniec2025), piece by piece
 
-It takes a few minutes of one core, and ends with an error where one number differs.
+The script takes a few minutes of one core, and exits with an error if a number differs.
 
     python benchmarks/kills.py [--kills 20] [--only spectrum]
 """
@@ -54,7 +53,7 @@ TWICE = 4  # every fourth is killed a second time
 
 
 class Command(NamedTuple):
-    """What is run, into which folder, and where its files are."""
+    """A command, its output folder, and the paths of its files."""
 
     words: str
     run: Callable[[Path, Path], None]
@@ -96,7 +95,7 @@ COMMANDS = {
 
 
 def work(name: str, model: Path, out: Path, counter: Path) -> None:
-    """Run a command in this process; every product adds a byte to a file."""
+    """Run a command in this process, and append a byte to a file for every product."""
     import torch
 
     from curvescope.data.tasks import task_data
@@ -107,12 +106,12 @@ def work(name: str, model: Path, out: Path, counter: Path) -> None:
     from curvescope.studies.spectrum.study import Spectrum
 
     torch.set_num_threads(1)
-    own, file = CurvatureOperator._stream, counter.open("ab", buffering=0)
+    original, file = CurvatureOperator._stream, counter.open("ab", buffering=0)
 
     def counted(self: Any, V: Any, rows: Any, columns: Any) -> Any:
-        found = own(self, V, rows, columns)
+        result = original(self, V, rows, columns)
         file.write(b".")
-        return found
+        return result
 
     CurvatureOperator._stream = counted
     problem_config.task = partial(task_data, num_sequences=SEQUENCES)
@@ -121,7 +120,7 @@ def work(name: str, model: Path, out: Path, counter: Path) -> None:
 
 
 class Runs:
-    """Processes of one command that begin with everything imported."""
+    """Processes of one command that start with all imports done."""
 
     def __init__(self, name: str, place: Path):
         self.name, self.place = name, place
@@ -131,7 +130,7 @@ class Runs:
         self.model.write_text(SMALL, encoding="utf-8")
 
     def run(self, out: Path, *, kill_after: float | None = None) -> bool:
-        """Run it; whether it was killed, and had not ended by itself before."""
+        """Run it. Return True if it was killed before its end."""
         counter = out.with_suffix(".count")
         process = self.processes.Process(target=work, args=(self.name, self.model, out, counter))
         process.start()
@@ -145,21 +144,23 @@ class Runs:
         return False
 
     def products(self, out: Path) -> int:
-        """How many were taken in a folder so far."""
+        """Return the number of products counted in a folder."""
         counter = out.with_suffix(".count")
         return counter.stat().st_size if counter.exists() else 0
 
 
 def contents(command: Command, out: Path) -> dict[str, bytes]:
-    """The result's text, and the bytes of each of its arrays."""
+    """Return the result's text, and the bytes of each of its arrays."""
     text, arrays = command.found(out)
     with np.load(arrays, allow_pickle=False) as archive:
-        found = {key: archive[key].tobytes() + str(archive[key].dtype).encode() for key in archive.files}
-    return {"": text.read_bytes(), **found}
+        array_bytes = {
+            key: archive[key].tobytes() + str(archive[key].dtype).encode() for key in archive.files
+        }
+    return {"": text.read_bytes(), **array_bytes}
 
 
 def kill(name: str, place: Path, *, kills: int, seed: int) -> dict[str, Any]:
-    """Kill a command at so many moments; what came out."""
+    """Kill a command at several moments, and return the comparison."""
     command, runs, chance = COMMANDS[name], Runs(name, place), random.Random(seed)
     start = time.monotonic()
     runs.run(place / "warm")  # files are read, the processes begin
@@ -190,35 +191,35 @@ def kill(name: str, place: Path, *, kills: int, seed: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _place(kept: Path | None) -> Iterator[Path]:
-    if kept is not None:
-        kept.mkdir(parents=True, exist_ok=True)
-        yield kept
+def _place(folder: Path | None) -> Iterator[Path]:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
         return
     with tempfile.TemporaryDirectory() as place:
         yield Path(place)
 
 
 def main() -> None:
-    """Kill everything, store what came out, and end with an error where a number differs."""
+    """Run all commands, store the results, and exit with an error if a number differs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--only", choices=[*COMMANDS], action="append")
     parser.add_argument("--keep", type=Path, help="a folder for everything that is written")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() and asked.only else {}
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() and args.only else {}
     for seed, name in enumerate(COMMANDS):
-        if asked.only and name not in asked.only:
+        if args.only and name not in args.only:
             continue
-        with _place(None if asked.keep is None else asked.keep / name) as place:
-            found[name] = kill(name, place, kills=asked.kills, seed=seed)
-        found["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, one thread"
+        with _place(None if args.keep is None else args.keep / name) as place:
+            results[name] = kill(name, place, kills=args.kills, seed=seed)
+        results["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, one thread"
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    cases = [case for name in COMMANDS if name in found for case in found[name]["kills"]]
+        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    cases = [case for name in COMMANDS if name in results for case in results[name]["kills"]]
     print(f"{sum(case['same'] for case in cases)} of {len(cases)} ended with the same bits")
     sys.exit(not all(case["same"] for case in cases))
 

@@ -1,4 +1,4 @@
-"""The algorithms on operators with very many rows and known spectra: are they right, and what do they cost?
+"""Accuracy and cost of the algorithms on very large operators with known spectra.
 
     python benchmarks/large_operators.py --rows 1e6 --rows 1e7 --out benchmarks/results/large-operators
     python benchmarks/large_operators.py --rows 1e9 --device cuda --quick
@@ -30,7 +30,7 @@ ENDS = {
 
 
 class Timed(LinearOperator):
-    """diag(d) + U diag(λ) Uᵀ, U with disjoint supports, and the time of its products."""
+    """Operator diag(d) + U diag(λ) Uᵀ, U with disjoint supports, that times its products."""
 
     symmetric = True
 
@@ -60,7 +60,7 @@ class Timed(LinearOperator):
 
 
 def wanted(ends: np.ndarray, bulk: float, k: int, which: str) -> np.ndarray:
-    """The k eigenvalues that `which` means, in the order of eigsh; of |λ| for LM."""
+    """Return the k eigenvalues that `which` selects, in the order of eigsh; by |λ| for LM."""
     ascending = np.sort(np.r_[ends, np.full(12, bulk)])
     if which == "LM":
         return np.sort(np.abs(ascending))[::-1][:k]
@@ -70,7 +70,7 @@ def wanted(ends: np.ndarray, bulk: float, k: int, which: str) -> np.ndarray:
 
 
 def sweep(n: int, device: str, quick: bool) -> dict:
-    """Every case of eigsh at one size: how many converged, how many of those are wrong."""
+    """Run all cases of eigsh at one size, and count converged and wrong results."""
     kinds, tols = (("two",), (1e-1, 1e-3)) if quick else (tuple(ENDS), (1e-1, 1e-2, 1e-3, 1e-4, 1e-5))
     counts = {"rows": n, "cases": 0, "converged": 0, "wrong": 0, "products": 0}
     for name in kinds:
@@ -78,21 +78,21 @@ def sweep(n: int, device: str, quick: bool) -> dict:
         for which in ("LA", "SA", "LM", "BE"):
             for k in (1,) if quick else (1, 2, 5, 10):
                 for tol in tols:
-                    found = eigsh(op, k, which=which, tol=tol, max_basis=max(14, k + 4), vectors=False)
-                    values = np.abs(found.values) if which == "LM" else found.values
+                    result = eigsh(op, k, which=which, tol=tol, max_basis=max(14, k + 4), vectors=False)
+                    values = np.abs(result.values) if which == "LM" else result.values
                     error = np.abs(values - wanted(ENDS[name], 1e-3, k, which)).max()
                     wrong = bool(error > (tol + 1e-6) * np.abs(ENDS[name]).max())
                     counts["cases"] += 1
-                    counts["converged"] += found.converged
-                    counts["wrong"] += found.converged and wrong
-                    counts["products"] += found.num_products
+                    counts["converged"] += result.converged
+                    counts["wrong"] += result.converged and wrong
+                    counts["products"] += result.num_products
     return counts
 
 
 def costs(n: int, device: str) -> list[dict]:
-    """Time of each algorithm outside its products, per product and entry, and as a share of a model's."""
+    """Return the time of each algorithm outside its products, per product and entry, and as a share."""
     op = Timed(n, ENDS["eight"], bulk=1.0, device=device)
-    op.psd = True  # so that conjugate gradients take it: they meet the negative end late
+    op.psd = True  # positive for conjugate gradients, which reach the negative end late
     b = torch.ones(n, device=device)
     cases = {
         "eigsh, basis 14": lambda: eigsh(op, 5, tol=1e-3, max_basis=14, vectors=False),
@@ -108,22 +108,22 @@ def costs(n: int, device: str) -> list[dict]:
         "frobenius norm": lambda: frobenius_norm(op, num_probes=4),
         "diagonal": lambda: diagonal(op, num_probes=4),
     }
-    found = []
+    rows = []
     trace(Timed(10**6, ENDS["eight"], bulk=1.0, device=device), num_probes=4)  # imports and first launches
     for name, run in cases.items():
         op.seconds = op.processor = 0.0
         op.columns, start, clock = 0, time.perf_counter(), time.process_time()
         run()
-        own = time.perf_counter() - start - op.seconds, time.process_time() - clock - op.processor
-        wall, processor = (1e9 * seconds / op.columns / n for seconds in own)
+        overhead = time.perf_counter() - start - op.seconds, time.process_time() - clock - op.processor
+        wall, processor = (1e9 * seconds / op.columns / n for seconds in overhead)
         row = {"rows": n, "algorithm": name, "products": op.columns, "own_ns": wall}
-        found.append(row | {"processor_ns": processor, "share": wall / (1e9 * MODEL_PRODUCT)})
-        print(found[-1], flush=True)
-    return found
+        rows.append(row | {"processor_ns": processor, "share": wall / (1e9 * MODEL_PRODUCT)})
+        print(rows[-1], flush=True)
+    return rows
 
 
 def bandwidth(device: str, n: int = 30_000_000) -> float:
-    """GB/s of the triad a + 2 b → c, the best of five."""
+    """Return the GB/s of the triad a + 2 b → c, the best of five."""
     a, b, c = torch.ones(3, n, device=device)
     best = 0.0
     for _ in range(5):
@@ -136,7 +136,7 @@ def bandwidth(device: str, n: int = 30_000_000) -> float:
 
 
 def main() -> None:
-    """Print both tables; write them as JSON where asked."""
+    """Print both tables, and with --out write them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=float, action="append", required=True)
     parser.add_argument("--device", default="cpu")

@@ -1,10 +1,10 @@
-"""The stored runs of the study `optimizers`, over all cores: an optimizer in an arena is a process.
+"""Run the stored results of the study `optimizers` over all cores, one process per optimizer and task.
 
     python benchmarks/optimizers.py                              # the defaults
     python benchmarks/optimizers.py --profile full --jobs 16     # longer, more seeds
 
 Both write benchmarks/results/optimizers/PROFILE.json, the tables of docs/guides/optimizers.md and the figure
-beside it. What was done is kept under --parts, and a run that was stopped goes on there.
+next to it. Finished parts are stored under --parts, so an interrupted run resumes there.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ NUMBERS = ("lr", "loss", "low", "high", "steps", "work", "products", "seconds", 
 
 
 def main() -> None:
-    asked = arguments(__doc__)
-    settings = FULL if asked.profile == "full" else {}
+    args = arguments(__doc__)
+    settings = FULL if args.profile == "full" else {}
     cfg = optimizers.Config.from_dict(settings)
     tasks = {
         f"{arena}.{name}": replace(cfg, arenas=(arena,), optimizers=(name,))
         for arena in reversed(cfg.arenas)  # the longest first
         for name in reversed(cfg.optimizers)
     }
-    parts = asked.parts / f"optimizers-{asked.profile}"
-    found = spread(optimizers.run, tasks, jobs=asked.jobs, parts=parts)
-    each = [found[f"{arena}.{name}"] for arena in cfg.arenas for name in cfg.optimizers]
-    result = optimizers.merge([one for one in each if isinstance(one, optimizers.OptimizerComparison)])
+    parts = args.parts / f"optimizers-{args.profile}"
+    results = spread(optimizers.run, tasks, jobs=args.jobs, parts=parts)
+    each = [results[f"{arena}.{name}"] for arena in cfg.arenas for name in cfg.optimizers]
+    result = optimizers.merge([item for item in each if isinstance(item, optimizers.OptimizerComparison)])
     tables, claims = result.tables(), result.claims()
     ends = tables["ends"].round(dict.fromkeys(NUMBERS, 6)).to_dict("records")
     trials = tables["trials"].round(6).to_dict("records")
-    path = RESULTS / "optimizers" / f"{asked.profile}.json"
+    path = RESULTS / "optimizers" / f"{args.profile}.json"
     store(path, "optimizers", settings, claims, ends=ends, trials=trials)
-    put_table(PAGE, f"{asked.profile}: ends", [HEADING, *(_end(row) for row in ends)])
-    put_table(PAGE, f"{asked.profile}: claims", claim_rows(claims))
-    name = "optimizers" if asked.profile == "default" else "optimizers-full"
+    put_table(PAGE, f"{args.profile}: ends", [HEADING, *(_end(row) for row in ends)])
+    put_table(PAGE, f"{args.profile}: claims", claim_rows(claims))
+    name = "optimizers" if args.profile == "default" else "optimizers-full"
     result.figures()["courses"].savefig(IMAGES / f"{name}.png", dpi=110)
 
 

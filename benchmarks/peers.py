@@ -1,9 +1,9 @@
-"""Products of our operators and of three other libraries: time, agreement, and what cutting the data does.
+"""Compare our operator products with three other libraries: time, agreement, dependence on batching.
 
-The bundled model in float32 on one batch of 8 × 64 tokens. Time is that of the processor, in units of
-one gradient, agreement is with a float64 reference written in plain torch, and the last columns cut sequences
-of uneven length, whose rest is ignored (target −100), into batches differently: the loss is the same, so the
-product should be. The other libraries are optional: `make peers` installs them.
+The model is the bundled one in float32, on one batch of 8 × 64 tokens. Time is processor time, in units of
+one gradient. Agreement is with a float64 reference in plain torch. The last columns split sequences of
+different lengths (padded with target −100) into other batches: the loss is the same, so the product should be
+the same. The other libraries are optional: `make peers` installs them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Multiply = Callable[[Tensor], Tensor]
 
 
 class Flat(nn.Module):
-    """A module whose outputs are (terms, classes), as torch's own losses want them."""
+    """A module whose outputs are (terms, classes), as torch's own losses expect them."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -42,7 +42,7 @@ class Flat(nn.Module):
 
 @dataclass(frozen=True)
 class Library:
-    """Operators of one library: `make(module, pairs)` is a function of vectors, or of columns if it can.
+    """Operators of one library: `make(module, pairs)` returns a function of vectors, or of columns.
 
     Vectors are in the order of `module.parameters()`.
     """
@@ -53,7 +53,7 @@ class Library:
     columns: bool = False
 
     def times(self, multiply: Multiply, V: Tensor) -> Tensor:
-        """A product with columns, one after the other where the library takes vectors only."""
+        """Return a product with columns, one after the other if the library takes vectors only."""
         return multiply(V) if self.columns else torch.stack([multiply(v) for v in V.unbind(1)], dim=1)
 
 
@@ -89,8 +89,8 @@ def curvlinops(module: nn.Module) -> Library:
         def make(module: nn.Module, pairs: Pairs) -> Multiply:
             model = Flat(module)
             params, loss = list(model.parameters()), nn.CrossEntropyLoss()
-            found = getattr(peer, kind)(model, loss, params, flat(pairs), check_deterministic=False)
-            return found.__matmul__
+            operator_ = getattr(peer, kind)(model, loss, params, flat(pairs), check_deterministic=False)
+            return operator_.__matmul__
 
         return make
 
@@ -102,14 +102,14 @@ def pyhessian(module: nn.Module) -> Library:
     peer = import_module("pyhessian")
 
     def hessian(module: nn.Module, pairs: Pairs) -> Multiply:
-        model = Flat(copy.deepcopy(module))  # it leaves gradients with graphs behind
-        found = peer.hessian(model, nn.CrossEntropyLoss(), dataloader=flat(pairs), cuda=False)
+        model = Flat(copy.deepcopy(module))  # it leaves gradients with graphs in the module
+        operator = peer.hessian(model, nn.CrossEntropyLoss(), dataloader=flat(pairs), cuda=False)
 
         def multiply(v: Tensor) -> Tensor:
             parts = v.split([p.numel() for p in model.parameters()])
             tree = [part.view(p.shape) for part, p in zip(parts, model.parameters(), strict=True)]
             with warnings.catch_warnings(action="ignore"):  # about those gradients
-                return torch.cat([Hv.flatten() for Hv in found.dataloader_hv_product(tree)[1]])
+                return torch.cat([Hv.flatten() for Hv in operator.dataloader_hv_product(tree)[1]])
 
         return multiply
 
@@ -125,14 +125,14 @@ LIBRARIES = {
 
 
 def available(module: nn.Module) -> tuple[list[Library], list[str]]:
-    """The libraries that are there, and the names of those that are not."""
-    found, missing = [], []
+    """Return the installed libraries, and the names of missing ones."""
+    libraries, missing = [], []
     for name, make in LIBRARIES.items():
         try:
-            found.append(make(module))
+            libraries.append(make(module))
         except ImportError:
             missing.append(name)
-    return found, missing
+    return libraries, missing
 
 
 def flat(pairs: Pairs) -> list[tuple[Tensor, Tensor]]:
@@ -144,12 +144,12 @@ def mean_loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def gradient(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    found = torch.autograd.grad(mean_loss(module, x, y), list(module.parameters()))
-    return torch.cat([g.flatten() for g in found])
+    gradients = torch.autograd.grad(mean_loss(module, x, y), list(module.parameters()))
+    return torch.cat([g.flatten() for g in gradients])
 
 
 def reference(module: nn.Module, x: Tensor, y: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """H v and GGN v in float64: double backward, and Jᵀ (∂²ℓ/∂z²) J v with J v from two reverse passes."""
+    """Return H v and GGN v in float64: double backward, and Jᵀ (∂²ℓ/∂z²) J v by two reverse passes."""
     module = copy.deepcopy(module).double()
     params = list(module.parameters())
     parts = v.double().split([p.numel() for p in params])
@@ -165,24 +165,24 @@ def reference(module: nn.Module, x: Tensor, y: Tensor, v: Tensor) -> dict[str, T
     (slope,) = torch.autograd.grad(loss, leaf, create_graph=True)
     (BJv,) = torch.autograd.grad(slope, leaf, Jv)
     GGNv = torch.autograd.grad(module(x), params, BJv)
-    return {k: torch.cat([t.flatten() for t in found]) for k, found in (("hessian", Hv), ("ggn", GGNv))}
+    return {k: torch.cat([t.flatten() for t in columns]) for k, columns in (("hessian", Hv), ("ggn", GGNv))}
 
 
-def distance(found: Tensor, want: Tensor) -> float:
-    """Norm of the difference over the norm."""
-    return float((found.detach().double() - want.double()).norm() / want.double().norm())
+def distance(actual: Tensor, expected: Tensor) -> float:
+    """Return the norm of the difference over the norm."""
+    return float((actual.detach().double() - expected.double()).norm() / expected.double().norm())
 
 
 def ragged(y: Tensor) -> Tensor:
-    """Targets of sequences of which fewer and fewer tokens count."""
-    y, kept = y.clone(), torch.linspace(1, y.shape[1], len(y)).round().long()
-    y[torch.arange(y.shape[1]) >= kept[:, None]] = -100
+    """Return targets with fewer and fewer counted tokens per sequence."""
+    y, lengths = y.clone(), torch.linspace(1, y.shape[1], len(y)).round().long()
+    y[torch.arange(y.shape[1]) >= lengths[:, None]] = -100
     return y
 
 
 @dataclass
 class Measured:
-    """What is known about one library."""
+    """Measurements of one library."""
 
     name: str
     seconds: dict[str, Ratio] = field(default_factory=dict)  # in gradients
@@ -191,27 +191,27 @@ class Measured:
 
 
 def measure_numbers(library: Library, module: nn.Module, x: Tensor, y: Tensor, v: Tensor) -> Measured:
-    """Agreement with the reference, and how the product changes with the cut."""
-    found, uneven = Measured(library.name), ragged(y)
+    """Measure the agreement with the reference, and the change of the product with the batching."""
+    result, uneven = Measured(library.name), ragged(y)
     want = reference(module, x, y, v)
     for kind in want:
         make = getattr(library, kind)
         if make is None:
             continue
-        found.error[kind] = distance(make(module, [(x, y)])(v), want[kind])
+        result.error[kind] = distance(make(module, [(x, y)])(v), want[kind])
         products = {}
         for name, cut in CUTS.items():
             pairs = list(zip(x.split(cut), uneven.split(cut), strict=True))
             products[name] = make(module, pairs)(v).detach()
         whole = products.pop("one batch")
-        found.change[kind] = {name: distance(product, whole) for name, product in products.items()}
-    return found
+        result.change[kind] = {name: distance(product, whole) for name, product in products.items()}
+    return result
 
 
 def time_products(
     libraries: list[Library], module: nn.Module, x: Tensor, y: Tensor, **options: Any
 ) -> Timing:
-    """One gradient, and one product of each kind and library."""
+    """Return one gradient, and one product of each kind and library, as calls."""
     source = torch.Generator().manual_seed(1)
     V = torch.randn(sum(p.numel() for p in module.parameters()), COLUMNS, generator=source)
     calls: dict[str, Callable[[], Any]] = {"gradient": lambda: gradient(module, x, y)}
@@ -227,17 +227,17 @@ def time_products(
     return interleave(calls, clock=time.process_time, **options)
 
 
-def show(found: list[Measured]) -> None:
+def show(results: list[Measured]) -> None:
     head = ["", "H v", "GGN v", f"H V, {COLUMNS} columns", "error H", "error GGN"]
     head += ["H v, other batches", "GGN v, other batches"]
     rows = []
-    for one in found:
-        times = [one.seconds.get(kind, "–") for kind in ("hessian", "ggn", "columns")]
-        errors = [_power(one.error.get(kind)) for kind in ("hessian", "ggn")]
+    for result in results:
+        times = [result.seconds.get(kind, "–") for kind in ("hessian", "ggn", "columns")]
+        errors = [_power(result.error.get(kind)) for kind in ("hessian", "ggn")]
         changes = [
-            _power(max(one.change.get(kind, {}).values(), default=None)) for kind in ("hessian", "ggn")
+            _power(max(result.change.get(kind, {}).values(), default=None)) for kind in ("hessian", "ggn")
         ]
-        rows.append([one.name, *times, *errors, *changes])
+        rows.append([result.name, *times, *errors, *changes])
     print(table(head, rows))
 
 
@@ -245,19 +245,21 @@ def _power(x: float | None) -> str:
     return "–" if x is None else f"{x:.0e}" if x < 0.01 else short(x)
 
 
-def draw(found: list[Measured]) -> Any:
+def draw(results: list[Measured]) -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    names = [one.name for one in found]
+    names = [result.name for result in results]
     for shift, kind, title in ((-0.2, "hessian", "H v"), (0.2, "ggn", "GGN v")):
-        there = [(i, one) for i, one in enumerate(found) if kind in one.seconds]
-        places = [i + shift for i, _ in there]
-        left.barh(places, [one.seconds[kind].median for _, one in there], height=0.36, label=title)
-        right.barh(places, [max(one.change[kind].values()) for _, one in there], height=0.36, label=title)
+        measured = [(i, result) for i, result in enumerate(results) if kind in result.seconds]
+        places = [i + shift for i, _ in measured]
+        left.barh(places, [result.seconds[kind].median for _, result in measured], height=0.36, label=title)
+        right.barh(
+            places, [max(result.change[kind].values()) for _, result in measured], height=0.36, label=title
+        )
     left.set(xlabel="gradients", title="time of one product")
     right.set(xlabel="relative change", title="the same data in other batches", xscale="log")
     left.set_yticks(range(len(names)), names)
@@ -277,15 +279,15 @@ def main() -> None:
         print(f"not installed: {', '.join(missing)}; `make peers` installs them\n")
     v = torch.randn(sum(p.numel() for p in module.parameters()), generator=torch.Generator().manual_seed(0))
     x, y, before = batch.inputs, batch.targets, state()
-    found = [measure_numbers(library, module, x, y, v) for library in libraries]
+    results = [measure_numbers(library, module, x, y, v) for library in libraries]
     timing = time_products(libraries, module, x, y, rounds=2 if args.quick else 7, budget=200.0)
-    for one in found:
+    for result in results:
         for kind in ("hessian", "ggn", "columns"):
-            if f"{one.name} {kind}" in timing.seconds:
-                one.seconds[kind] = timing.ratio(f"{one.name} {kind}", "gradient")
+            if f"{result.name} {kind}" in timing.seconds:
+                result.seconds[kind] = timing.ratio(f"{result.name} {kind}", "gradient")
     print(f"{before}; time in gradients, median over rounds (range)\n")
-    show(found)
-    write(args.out, "peers", {"libraries": found, "seconds": timing.seconds}, draw(found))
+    show(results)
+    write(args.out, "peers", {"libraries": results, "seconds": timing.seconds}, draw(results))
 
 
 if __name__ == "__main__":

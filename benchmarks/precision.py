@@ -1,20 +1,20 @@
-"""What matrix products in bfloat16, float16 or TF32 do to curvature: errors, without a card that has them.
+"""Simulate the errors of curvature with matrix products in bfloat16, float16 or TF32, on any machine.
 
     python benchmarks/precision.py --out benchmarks/results/precision
     python benchmarks/precision.py --models tiny-gpt path/to/stories15M SmolLM2-135M-Instruct.Q4_1.gguf
 
-Units that multiply in such a format round the operands and add in float32. Here every operand of every
-matrix product that is dispatched (forward, backward, second backward, attention, head) is rounded to the
-format, and the product is taken in float32: the same rounding without the speed. Weights, activations,
-vectors and sums stay in float32. Two scopes:
+Hardware for such a format rounds the operands and adds in float32. The script rounds every operand of every
+dispatched matrix product (forward, backward, second backward, attention, head) to the format and multiplies
+in float32, which gives the same rounding without the speed. Weights, activations, vectors and sums stay in
+float32. There are two scopes:
 
-    all       everything is rounded: the graph of the gradient, and the products through it
-    products  that graph is made in float32; rounding begins where a direction enters
+    all       rounds all products: the graph of the gradient, and the products through it
+    products  computes that graph in float32, and rounds only the products with directions
 
-A random GPT-2 124M on 2 × 128 tokens is the control: an H200 in TF32 is 1.5e-3 from float64 there
-(benchmarks/results/scale-h200). For the others the loss is that of the bundled text. Errors are relative
-distances to float64; those of eigenvalues and densities are distances to what the same method, start and
-probes give in float32.
+A random GPT-2 124M on 2 × 128 tokens is the control: there an H200 in TF32 is 1.5e-3 from float64
+(benchmarks/results/scale-h200). The other models use the loss on the bundled text. Errors are relative
+distances to float64. Errors of eigenvalues and densities are distances to the same method with the same start
+and probes in float32.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ FORMATS: tuple[Format, ...] = ("float32", "tf32", "fp16", "bf16")
 MATRICES = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.FunctionalHessian}
 CONTROL = "gpt2-124M"
 STEPS, PROBES, TOP = 30, 4, 2
-LARGE = 2_000_000  # parameters from which on only products are compared
+LARGE = 2_000_000  # for more parameters the script compares products only
 
 _aten: Any = torch.ops.aten
-OPERANDS = {  # which arguments of an operation are multiplied
+OPERANDS = {  # positions of the operands of each operation
     **dict.fromkeys((_aten.mm, _aten.bmm, _aten.mv, _aten.dot), (0, 1)),
     **dict.fromkeys(
         (_aten.addmm, _aten.addmm_, _aten.baddbmm, _aten.baddbmm_, _aten.addmv, _aten.addmv_), (1, 2)
@@ -58,7 +58,7 @@ OPERANDS = {  # which arguments of an operation are multiplied
 
 
 class Rounded(TorchDispatchMode):
-    """Operands of matrix products that are dispatched inside are rounded to a format."""
+    """Mode that rounds the operands of dispatched matrix products to a format."""
 
     def __init__(self, to: Format):
         super().__init__()
@@ -70,31 +70,31 @@ class Rounded(TorchDispatchMode):
             self.count += 1
             args = tuple(rounded(a, self.to) if i in which else a for i, a in enumerate(args))
         elif "scaled_dot_product" in str(func) or "mkldnn" in str(func) or "_flash" in str(func):
-            self.unseen.add(str(func))  # multiplies inside, unseen
+            self.unseen.add(str(func))  # multiplies inside a fused kernel
         return func(*args, **(kwargs or {}))
 
 
 def rounded(x: Tensor, to: Format) -> Tensor:
-    """The nearest numbers of a format, in float32."""
+    """Round to the nearest numbers of a format, stored in float32."""
     if x.dtype != torch.float32 or to == "float32":
         return x
-    if to == "tf32":  # 10 bits behind the point instead of 23; ties away from zero, as the card's conversion
+    if to == "tf32":  # 10 mantissa bits instead of 23; ties away from zero, like the hardware conversion
         bits = x.contiguous().view(torch.int32)
         return torch.where(x.isfinite(), ((bits + 0x1000) & ~0x1FFF).view(torch.float32), x)
     return x.to({"bf16": torch.bfloat16, "fp16": torch.float16}[to]).float()
 
 
 class Low(cs.LinearOperator):
-    """An operator whose matrix products are rounded; with the scope `products` those of its graph are not."""
+    """An operator with rounded matrix products; the scope `products` excludes those of its graph."""
 
     def __init__(self, inner: Any, to: Format, scope: Scope):
         self.inner, self.scope, self.mode = inner, scope, Rounded(to)
         self.shape, self.dtype, self.device = inner.shape, inner.dtype, inner.device
-        self.symmetric, self.psd = inner.symmetric, False  # whether it still is psd is a question here
+        self.symmetric, self.psd = inner.symmetric, False  # the rounded operator may not be psd
 
     @contextmanager
     def graph(self, v: Tensor) -> Iterator[None]:
-        """Products inside go through one graph."""
+        """Use one graph for all products in this block."""
         whole = self.mode if self.scope == "all" else nullcontext()
         with sdpa_kernel(SDPBackend.MATH), whole, self.inner.frozen():
             _ = self.inner @ v
@@ -108,21 +108,23 @@ class Low(cs.LinearOperator):
 
 
 def problem(name: str, tokens: int) -> tuple[cs.Problem, cs.Problem | None]:
-    """The problem in float32, and in float64."""
+    """Return the problem in float32, and in float64."""
     if name == CONTROL:
         module = build("gpt2", "124M", 128)
         x, y = (torch.randint(SHAPES["124M"][3], (2, 128), generator=generator(0, i)) for i in (0, 1))
         both = [cs.Problem(cs.load(m), [(x, y)]) for m in (module, build("gpt2", "124M", 128).double())]
         return both[0], both[1]
-    found = []
+    problems = []
     for dtype in ("float32", "float64"):
         model = cs.load(name, dtype=dtype)
-        found.append(cs.Problem(model, cs.text_data("sample", model, tokens=tokens, seq_len=min(64, tokens))))
-    return found[0], found[1]
+        problems.append(
+            cs.Problem(model, cs.text_data("sample", model, tokens=tokens, seq_len=min(64, tokens)))
+        )
+    return problems[0], problems[1]
 
 
 def compare(name: str, tokens: int) -> list[dict[str, Any]]:
-    """Rows for one model: each matrix, format and scope."""
+    """Return the rows of one model: each matrix, format and scope."""
     single, double = problem(name, tokens)
     name, rows = Path(name).name, []
     for matrix, kind in MATRICES.items():
@@ -141,10 +143,10 @@ def compare(name: str, tokens: int) -> list[dict[str, Any]]:
                     with operator.graph(v):
                         row |= products(operator, u, v, want)
                         if n < LARGE:
-                            found = spectra(operator)
-                            plain = plain or found
-                            row |= beside(found, plain)
-                except cs.CurvescopeError as error:  # numbers beyond the format's range
+                            spectra_of_operator = spectra(operator)
+                            plain = plain or spectra_of_operator
+                            row |= compare_spectra(spectra_of_operator, plain)
+                except cs.CurvescopeError as error:  # numbers exceed the format's range
                     row["failed"] = str(error)
                 row["seconds"] = time.perf_counter() - start
                 rows.append(row)
@@ -153,52 +155,54 @@ def compare(name: str, tokens: int) -> list[dict[str, Any]]:
 
 
 def products(operator: Low, u: Tensor, v: Tensor, want: Tensor) -> dict[str, Any]:
-    """Distance to the exact product: of the whole vector, of the block where it is largest; and symmetry."""
-    found = (operator @ v).double()
-    gap = found - want
+    """Return the error of the product, in full and in the worst block, and the asymmetry."""
+    product = (operator @ v).double()
+    gap = product - want
     errors = {}
     space = operator.inner.space
     gaps = space.to_dict(gap)
     for block, part in space.to_dict(want).items():
-        if part.norm() > 1e-6 * want.norm():  # what is zero but for rounding has no relative error
+        if part.norm() > 1e-6 * want.norm():  # a block that is zero up to rounding has no relative error
             errors[block] = float(gaps[block].norm() / part.norm())
     worst = max(errors, key=lambda block: errors[block])
-    turned = u.double() @ found - v.double() @ (operator @ u).double()
+    turned = u.double() @ product - v.double() @ (operator @ u).double()
     return {
         "error": float(gap.norm() / want.norm()),
         "median_block_error": float(np.median(list(errors.values()))),
         "worst_block_error": errors[worst],
         "worst_block": worst,
-        "asymmetry": float(abs(turned) / (u.norm() * found.norm())),
+        "asymmetry": float(abs(turned) / (u.norm() * product.norm())),
     }
 
 
 def spectra(operator: cs.LinearOperator) -> dict[str, Any]:
-    """Extreme eigenvalues and a density, from the same starts and probes each time."""
+    """Return extreme eigenvalues and a density, always from the same starts and probes."""
     density = cs.spectral_density(operator, num_probes=PROBES, num_steps=STEPS, seed=0)
     top = cs.eigsh(operator, k=TOP, seed=0, tol=1e-3)
     return {"density": density, "top": np.sort(np.abs(top.values))[::-1], "converged": top.converged}
 
 
-def beside(found: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
-    """What rounding did to them: distances to float32, and float32's own error bar."""
-    one, two = found["density"], plain["density"]
-    scale = float(np.abs(two.extremes).max())
-    moved = one.with_width(two.width, grid=two.grid)
+def compare_spectra(rounded: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+    """Return the effect of rounding: distances to float32, and float32's own error bar."""
+    density, plain_density = rounded["density"], plain["density"]
+    scale = float(np.abs(plain_density.extremes).max())
+    widened = density.with_width(plain_density.width, grid=plain_density.grid)
     return {
-        "top_error": float(abs(found["top"][0] - plain["top"][0]) / plain["top"][0]),
-        "converged": bool(found["converged"]),
-        "smallest": float(one.extremes[0] / scale),
-        "largest": float(one.extremes[1] / scale),
-        "density_gap": float(np.trapezoid(np.abs(moved.density - two.density), two.grid)),
-        "density_stderr": float(np.trapezoid(two.stderr, two.grid)),
-        "second_moment_error": float(abs(one.moments[1] / two.moments[1] - 1)),
-        "second_moment_stderr": float(two.moments_stderr[1] / two.moments[1]),
+        "top_error": float(abs(rounded["top"][0] - plain["top"][0]) / plain["top"][0]),
+        "converged": bool(rounded["converged"]),
+        "smallest": float(density.extremes[0] / scale),
+        "largest": float(density.extremes[1] / scale),
+        "density_gap": float(
+            np.trapezoid(np.abs(widened.density - plain_density.density), plain_density.grid)
+        ),
+        "density_stderr": float(np.trapezoid(plain_density.stderr, plain_density.grid)),
+        "second_moment_error": float(abs(density.moments[1] / plain_density.moments[1] - 1)),
+        "second_moment_stderr": float(plain_density.moments_stderr[1] / plain_density.moments[1]),
     }
 
 
 def shown(rows: list[dict[str, Any]]) -> str:
-    """Tables for a page: products, then spectra."""
+    """Return the tables of a page: products, then spectra."""
 
     def number(row: dict[str, Any], key: str) -> str:
         return f"{row[key]:.1e}" if key in row else "not finite" if "failed" in row else "–"

@@ -1,16 +1,16 @@
-"""How few gradients a product can take: its matrix products alone, timed on operands of the same layout.
+"""Lower bound of the cost of a product: the time of its matrix products, on operands of the same layout.
 
-All matrix products are written down that an eager gradient, one Hessian product and one GGN product
-dispatch (`mm`, `addmm`, `bmm`, `baddbmm`, `mv`, `addmv`, also in place; PyTorch's fused attention counts as
-one), with sizes and strides. They are then done alone, one after the other, into memory that is there, in
-rounds in turn with the whole gradient and the whole products: once with operands of their own (`apart`, which
-come from memory), once with operands that products of one shape share (`near`, which are in the cache more
-often than in any real product). The time of the products alone, in gradients of the same rounds, is what
-no implementation with this library of matrix products comes under:
+The script records sizes and strides of all matrix products that an eager gradient, one Hessian product and
+one GGN product dispatch (`mm`, `addmm`, `bmm`, `baddbmm`, `mv`, `addmv`, also in place; PyTorch's fused
+attention counts as one). It then runs only these products into existing memory, in turn with the full
+gradient and the full products: once with separate operands (`apart`, which come from memory), once with
+operands that products of one shape share (`near`, which are in the cache more often than in a real product).
+No implementation with this library of matrix products can be faster than their time, in gradients of the same
+rounds:
 
     bound = Σ_products t(product) / t(gradient)
 
-The rest of a product is what is not a matrix product; `torch.profiler` says which operations it goes to.
+`torch.profiler` shows the operations that take the remaining time of a product.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _aten: Any = torch.ops.aten
 MATRICES = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.mv, _aten.addmv}
 IN_PLACE = {_aten.addmm_: _aten.addmm, _aten.baddbmm_: _aten.baddbmm, _aten.addmv_: _aten.addmv}
 TOKENS = {"small": (8, 128), "124M": (8, 1024)}
-TOP = 12  # operations of a profile that are shown
+TOP = 12  # number of operations of a profile in the table
 
 
 @dataclass(frozen=True)
 class Multiplied:
-    """One matrix product: the operation, its operands, and how many operations of arithmetic it takes."""
+    """One matrix product: the operation, its operands, and its number of floating-point operations."""
 
     op: Any
     args: tuple[Any, ...]
@@ -59,7 +59,7 @@ class Multiplied:
         return f"{self.op.overloadpacket.__name__} {' '.join(sizes)}"
 
     def again(self) -> Callable[[], Any]:
-        """The product alone: fresh operands of the same layout, and a result that has its memory."""
+        """Return the isolated product: fresh operands of the same layout, and a preallocated result."""
         args = tuple(_fresh(a) if isinstance(a, Tensor) else a for a in self.args)
         if self.op.overloadpacket not in MATRICES:
             return partial(self.op, *args, **self.kwargs)
@@ -67,8 +67,8 @@ class Multiplied:
         return partial(into, *args, **self.kwargs, out=self.op(*args, **self.kwargs))
 
 
-class Writer(TorchDispatchMode):
-    """Writes down the matrix products that are dispatched inside."""
+class ProductRecorder(TorchDispatchMode):
+    """Mode that records the matrix products that are dispatched inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,30 +76,32 @@ class Writer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        made = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         packet = IN_PLACE.get(func.overloadpacket, func.overloadpacket)
         if packet in MATRICES or "scaled_dot_product" in str(func):
-            kept = tuple(_fresh(a) if isinstance(a, Tensor) else a for a in args)
-            flop = _flop(packet, args, kwargs, made)
-            self.found.append(Multiplied(func, kept, {k: v for k, v in kwargs.items() if k != "out"}, flop))
-        return made
+            arguments = tuple(_fresh(a) if isinstance(a, Tensor) else a for a in args)
+            flop = _flop(packet, args, kwargs, result)
+            self.found.append(
+                Multiplied(func, arguments, {k: v for k, v in kwargs.items() if k != "out"}, flop)
+            )
+        return result
 
 
 def written(call: Callable[[], Any]) -> list[Multiplied]:
-    """The matrix products of a call."""
-    with Writer() as writer:
+    """Return the matrix products of a call."""
+    with ProductRecorder() as writer:
         call()
     return writer.found
 
 
 def alone(products: Sequence[Multiplied], *, shared: bool) -> Callable[[], None]:
-    """All of them, one after the other; with `shared` operands those of one shape and layout use the same."""
-    made: dict[str, Callable[[], Any]] = {}
+    """Return calls of all products; with `shared`, products of one shape and layout share operands."""
+    isolated_calls: dict[str, Callable[[], Any]] = {}
     calls = []
     for product in products:
-        call = made.get(str(product)) if shared else None
+        call = isolated_calls.get(str(product)) if shared else None
         call = product.again() if call is None else call
-        made[str(product)] = call
+        isolated_calls[str(product)] = call
         calls.append(call)
 
     def work() -> None:
@@ -111,7 +113,7 @@ def alone(products: Sequence[Multiplied], *, shared: bool) -> Callable[[], None]
 
 
 def _fresh(t: Tensor) -> Tensor:
-    """The same numbers, sizes and strides in memory of its own."""
+    """Return a copy with the same numbers, sizes and strides."""
     if not t.numel():
         return t.detach().clone()
     length = 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
@@ -119,24 +121,24 @@ def _fresh(t: Tensor) -> Tensor:
 
 
 def _turned(t: Tensor) -> str:
-    """Whether the last axis is not the one whose entries lie side by side."""
+    """Return True if the last axis is not contiguous."""
     return "ᵀ" if t.ndim > 1 and t.stride(-1) != 1 and t.stride(-2) == 1 else ""
 
 
-def _flop(packet: Any, args: Any, kwargs: Any, made: Any) -> int:
-    """Additions and multiplications."""
+def _flop(packet: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """Return the number of additions and multiplications."""
     if packet in (_aten.mv, _aten.addmv):
         A = args[0] if packet is _aten.mv else args[1]
         return 2 * A.numel()
     if packet in flop_registry:
-        return int(flop_registry[packet](*args, **kwargs, out_val=made))
+        return int(flop_registry[packet](*args, **kwargs, out_val=result))
     q, k = (args[1], args[2]) if "backward" in str(packet) else (args[0], args[1])
-    one = 2 * q.numel() * k.shape[-2]  # Q Kᵀ, and P V the same; backward takes five of them
-    return (5 if "backward" in str(packet) else 2) * one
+    product_flop = 2 * q.numel() * k.shape[-2]  # Q Kᵀ, and the same for P V; backward has five of them
+    return (5 if "backward" in str(packet) else 2) * product_flop
 
 
 def _waited(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
-    """A call that ends when the device has done it."""
+    """Return a call that waits for the device."""
     if device.type != "cuda":
         return call
 
@@ -148,32 +150,32 @@ def _waited(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
 
 
 def _rate(device: torch.device, n: int = 2048) -> float:
-    """GFLOP/s of one large product of square matrices, the best of several."""
+    """Return the GFLOP/s of one large product of square matrices, the best of several."""
     A, B, C = (torch.randn(n, n, device=device) for _ in range(3))
-    found = interleave({"mm": _waited(partial(torch.mm, A, B, out=C), device)}, rounds=9, budget=5)
-    return 2 * n**3 / min(found.seconds["mm"]) / 1e9
+    timing = interleave({"mm": _waited(partial(torch.mm, A, B, out=C), device)}, rounds=9, budget=5)
+    return 2 * n**3 / min(timing.seconds["mm"]) / 1e9
 
 
 def shares(call: Callable[[], Any]) -> list[tuple[str, float, int]]:
-    """Operations of a call by their own time: name, share, number."""
+    """Return the operations of a call by their own time: name, share, number."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(5):
             call()
-    rows = [(e.key, e.self_cpu_time_total, e.count // 5) for e in found.key_averages()]
+    rows = [(e.key, e.self_cpu_time_total, e.count // 5) for e in profiler.key_averages()]
     total = sum(t for _, t, _ in rows)
     return [(name, t / total, n) for name, t, n in sorted(rows, key=lambda row: -row[1])]
 
 
-def _ratio(ones: Sequence[float], others: Sequence[float]) -> str:
-    """Round by round: the median, and between which numbers the middle half lies."""
-    low, middle, high = quantiles([a / b for a, b in zip(ones, others, strict=True)], n=4)
+def _ratio(times: Sequence[float], references: Sequence[float]) -> str:
+    """Format the ratio per round: the median, and the quartiles."""
+    low, middle, high = quantiles([a / b for a, b in zip(times, references, strict=True)], n=4)
     return f"{middle:.2f} ({low:.2f}–{high:.2f})"
 
 
 def main() -> None:
-    """Write down, time in turn, print."""
+    """Record the products, time them in turn, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--size", default="small", choices=list(TOKENS), help="of the GPT-2")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
@@ -204,17 +206,19 @@ def main() -> None:
         for name, call in wholes.items():
             call()  # graphs are built
             lists[name] = written(call)
-            for _ in range(WARM + 2):  # what is recorded is recorded now
+            for _ in range(WARM + 2):  # the engine records its replay in these calls
                 call()
         bare = {
-            f"{name}, {how}": alone(found, shared=how == "near")
-            for name, found in lists.items()
+            f"{name}, {how}": alone(products_of_list, shared=how == "near")
+            for name, products_of_list in lists.items()
             for how in ("apart", "near")
         }
         both = {name: _waited(call, device) for name, call in (wholes | bare).items()}
         for call in both.values():
             call()
-        quiet = device.type == "cpu" and given.threads == 1  # then others' share of the core is left out
+        quiet = (
+            device.type == "cpu" and given.threads == 1
+        )  # excludes the time of other processes on the core
         clock = time.process_time if quiet else time.perf_counter
         timing = interleave(both, rounds=given.rounds, budget=600, clock=clock)
         profiles = {name: shares(call) for name, call in wholes.items()} if device.type == "cpu" else {}
@@ -222,14 +226,14 @@ def main() -> None:
 
 
 def _largest(products: Sequence[Multiplied]) -> list[list[Any]]:
-    """Products of one shape and layout: how often, how much arithmetic, and their rate when repeated."""
+    """Group the products by shape and layout: number, arithmetic, and rate when repeated."""
     kinds = Counter(str(p) for p in products)
-    one = {str(p): p for p in products}
-    most = sorted(kinds, key=lambda kind: -kinds[kind] * one[kind].flop)[:TOP]
+    by_name = {str(p): p for p in products}
+    most = sorted(kinds, key=lambda kind: -kinds[kind] * by_name[kind].flop)[:TOP]
     device = next(a.device for a in products[0].args if isinstance(a, Tensor))
-    timing = interleave({kind: _waited(one[kind].again(), device) for kind in most}, rounds=9)
-    rates = {kind: one[kind].flop / min(timing.seconds[kind]) / 1e9 for kind in most}
-    return [[k, kinds[k], f"{kinds[k] * one[k].flop / 1e9:.3f}", f"{rates[k]:.0f}"] for k in most]
+    timing = interleave({kind: _waited(by_name[kind].again(), device) for kind in most}, rounds=9)
+    rates = {kind: by_name[kind].flop / min(timing.seconds[kind]) / 1e9 for kind in most}
+    return [[k, kinds[k], f"{kinds[k] * by_name[k].flop / 1e9:.3f}", f"{rates[k]:.0f}"] for k in most]
 
 
 def _show(
@@ -238,10 +242,10 @@ def _show(
     rate: float,
     profiles: dict[str, list[tuple[str, float, int]]],
 ) -> None:
-    """Tables for a page."""
-    here = machine()
+    """Return the tables of a page."""
+    info = machine()
     print(
-        f"torch {here['torch']}, Python {here['python']}, {here['threads']} threads, load {here['load'][0]}"
+        f"torch {info['torch']}, Python {info['python']}, {info['threads']} threads, load {info['load'][0]}"
     )
     unit = seconds["gradient"]
     print(f"one large product of square matrices: {rate:.0f} GFLOP/s")

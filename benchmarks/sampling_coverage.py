@@ -29,6 +29,7 @@ from torch import Tensor
 import curvescope as cs
 from curvescope.core.operator import Matrix
 from curvescope.sampling import Sampled, Split, extremes, log_ratio, norm_of, rank, trace_of
+from curvescope.sampling.errors import Measured
 from curvescope.sampling.groups import MOST_GROUPS
 from curvescope.train import TrainConfig, train
 
@@ -37,6 +38,7 @@ SIZES = (8, 32, 128)  # sequences of a sample
 POPULATION = 512  # sequences that samples are drawn from
 TRUTH = 400  # samples that the mean of a number is taken over
 NUM_PROBES = 8
+REPEATS = 300
 PRECISION = 0.1
 TREND = 0.02  # relative change to unlimited data from which a number is truly falling or rising
 LENGTH = 16
@@ -241,12 +243,71 @@ def table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def unequal_lengths(source: np.random.Generator, length: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of single sequences, with a mean of 3, and the sequences' lengths."""
+    noise, normal = source.normal(size=size), source.normal(size=size)
+    if length == "1 to 64":
+        return 3 + noise, source.integers(1, 65, size=size).astype(float)
+    if length == "one in ten is 100 times longer":
+        return 3 + noise, np.where(source.random(size) < 0.1, 100.0, 1.0)
+    spread = 2.0 if length == "log-normal, spread 2" else 1.0
+    return 3 + noise, np.exp(spread * normal)
+
+
+def unequal_table(repeats: int) -> list[str]:
+    """Coverage for a number that is linear in the data if sequences have unequal lengths."""
+    lengths = ("1 to 64", "log-normal, spread 1", "log-normal, spread 2", "one in ten is 100 times longer")
+    sizes, unit = (2, 4, 8, 32), Matrix(torch.eye(1), symmetric=True)
+    lines = [f"| lengths | {' | '.join(f'{size} sequences' for size in sizes)} |", "|---" * 5 + "|"]
+    for length in lengths:
+        shares = []
+        for size in sizes:
+            source, held = np.random.default_rng(size), 0
+            for _ in range(repeats):
+                values, w = unequal_lengths(source, length, size)
+                G = min(MOST_GROUPS, size)
+                edges = [size * g // G for g in range(G)]
+                weights = np.add.reduceat(w, edges)
+                means = np.add.reduceat(w * values, edges) / weights
+                split = Split(unit, [unit] * G, weights, lambda _: unit)
+                known = Measured(float(means @ split.weights), 0.0, 0)
+                number = trace_of(split, means[None], measured=known)
+                held += number.low <= 3.0 <= number.high
+            shares.append(f"{held / repeats:.3f}")
+        lines.append(f"| {length} | {' | '.join(shares)} |")
+    return lines
+
+
+def trend_table(results: dict[str, Any]) -> list[str]:
+    """Verdicts "still falling" and "still rising": how many, and the least share of them that is right.
+
+    A stored row has the share of trend verdicts and of right verdicts of any kind, so at most
+    min(trend, 1 − right) are wrong trend verdicts.
+    """
+    lines = [
+        "| quantity | verdicts of a trend | right, at least | cases below 19 of 20 |",
+        "|---|---|---|---|",
+    ]
+    for quantity in ("norm", "lambda_max", "lambda_min"):
+        claimed = wrong = 0.0
+        below = []
+        for key, case in results.items():
+            for row in (row for row in case["rows"] if row["quantity"] == quantity and row["trend"]):
+                most_wrong = min(row["trend"], 1 - row["right"])
+                claimed, wrong = claimed + row["trend"], wrong + most_wrong
+                if most_wrong > 0.05 * row["trend"]:
+                    below.append(f"{key} {row['block']}")
+        shown = ", ".join(below) or "none"
+        lines.append(f"| {quantity} | {REPEATS * claimed:,.0f} | {1 - wrong / claimed:.3f} | {shown} |")
+    return lines
+
+
 def main() -> None:
     """Run the cases that are not stored, and write the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=300)
+    parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--only", choices=list(BLOCKS), help="one population; without it, all")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -265,6 +326,9 @@ def main() -> None:
     files = {f"{name}/{part}/{size}": f for name in BLOCKS for part, size, f in _cases(args.out, name)}
     results = {key: json.loads(file.read_text()) for key, file in files.items() if file.exists()}
     lines = [f"{args.repeats} samples of each size, drawn from {POPULATION} sequences.", "", *table(results)]
+    unequal = unequal_table(10 * args.repeats)
+    lines += ["", f"Sequences of unequal length, {10 * args.repeats:,} samples each.", "", *unequal]
+    lines += ["", "Verdicts of a trend, from the stored shares of verdicts.", "", *trend_table(results)]
     (args.out / "README.md").write_text("\n".join(["# Coverage of sampling intervals", "", *lines]) + "\n")
 
 

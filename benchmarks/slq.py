@@ -1,10 +1,10 @@
-"""Spectral densities of language models on a card: what products take, and what the basis takes.
+"""Spectral densities of language models on a GPU: time of the products and of the Lanczos basis.
 
     python benchmarks/slq.py 124M 1.5B projection --out benchmarks/results/slq-h200
     python benchmarks/slq.py --device cpu --small
 
 `124M`: GPT-2, 8 × 1024 tokens, 10 probes × 100 steps. `1.5B`: GPT-2 XL, 1 × 1024 tokens, 1 probe × 40 steps,
-whose basis no card holds: the rest of it is in host memory. Weights are random, products in TF32.
+whose basis exceeds GPU memory, so part of it is in host memory. Weights are random, products in TF32.
 `projection`: one pass of Gram–Schmidt alone, in bytes of the basis for each second, in Triton and in PyTorch.
 """
 
@@ -36,7 +36,7 @@ from curvescope.studies.hvp.analysis import GPT2
 
 @dataclass(frozen=True)
 class Case:
-    """A model and how its density is found."""
+    """A model and the settings of its density."""
 
     shape: tuple[int, int, int, int]  # layers, width, heads, vocabulary
     batch_size: int
@@ -49,7 +49,7 @@ CASES = {
     "124M": Case((12, 768, 12, 50257), 8, 1024, 10, 100),
     "1.5B": Case((48, 1600, 25, 50257), 1, 1024, 1, 40),
 }
-SMALL = {  # the same ways through the code in seconds
+SMALL = {  # tiny models that use the same code paths in seconds
     "124M": Case((2, 64, 2, 512), 2, 32, 2, 12),
     "1.5B": Case((2, 64, 2, 512), 1, 32, 1, 12),
 }
@@ -59,20 +59,20 @@ HEAD += ["overlap", "extremes", "device GiB", "host GiB"]
 
 
 class Meter:
-    """Seconds beside the products, readings of the bases and the host memory that they take."""
+    """Seconds outside the products, passes over the bases, and their host memory."""
 
     def __init__(self, device: torch.device):
         self.device, self.seconds, self.steps, self.passes, self.host = device, 0.0, 0, 0, 0
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Inside, every step of a Lanczos recurrence is seen."""
-        own = Recurrence.advance
+        """Measure every step of a Lanczos recurrence in this block."""
+        original = Recurrence.advance
 
         def advance(recurrence: Recurrence, product: Tensor) -> None:
             wait(self.device)
             start, before = time.perf_counter(), recurrence.num_passes
-            own(recurrence, product)
+            original(recurrence, product)
             wait(self.device)
             self.seconds += time.perf_counter() - start
             self.steps += product.shape[1]
@@ -84,13 +84,13 @@ class Meter:
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done what it was given."""
+    """Wait for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def density(case: Case, given: argparse.Namespace, *, host: bool) -> dict[str, Any]:
-    """One density, from the first product to the result, after a product that compiles what there is."""
+    """Measure one density, from the first product to the result, after a product that compiles."""
     device = torch.device(given.device)
     torch.manual_seed(0)
     with device:
@@ -110,7 +110,7 @@ def density(case: Case, given: argparse.Namespace, *, host: bool) -> dict[str, A
     wait(device)
     start = time.perf_counter()
     with meter.looking():
-        found = spectral_density(H, num_probes=case.num_probes, num_steps=case.num_steps, **options)
+        result = spectral_density(H, num_probes=case.num_probes, num_steps=case.num_steps, **options)
     wait(device)
     seconds = time.perf_counter() - start
     return {
@@ -121,8 +121,8 @@ def density(case: Case, given: argparse.Namespace, *, host: bool) -> dict[str, A
         "seconds_in_products": seconds - meter.seconds,
         "ms_beside_products_per_step": 1e3 * meter.seconds / meter.steps,
         "passes_per_step": meter.passes / meter.steps,
-        "orthogonality": found.orthogonality,
-        "extremes": found.extremes.tolist(),
+        "orthogonality": result.orthogonality,
+        "extremes": result.extremes.tolist(),
         "device_gib": torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else None,
         "host_gib": meter.host / GIB,
         "checkpoint": bool(given.checkpoint and host),
@@ -130,25 +130,25 @@ def density(case: Case, given: argparse.Namespace, *, host: bool) -> dict[str, A
 
 
 def passes(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Bytes of a basis for each second of one pass over it."""
+    """Return the bytes of a basis per second of one pass over it."""
     device, n = torch.device(given.device), 2**16 + 48 if given.small else 124_439_808
     rows = torch.randn(max(ROWS), n, device=device).div_(n**0.5)
-    w, out, found = torch.randn(n, device=device), torch.empty(n, device=device), []
+    w, out, times = torch.randn(n, device=device), torch.empty(n, device=device), []
     for m in ROWS:
         c = torch.zeros(m, dtype=torch.float64, device=device)
 
         def one(m: int = m, c: Tensor = c) -> None:
-            vectors._take_out(rows[:m], c, w, out, exact=False)
+            vectors._subtract(rows[:m], c, w, out, exact=False)
 
         line = {"rows": m, "gb_per_s": m * n * 4e-9 / best(one, device)}
         with mock.patch.object(projection, "in_triton", return_value=False):
             line["gb_per_s_in_torch"] = m * n * 4e-9 / best(one, device)
-        found.append(line)
-    return found
+        times.append(line)
+    return times
 
 
 def best(call: Callable[[], None], device: torch.device, rounds: int = 7) -> float:
-    """Seconds of the fastest call, after two that warm up."""
+    """Return the seconds of the fastest call, after two warm-up calls."""
     seconds = []
     for _ in range(rounds):
         wait(device)
@@ -159,27 +159,27 @@ def best(call: Callable[[], None], device: torch.device, rounds: int = 7) -> flo
     return min(seconds[2:])
 
 
-def line(name: str, found: dict[str, Any]) -> list[str]:
-    """A row of the table."""
-    low, high = found["extremes"]
-    device = "–" if found["device_gib"] is None else f"{found['device_gib']:.1f}"
+def line(name: str, result: dict[str, Any]) -> list[str]:
+    """Return a row of the table."""
+    low, high = result["extremes"]
+    device = "–" if result["device_gib"] is None else f"{result['device_gib']:.1f}"
     return [
         name,
-        f"{found['n']:,}",
-        f"{found['num_probes']} × {found['num_steps']}",
-        f"{found['seconds']:.1f}",
-        f"{found['seconds_in_products']:.1f}",
-        f"{found['ms_beside_products_per_step']:.1f}",
-        f"{found['passes_per_step']:.2f}",
-        f"{found['orthogonality']:.1g}",
+        f"{result['n']:,}",
+        f"{result['num_probes']} × {result['num_steps']}",
+        f"{result['seconds']:.1f}",
+        f"{result['seconds_in_products']:.1f}",
+        f"{result['ms_beside_products_per_step']:.1f}",
+        f"{result['passes_per_step']:.2f}",
+        f"{result['orthogonality']:.1g}",
         f"{low:.4g} to {high:.4g}",
         device,
-        f"{found['host_gib']:.1f}",
+        f"{result['host_gib']:.1f}",
     ]
 
 
 def main() -> None:
-    """Run the cases that are asked for; write slq.json and slq.md."""
+    """Run the chosen cases, and write slq.json and slq.md."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("cases", nargs="*", help="of 124M, 1.5B, projection; default: all")
     parser.add_argument("--device", default="cuda")
@@ -199,7 +199,7 @@ def main() -> None:
     for name in names:
         if name == "projection":
             results[name] = passes(given)
-            speeds = [[f"{x:.0f}" for x in one.values()] for one in results[name]]
+            speeds = [[f"{x:.0f}" for x in speed.values()] for speed in results[name]]
             text = "\n\n" + table(["rows", "GB/s", "GB/s in PyTorch"], speeds)
         else:
             results[name] = density((SMALL if given.small else CASES)[name], given, host=name == "1.5B")

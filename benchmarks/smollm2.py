@@ -1,4 +1,4 @@
-"""The algorithms on a real language model of 135 million parameters: how much of the time is their own?
+"""Overhead of the algorithms on a real language model of 135 million parameters.
 
     python benchmarks/smollm2.py SmolLM2-135M-Instruct.Q4_1.gguf --out benchmarks/results/smollm2
 
@@ -24,7 +24,7 @@ import curvescope as cs
 
 
 class Timed(cs.LinearOperator):
-    """Another operator, with the time of its products."""
+    """Wrapper of an operator that times its products."""
 
     def __init__(self, inner: cs.LinearOperator):
         self.inner, self.seconds, self.processor, self.columns = inner, 0.0, 0.0, 0
@@ -43,12 +43,12 @@ class Timed(cs.LinearOperator):
 
 
 def measure(name: str, op: Timed, run: Callable[[], Any], say: Callable[[Any], dict]) -> dict:
-    """One algorithm: what it found, its products, and the share of its own work by two clocks."""
+    """Run one algorithm: its result, its products, and the share of its own work by two clocks."""
     op.seconds = op.processor = 0.0
     op.columns, start, clock = 0, time.perf_counter(), time.process_time()
-    found = run()
+    result = run()
     wall, processor = time.perf_counter() - start, time.process_time() - clock
-    row = {"algorithm": name, **say(found), "products": op.columns}
+    row = {"algorithm": name, **say(result), "products": op.columns}
     row |= {"seconds": wall, "seconds_per_product": op.seconds / op.columns}
     row |= {"own_ns_per_entry": 1e9 * (processor - op.processor) / op.columns / op.shape[0]}
     row |= {"share": wall / op.seconds - 1, "processor_share": processor / op.processor - 1}
@@ -68,7 +68,7 @@ def main() -> None:
     batches = cs.text_data("sample", model, tokens=args.tokens, seq_len=args.tokens)
     op = Timed(cs.Hessian(cs.Problem(model, batches)))
     print(op.shape, flush=True)
-    _ = op @ torch.ones(op.shape[1], device=args.device)  # what is built once
+    _ = op @ torch.ones(op.shape[1], device=args.device)  # build everything that is built once
     rows = [
         measure("hutchinson", op, lambda: cs.trace(op, num_probes=2), lambda t: {"trace": t.value}),
         measure(

@@ -1,10 +1,10 @@
-"""Products in float32 of a model that learns its data by heart: how far they are from float64.
+"""Errors of float32 products, relative to float64, for a model that memorizes its data.
 
     python benchmarks/sure.py --out benchmarks/results/sure
 
-A Transformer of the zoo (2 layers of width 32) is trained on 8 × 16 random tokens. At some mean losses H v,
-GGN v and the functional Hessian of our engines in float32 are compared with float64, and with them products
-of others: double backward of `F.cross_entropy`, and other libraries where they are installed (`make peers`).
+The script trains a zoo Transformer (2 layers of width 32) on 8 × 16 random tokens. At several losses it
+compares H v, GGN v and the functional Hessian of our engines in float32 with float64. It does the same for
+double backward of `F.cross_entropy`, and for other libraries if they are installed (`make peers`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ OTHERS = ("double backward", "eigenthings", "curvlinops", "PyHessian")
 
 
 def errors(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
-    """Relative distances to float64 of products with one Gaussian vector."""
+    """Return relative distances to float64 of products with one Gaussian vector."""
     single, double = (cs.Problem(m, (x, y)) for m in (module, copy.deepcopy(module).double()))
     v = torch.randn(cs.GGN(single).shape[0], generator=generator(0, 1))
-    found = {
+    products = {
         "loss": double.loss_value(),
         "loss in float32": abs(single.loss_value() / double.loss_value() - 1),
     }
@@ -45,7 +45,7 @@ def errors(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
         want = kind(double, engine="autograd") @ v.double()
         for engine in ("fast", "autograd"):
             product = kind(single, engine=engine) @ v
-            found[f"{name}, {engine}"] = float((product.double() - want).norm() / want.norm())
+            products[f"{name}, {engine}"] = float((product.double() - want).norm() / want.norm())
     space, names = single.space(), [name for name, _ in module.named_parameters()]
     tree, want = space.scatter(v), cs.Hessian(double, engine="autograd") @ v.double()
     for other in OTHERS:
@@ -54,8 +54,8 @@ def errors(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
         contender = CONTENDERS[other](_Plain(module), x, y)
         product = contender.leave(contender.times(contender.enter([tree[name] for name in names])))
         whole = space.gather(dict(zip(names, product, strict=True))).double()
-        found[f"H, {other}"] = float((whole - want).norm() / want.norm())
-    return found
+        products[f"H, {other}"] = float((whole - want).norm() / want.norm())
+    return products
 
 
 class _Plain(nn.Module):
@@ -70,11 +70,11 @@ class _Plain(nn.Module):
 
 
 def trained(tell: Callable[[int, nn.Module, Tensor, Tensor], Any]) -> None:
-    """Train, and tell of the module at some steps."""
+    """Train, and yield the module at some steps."""
     torch.manual_seed(0)
     shape = cs.TransformerConfig(n_layers=2, d_model=32, n_heads=2, n_ctx=16, vocab_size=16)
     module, (x, y) = cs.Transformer(shape), torch.randint(16, (2, 8, 16))
-    x[:, 0] = torch.arange(8)  # so that no two sequences begin alike, and all can be learned
+    x[:, 0] = torch.arange(8)  # all sequences begin differently, so that the model can memorize them
     steps = torch.optim.Adam(module.parameters(), lr=3e-3)
     for step in range(1, STEPS[-1] + 1):
         steps.zero_grad()
@@ -85,7 +85,7 @@ def trained(tell: Callable[[int, nn.Module, Tensor, Tensor], Any]) -> None:
 
 
 def main() -> None:
-    """Train, compare, print, write sure.json and sure.md."""
+    """Train, compare, print, and write sure.json and sure.md."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/bench/sure"), help="folder of the results")
     given = parser.parse_args()

@@ -1,11 +1,11 @@
-"""The stored runs of the studies `prune` and `quantize`, over all cores.
+"""Run the stored results of the studies `prune` and `quantize`, over all cores.
 
     python benchmarks/surgery.py                              # the defaults, on the bundled model
     python benchmarks/surgery.py --profile full --jobs 16     # over samples of text, and over trained models
 
 The first writes benchmarks/results/surgery/{prune,quantize}.json and the tables of their guides, the second
 {prune,quantize}-full.json and the tables over models: five samples of text with the bundled model, and five
-Transformers that are trained on addition here. What was done is kept under --parts.
+Transformers that the script trains on addition. Finished parts are stored under --parts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PAGES = {"prune": GUIDES / "pruning.md", "quantize": GUIDES / "quantizing.md"}
 
 
 class Task(NamedTuple):
-    """A study of one family at one seed."""
+    """Name of a study, a family of models, and a seed."""
 
     study: str
     family: str
@@ -45,7 +45,7 @@ class Task(NamedTuple):
 
 
 def trained(folder: Path, seed: int) -> Path:
-    """A Transformer of two layers that has learned sums for a while."""
+    """Return a Transformer of two layers, trained on addition."""
     path = folder / f"addition-{seed}"
     if not (path / "config.toml").exists():
         shape = TransformerConfig(
@@ -56,49 +56,53 @@ def trained(folder: Path, seed: int) -> Path:
     return path
 
 
-def work(one: Task) -> Shown:
-    """One run with the defaults, but for model, data and seed."""
-    settings: dict[str, Any] = {"seed": one.seed}
-    if one.family == ADDITION:
-        path = trained(one.models / one.study, one.seed)  # apart, so that no two processes write one
+def work(task: Task) -> Shown:
+    """Run a study with the default settings except model, data and seed."""
+    settings: dict[str, Any] = {"seed": task.seed}
+    if task.family == ADDITION:
+        path = trained(task.models / task.study, task.seed)  # one folder per process
         settings |= {"model": str(path), "data": "task:addition"}
-    if one.study == "prune":
+    if task.study == "prune":
         return prune.run(prune.Config(**settings))
     return quantize.run(quantize.Config(**settings))
 
 
 def values(result: Result) -> dict[str, float]:
-    """Of a run, by what is said about them."""
+    """Return the headline values of a run by their labels."""
     if isinstance(result, Pruned):
-        return {words: said.correlation.value for words, said in prune_ranked(result).items()}
+        return {words: ranking.correlation.value for words, ranking in prune_ranked(result).items()}
     assert isinstance(result, Quantized)
     return {
-        f"{words}, {bits} bits": one.value
-        for words, found in quantize_ranked(result).items()
-        for bits, one in found.items()
+        f"{words}, {bits} bits": result_of_bits.value
+        for words, by_bits in quantize_ranked(result).items()
+        for bits, result_of_bits in by_bits.items()
     }
 
 
 def main() -> None:
-    asked = arguments(__doc__)
-    full = asked.profile == "full"
+    args = arguments(__doc__)
+    full = args.profile == "full"
     families = (BUNDLED, ADDITION) if full else (BUNDLED,)
-    parts = asked.parts / "surgery"
+    parts = args.parts / "surgery"
     tasks = {
         f"{study}.{family}.{seed}": Task(study, family, seed, parts / "models")
         for study in PAGES
         for family in families
         for seed in (SEEDS if full else (0,))
     }
-    found = spread(work, tasks, jobs=asked.jobs, parts=parts)
+    results = spread(work, tasks, jobs=args.jobs, parts=parts)
     for study, page in PAGES.items():
         if not full:
-            one: Any = found[f"{study}.{BUNDLED}.0"]
-            losses = {"model": one.model, "loss": one.loss, "held_out_loss": one.held_out_loss}
-            claims = one.claims()
+            bundled_result: Any = results[f"{study}.{BUNDLED}.0"]
+            losses = {
+                "model": bundled_result.model,
+                "loss": bundled_result.loss,
+                "held_out_loss": bundled_result.held_out_loss,
+            }
+            claims = bundled_result.claims()
             store(RESULTS / "surgery" / f"{study}.json", study, {}, claims, **losses)
         else:
-            each = {f: [values(found[f"{study}.{f}.{seed}"]) for seed in SEEDS] for f in families}
+            each = {f: [values(results[f"{study}.{f}.{seed}"]) for seed in SEEDS] for f in families}
             claims = over_models(each)
             path = RESULTS / "surgery" / f"{study}-full.json"
             store(path, study, {"families": list(families), "seeds": len(SEEDS)}, claims, values=each)

@@ -1,4 +1,4 @@
-"""Two trees of curvescope in turns: how long the same work takes in each, on a CPU.
+"""Compare the time of the same work in two source trees of curvescope, in turns, on a CPU.
 
     python benchmarks/turns.py OLD_TREE NEW_TREE [--rounds 9]
 
@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-WARM = 16  # products before they are timed: by then they are recorded
+WARM = 16  # products before timing, so that they are recorded
 FROZEN = 8  # products in one frozen block
 
 
 def works() -> dict[str, Callable[[], object]]:
     """Return products and algorithms on a GPT-2 of a million parameters."""
-    sys.path.remove(str(Path(__file__).parent))  # `kernels` beside this file is no package of transformers
+    sys.path.remove(str(Path(__file__).parent))  # transformers must not import `kernels.py` of this folder
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -55,19 +55,19 @@ def works() -> dict[str, Callable[[], object]]:
 
 
 def _named(owner: Any, *names: str) -> Any:
-    """The first of these attributes that exists: older trees have other names."""
+    """Return the first of these attributes that exists, because older trees have other names."""
     return next(getattr(owner, name) for name in names if hasattr(owner, name))
 
 
 def _frozen_products(op: Any, v: Any) -> None:
-    """Several products of a model that is declared constant."""
+    """Compute several products of a model that is declared constant."""
     with _named(op, "frozen", "steady")():
         for _ in range(FROZEN):
             op @ v
 
 
 def serve() -> None:
-    """Answer each name on standard input with the processor seconds of that work."""
+    """Read names of works from standard input, and print the processor seconds of each."""
     table = works()
     for name, work in table.items():
         for _ in range(WARM if "@" in name else 2):
@@ -81,7 +81,7 @@ def serve() -> None:
 
 
 class Tree:
-    """A process with one tree, and the names of its works."""
+    """A process with one source tree, and the names of its works."""
 
     def __init__(self, path: Path):
         where = {"PYTHONPATH": f"{path.resolve() / 'src'}:{os.environ.get('PYTHONPATH', '')}"}
@@ -92,7 +92,7 @@ class Tree:
         self.names = self._line().split("\t")
 
     def seconds(self, name: str) -> float:
-        """Processor seconds of one piece of work."""
+        """Return the processor seconds of one piece of work."""
         print(name, file=self.process.stdin, flush=True)
         return float(self._line())
 
@@ -102,16 +102,16 @@ class Tree:
 
 
 def main() -> None:
-    """Start both, take turns, print a table."""
+    """Start both processes, run them in turns, and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("trees", nargs=2, type=Path)
     parser.add_argument("--rounds", type=int, default=9)
-    asked = parser.parse_args()
-    old, new = map(Tree, asked.trees)
+    args = parser.parse_args()
+    old, new = map(Tree, args.trees)
     print("| work | new / old | quarters |\n|---|---|---|")
     for name in old.names:
         ratios = []
-        for turn in range(asked.rounds):
+        for turn in range(args.rounds):
             seconds = {tree: tree.seconds(name) for tree in ((old, new) if turn % 2 else (new, old))}
             ratios.append(seconds[new] / seconds[old])
         low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])

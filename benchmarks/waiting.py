@@ -1,11 +1,11 @@
-"""What a Hessian product of GPT-2 makes and keeps until it is needed: tensors of tokens × width a layer.
+"""Count the tensors that a Hessian product of GPT-2 keeps alive, in units of tokens × width per layer.
 
     python benchmarks/waiting.py
 
-The first half of a product goes through the gradient's graph and leaves something for the second half at each
-of its operations. On a CPU all tensors that are made during a product are counted, at the moment when
-they are most, once with linear maps of PyTorch's own and once with ours, as on a card (`kernels/linear.py`).
-Attention and norms are those of a CPU, whose parts of a second derivative have the same sizes.
+The first half of a product goes through the gradient's graph, and each operation stores tensors for the
+second half. The script counts all tensors that a product creates on a CPU, at their peak: once with PyTorch's
+linear maps, and once with ours, which a GPU uses (`kernels/linear.py`). Attention and norms are those of a
+CPU, whose tensors for second derivatives have the same sizes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from curvescope.kernels import function_mode
 from curvescope.studies.hvp.analysis import GPT2
 
 
-class Made(TorchDispatchMode):
-    """Tensors that operations inside make, views apart, at the moment when they are most."""
+class AliveTensors(TorchDispatchMode):
+    """Mode that counts the tensors that operations create, without views, at their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,9 +39,9 @@ class Made(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {StorageWeakRef(t.untyped_storage()).cdata for t in args if isinstance(t, Tensor)}
-        found = func(*args, **(kwargs or {}))
-        self._alive = {key: one for key, one in self._alive.items() if not one[0].expired()}
-        for t in found if isinstance(found, tuple | list) else (found,):
+        result = func(*args, **(kwargs or {}))
+        self._alive = {key: entry for key, entry in self._alive.items() if not entry[0].expired()}
+        for t in result if isinstance(result, tuple | list) else (result,):
             if isinstance(t, Tensor):
                 ref = StorageWeakRef(t.untyped_storage())
                 if ref.cdata not in given and ref.cdata not in self._alive:
@@ -50,11 +50,11 @@ class Made(TorchDispatchMode):
         if total > self.most:
             self.most = total
             self.at = Counter((name, size) for _, size, name in self._alive.values())
-        return found
+        return result
 
 
 def made(on: tuple[str, ...], layers: int, d: int, T: int) -> tuple[float, list[list[Any]]]:
-    """Tensors of T × d for each layer that are alive at once, and which operations made them."""
+    """Return the live tensors of T × d per layer at the peak, and the operations that created them."""
     torch.manual_seed(0)
     vocabulary = 64
     module, (x, y) = GPT2(layers, d, 4, vocabulary, T).eval(), torch.randint(vocabulary, (2, 1, T))
@@ -67,16 +67,18 @@ def made(on: tuple[str, ...], layers: int, d: int, T: int) -> tuple[float, list[
         H.frozen(),
     ):
         _ = H @ v
-        with Made() as seen:
+        with AliveTensors() as seen:
             _ = H @ v
     unit = 4 * T * d * layers
     rows = [[name, size / 4 / T / d, n, n * size / unit] for (name, size), n in seen.at.items()]
-    rows = sorted((row for row in rows if row[1] < 4.5), key=lambda row: -row[3])  # the vector H v is not one
+    rows = sorted(
+        (row for row in rows if row[1] < 4.5), key=lambda row: -row[3]
+    )  # the vector H v does not count
     return sum(row[3] for row in rows), rows[:8]
 
 
 def main() -> None:
-    """Count both ways, print what is alive."""
+    """Count with both linear maps, and print the live tensors."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=64)

@@ -1,11 +1,11 @@
-"""The study `why_adam` on many cores, a process for a configuration; and what docs/guides/why_adam.md shows.
+"""Run the study `why_adam` on many cores, and write the results that docs/guides/why_adam.md shows.
 
     python benchmarks/why_adam.py --scale quick --workers 2     # benchmarks/results/why_adam/default.json
     python benchmarks/why_adam.py --scale full --workers 12     # benchmarks/results/why_adam/full.json
     python benchmarks/why_adam.py --run runs/why_adam/…         # from a run of the command line
 
-Finished pieces are kept under --out, so a run that was stopped goes on. The numbers are those of
-`curvescope run why_adam --set scale=…`.
+Every configuration has its own process. Finished pieces are stored under --out, so an interrupted run
+resumes. The numbers are those of `curvescope run why_adam --set scale=…`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMES = {"quick": "default", "full": "full"}
 
 
 def one(cfg: Config, folder: Path) -> str:
-    """A configuration in a process of its own, with one thread."""
+    """Run a configuration in its own process, with one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -39,7 +39,7 @@ def one(cfg: Config, folder: Path) -> str:
 
 
 def all_of(cfg: Config, out: Path, workers: int) -> WhyAdam:
-    """Every configuration, some at a time, and then the study from their pieces."""
+    """Run all configurations in parallel, and then the study from their pieces."""
     folders = {name: out / cfg.scale / name for name in cfg.configurations}
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         jobs = [pool.submit(one, replace(cfg, configurations=(n,)), f) for n, f in folders.items()]
@@ -50,9 +50,9 @@ def all_of(cfg: Config, out: Path, workers: int) -> WhyAdam:
 
 
 def store(result: WhyAdam, name: str) -> None:
-    """Claims and the short tables as JSON, figures as images."""
+    """Write claims and the short tables as JSON, and figures as images."""
     rows = {key: table.to_dict("records") for key, table in result.tables().items()}
-    found: dict[str, Any] = {
+    claims_of_page: dict[str, Any] = {
         "study": "why_adam",
         "settings": "defaults" if name == "default" else f"scale={name}",
         "seeds": result.num_seeds,
@@ -61,11 +61,11 @@ def store(result: WhyAdam, name: str) -> None:
         "claims": [claim._asdict() for claim in result.claims()],
     }
     for key in ("gaps", "correlations", "changes"):
-        found[key] = [
+        claims_of_page[key] = [
             {k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()} for row in rows[key]
         ]
     STORED.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(found, indent=1, ensure_ascii=False)
+    text = json.dumps(claims_of_page, indent=1, ensure_ascii=False)
     (STORED / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     ending = "" if name == "default" else f"-{name}"
     for key, figure in result.figures().items():
@@ -73,7 +73,7 @@ def store(result: WhyAdam, name: str) -> None:
 
 
 def show(result: WhyAdam) -> None:
-    """The tables of the page, in Markdown."""
+    """Return the tables of the page, in Markdown."""
     print(result.opening(), *result.notes, sep="\n")
     for claim in result.claims():
         print(f"| {claim.claim} | {claim.measured} | {claim.verdict} |")
@@ -87,7 +87,7 @@ def show(result: WhyAdam) -> None:
 
 
 def main() -> None:
-    """Run or read, store, show."""
+    """Run or read the study, store it, and show it."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--scale", choices=list(NAMES), default="quick")
     ask.add_argument("--workers", type=int, default=2)

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Traveling Words
 #
-# Molina (2023) reads a language model as tokens that travel on a sphere. Here its embedding and its layer
-# norms, for the bundled model; `curvescope reproduce molina2023` makes every figure, on any language model.
+# Molina (2023) describes a language model as tokens that travel on a sphere. This notebook shows the
+# embedding and the layer norms of the bundled model. `curvescope reproduce molina2023` makes every figure,
+# for any language model.
 
 # %%
 from curvescope.papers import PAPERS, figures_of, find_figure

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Closing the Curvature Gap
 #
-# The paper (arXiv 2510.16927, 2025) bounds norms of the Hessian of a Transformer's block. Here the bounds are
-# next to true norms, on small instances; `curvescope reproduce petrov2025` measures all that was promised.
+# The paper (arXiv 2510.16927, 2025) bounds norms of the Hessian of a Transformer's block. This notebook
+# compares the bounds with true norms on small instances. `curvescope reproduce petrov2025` makes the
+# paper's figures.
 
 # %%
 from curvescope.papers import PAPERS, figures_of
@@ -13,7 +14,7 @@ for name, words in figures_of("petrov2025").items():
     print(f"{name:12} {words}")
 
 # %% [markdown]
-# A bound is one where no true norm lies above it: `violated 1 of 10` counts those that do.
+# `violated 1 of 10` says that the true norm is above the bound in one of ten instances.
 
 # %%
 bounds = find("bounds")

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Cracking the Hessian
 #
-# Slides of Singh, Ormaniec and Hofmann (2025) ask how far the GGN stands for the Hessian of a Transformer.
-# Here the two of them before and after training; `curvescope reproduce singh2025` checks every statement.
+# The slides of Singh, Ormaniec and Hofmann (2025) ask how well the GGN approximates the Hessian of a
+# Transformer. This notebook compares the two before and after training. `curvescope reproduce singh2025`
+# checks every statement of the slides.
 
 # %%
 import pandas as pd
@@ -14,7 +15,8 @@ print(PAPERS["singh2025"].citation)
 
 # %% [markdown]
 # ## The largest eigenvalue before and after training
-# Of the queries and keys of the first layer, on the same text. Residuals bound the error of each eigenvalue.
+# The blocks are the query and key matrices of the first layer, and the text is the same. A residual bounds
+# the error of its eigenvalue.
 
 # %%
 BLOCKS = "L0.W_[QK]"

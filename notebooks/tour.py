@@ -2,7 +2,7 @@
 # # A tour of curvescope
 #
 # Curvature of a small language model, from loading it to a map of its blocks. Results, models, problems and
-# operators show themselves: a cell that ends in one prints its numbers, a table and a figure.
+# operators have a display: a cell that ends in one shows its numbers, a table and a figure.
 
 # %%
 import curvescope as cs
@@ -11,7 +11,8 @@ model = cs.load("tiny-gpt")
 model
 
 # %% [markdown]
-# A model, data and a loss make a *problem*. What varies are all parameters, by role.
+# A model, data and a loss make a *problem*. Its variables are all parameters; the table groups them by
+# role.
 
 # %%
 problem = cs.Problem(model, cs.text_data("sample", model, tokens=64, seq_len=32))
@@ -19,8 +20,8 @@ print(f"loss {problem.loss_value():.3f}")
 problem
 
 # %% [markdown]
-# A problem has curvature *operators*, known by their products with vectors. Blocks are chosen by globs: here
-# the attention of the first layer.
+# A problem has curvature *operators*, which are matrices given by their products with vectors. Blocks are
+# chosen by globs: here the attention of the first layer.
 
 # %%
 ATTENTION = "L0.W_[QKVO]"
@@ -29,7 +30,7 @@ H
 
 # %% [markdown]
 # ## Extreme eigenvalues
-# Both ends of the spectrum; each eigenvalue is wrong by at most its residual.
+# These are both ends of the spectrum. The error of each eigenvalue is at most its residual.
 
 # %%
 ends = cs.eigsh(H, k=2, which="BE", tol=1e-2, vectors=False)
@@ -37,7 +38,7 @@ ends
 
 # %% [markdown]
 # ## The whole spectrum
-# A density from a few random probes, with a 95 % band over them.
+# This density is estimated from two random probes. The band is the 95 % interval over probes.
 
 # %%
 rho = cs.spectral_density(H, num_probes=2, num_steps=12)

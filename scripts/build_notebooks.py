@@ -1,4 +1,4 @@
-"""Notebooks from the scripts in notebooks/: executed, with their outputs, in the format of Jupyter (4.5).
+"""Build executed notebooks from the scripts in notebooks/, in the format of Jupyter (4.5).
 
     python scripts/build_notebooks.py                    # all of them, into notebooks/*.ipynb
     python scripts/build_notebooks.py tour --out folder
@@ -38,10 +38,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help="scripts in notebooks/, without .py; all by default")
     parser.add_argument("--out", type=Path, default=HERE, help="where to write the .ipynb files")
-    asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    for name in asked.names or sorted(path.stem for path in HERE.glob("*.py")):
-        target = asked.out / f"{name}.ipynb"
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in args.names or sorted(path.stem for path in HERE.glob("*.py")):
+        target = args.out / f"{name}.ipynb"
         nbformat.write(build(HERE / f"{name}.py"), target)
         print(target)
 

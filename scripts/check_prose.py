@@ -1,6 +1,6 @@
 """Check the English of docstrings, comments, messages and pages against the project's own small vocabulary.
 
-    python scripts/check_prose.py [FILES]
+    python scripts/check_prose.py [FILES OR FOLDERS]
 
 Codespell checks the spelling. This script finds docstrings that do not begin with
 a verb or a quantity, sentences that begin with a relative clause, and words that mean something else here
@@ -40,11 +40,17 @@ VOCABULARY = {
     r"\b(?:the|a) state that is (?:kept|told)\b": "name the state",
     r"\b(?:whole|of one's own) (?:said|told)\b": "name the thing",
     r"\bwho (?:asks|reads|wants|has|trains|knows)\b": "name the actor: “a user who …”",
-    r"\bas (?:that|those) of\b": "“like …”, “the same as …”",
+    r"(?<!such )\bas (?:that|those) of\b": "“like …”, “the same as …”",
     r"\b(?:is|are|was|were) (?:looked at|gone through|thought of)\b": "name the actor and use a verb",
     r"\bof which (?:the|none|each|all)\b": "split the sentence",
     r"\bwhere (?:there (?:is|are|was|were)|nothing|none|no one|that is|it is not|one is)\b": "“if”",
     r"\bstones? in\b": "obstacles",
+    r"(?<!there )\b(?:is|are|was|were) no (?!longer\b|more\b)": "“is not a …”",
+    r"\bless (?:the|its|their)\b": "“minus”",
+    r"\bg(?:o|oes|oing|one|ent) on\b": "continue, resume",
+    r"\b(?:put right|mended)\b": "corrected",
+    r"\basked for\b": "requested, or name what the user chose",
+    r"\bcannot be had\b": "“is not available”",
 }
 VOCABULARY_PATTERNS = [(re.compile(pattern, re.IGNORECASE), advice) for pattern, advice in VOCABULARY.items()]
 
@@ -116,9 +122,16 @@ def check(path: Path) -> list[str]:
     return [f"{name}:{passage.line}: {finding}" for passage in passages for finding in findings(passage)]
 
 
+def files_below(path: Path) -> list[Path]:
+    """Return the path itself, or the Python files and pages in a folder."""
+    return (
+        sorted(file for file in path.rglob("*") if file.suffix in (".py", ".md")) if path.is_dir() else [path]
+    )
+
+
 def main(arguments: list[str]) -> int:
     """Check the files that are named, or all."""
-    paths = [Path(name).resolve() for name in arguments]
+    paths = [path for name in arguments for path in files_below(Path(name).resolve())]
     paths = paths or sorted(path for pattern in (*PAGES, *CODE) for path in ROOT.glob(pattern))
     lines = [line for path in paths for line in check(path)]
     print("\n".join([*lines, f"{len(lines)} findings in {len(paths)} files"]))

@@ -1,4 +1,4 @@
-"""Compare what two versions of this package compute: every study and figure of a paper, at a small size.
+"""Compare the results of two versions of this package: all studies and figures of papers, at a small size.
 
     python scripts/compare_results.py run BEFORE            # with PYTHONPATH=src of one version
     python scripts/compare_results.py run AFTER --only gap  # and of the other
@@ -6,7 +6,7 @@
 
 `run` writes a folder for each study (`studies/NAME`) and for each figure (`papers/PAPER/NAME`): `result.json`
 and `arrays.npz` as saved, `shown.json` with summary, opening, captions, tables and claims, and every figure
-as PNG. With `--stored FOLDER` it shows the results that are saved under that folder, and computes nothing.
+as PNG. With `--stored FOLDER` it renders the results saved under that folder without computing.
 `compare` lists each entry that is not equal, with the size of the difference. The names of classes are
 compared without their modules; times are not compared.
 """
@@ -176,13 +176,13 @@ RENAMED = {"optimizers": "optimizers", "quantize": "quantize"}
 
 
 def names() -> list[str]:
-    """All that can be run, as their folders are called."""
+    """Return the names of all studies and figures, which are also the names of their folders."""
     figures = [f"papers/{paper}/{figure}" for paper, each in PAPERS.items() for figure in each]
     return [*(f"studies/{name}" for name in STUDIES), *figures]
 
 
 def compute(name: str, model: Path) -> Any:
-    """The result of a study or figure."""
+    """Return the result of a study or figure."""
     from curvescope import papers, studies
 
     kind, *rest = name.split("/")
@@ -221,15 +221,15 @@ def write(result: Any, folder: Path) -> None:
 
 
 def run(out: Path, only: list[str], stored: Path | None) -> int:
-    """Write the folders; the number of those that failed."""
+    """Write the folders, and return the number of failures."""
     from curvescope.runs.study_result import Shown
 
     out.mkdir(parents=True, exist_ok=True)
     model = out / "small.toml"
     model.write_text(MODEL, encoding="utf-8")
     if stored is None:
-        wanted = [n for n in names() if ({n, *n.split("/")} & set(only) if only else n not in SLOW)]
-        work = {name: lambda name=name: compute(name, model) for name in wanted}
+        chosen = [n for n in names() if ({n, *n.split("/")} & set(only) if only else n not in SLOW)]
+        work = {name: lambda name=name: compute(name, model) for name in chosen}
     else:
         places = sorted(stored.rglob("result.json"))
         work = {f"stored/{p.parent.relative_to(stored)}": lambda p=p: Shown.load(p.parent) for p in places}
@@ -241,7 +241,7 @@ def run(out: Path, only: list[str], stored: Path | None) -> int:
                 warnings.simplefilter("ignore")
                 write(make(), out / name)
             print(f"{name}: {time.monotonic() - begun:.1f} s", flush=True)
-        except Exception as error:  # the others are still wanted
+        except Exception as error:  # continue with the others
             failed += 1
             traceback.print_exc()
             print(f"{name}: FAILED, {type(error).__name__}: {error}", flush=True)
@@ -252,7 +252,7 @@ def run(out: Path, only: list[str], stored: Path | None) -> int:
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of a JSON tree with its path; classes without their modules."""
+    """Iterate over the values of a JSON tree with their paths, and classes without their modules."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from leaves(value.rpartition(".")[2] if key == "@class" else value, f"{path}/{key}")
@@ -264,24 +264,24 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """Everything in one result's folder, entry by entry."""
-    found: dict[str, Any] = {}
+    """Return all entries in the folder of one result."""
+    entries: dict[str, Any] = {}
     for path in sorted(folder.iterdir()):
         if path.suffix == ".json":
             tree = json.loads(path.read_text(encoding="utf-8"))
-            found |= {f"{path.name}{key}": value for key, value in leaves(tree)}
+            entries |= {f"{path.name}{key}": value for key, value in leaves(tree)}
         elif path.suffix == ".npz":
             with np.load(path) as archive:
-                found |= {f"{path.name}/{key}": archive[key] for key in archive.files}
+                entries |= {f"{path.name}/{key}": archive[key] for key in archive.files}
         elif path.suffix == ".png":
             from matplotlib import image
 
-            found[path.name] = image.imread(path)
-    return found
+            entries[path.name] = image.imread(path)
+    return entries
 
 
 def difference(a: Any, b: Any) -> str | None:
-    """How two values differ; None where they are equal."""
+    """Describe the difference of two values; None if they are equal."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         if a.shape != b.shape:
             return f"shape {a.shape} against {b.shape}"
@@ -297,13 +297,13 @@ def difference(a: Any, b: Any) -> str | None:
 
 
 def folders(root: Path) -> dict[str, Path]:
-    """The results under a folder by name; renamed studies by their old one."""
-    found = {path.parent.relative_to(root): path.parent for path in root.rglob("result.json")}
-    return {"/".join(RENAMED.get(part, part) for part in name.parts): path for name, path in found.items()}
+    """Return the results under a folder by name; renamed studies have their old name."""
+    by_name = {path.parent.relative_to(root): path.parent for path in root.rglob("result.json")}
+    return {"/".join(RENAMED.get(part, part) for part in name.parts): path for name, path in by_name.items()}
 
 
 def compare(before: Path, after: Path, only: list[str]) -> int:
-    """Print what differs; the number of results that do."""
+    """Print the differences, and return the number of different results."""
     old, new = folders(before), folders(after)
     chosen = [n for n in sorted(old | new) if not only or {n, *n.split("/")} & set(only)]
     differing = 0
@@ -329,7 +329,7 @@ def compare(before: Path, after: Path, only: list[str]) -> int:
 
 
 def main() -> None:
-    """Parse, call one of the two, print."""
+    """Parse the command line, and run one of the two commands."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run", help="compute and write into a folder")

@@ -40,7 +40,7 @@ def main(names: list[str]) -> None:
 
 
 def panels(widths: tuple[float, ...] = (1, 1), height: float = 2.9) -> tuple[Figure, list[Axes]]:
-    """Panels side by side."""
+    """Return panels side by side."""
     figure, axes = plt.subplots(
         1, len(widths), figsize=(7, height), layout="constrained", width_ratios=widths
     )
@@ -52,7 +52,7 @@ def titled(ax: Axes, title: str, x: str, y: str = "") -> None:
 
 
 def eigenvalues(ax: Axes, values: Any, label: str, color: str, marker: str = ".") -> None:
-    """All eigenvalues in order, signs kept, on an axis that is linear around zero."""
+    """Draw all eigenvalues in order, with signs, on an axis that is linear around zero."""
     values = np.asarray(values)
     ax.plot(np.arange(1, len(values) + 1), values, marker, ms=3.5, color=color, label=label)
     ax.axhline(0, color="0.6", lw=0.6)
@@ -143,10 +143,10 @@ def blocks(space: dict[str, Any]) -> Figure:
 
 def error_bars(space: dict[str, Any]) -> Figure:
     figure, (left, right) = panels((1.3, 1))
-    for i, (one, held) in enumerate(zip(space["found"], space["held"], strict=True)):
+    for i, (estimate, held) in enumerate(zip(space["found"], space["held"], strict=True)):
         color = PALETTE[0] if held else PALETTE[1]
-        left.plot([i, i], [one.low, one.high], "-", color=color, lw=1.2 if held else 2.2)
-        left.plot(i, one.value, "o" if held else "X", ms=2.6 if held else 5, color=color)
+        left.plot([i, i], [estimate.low, estimate.high], "-", color=color, lw=1.2 if held else 2.2)
+        left.plot(i, estimate.value, "o" if held else "X", ms=2.6 if held else 5, color=color)
     left.axhline(space["truth"], color="0.2", lw=1)
     left.set_ylim(bottom=0)
     titled(left, "Sixty 95 % intervals; the line is the truth", "seed", "trace of the GGN")

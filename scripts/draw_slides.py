@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def panels() -> tuple[Figure, list[Axes]]:
-    """Two panels side by side."""
+    """Return two panels side by side."""
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
@@ -41,7 +41,7 @@ def panels() -> tuple[Figure, list[Axes]]:
 
 
 def step(space: dict[str, Any]) -> Figure:
-    """Loss after one step, over the step size in units of the threshold."""
+    """Draw the loss after one step over the step size, in units of the threshold."""
     figure, axes = panels()
     for ax, name, curvature, title in zip(
         axes,
@@ -65,7 +65,7 @@ def step(space: dict[str, Any]) -> Figure:
 
 
 def sharpness(space: dict[str, Any]) -> Figure:
-    """λ_max over a factor that changes no output."""
+    """Draw λ_max over a factor that does not change the outputs."""
     figure, axes = panels()
     titles = ("ReLU network: c W_1, W_2/c", "tiny-gpt, layer 0: c W_V, W_O/c")
     for ax, values, losses, title in zip(axes, space["sharpness"], space["losses"], titles, strict=True):
@@ -78,7 +78,7 @@ def sharpness(space: dict[str, Any]) -> Figure:
 
 
 def newton(space: dict[str, Any]) -> Figure:
-    """Excess loss on a convex problem, and the paths of both methods beside a saddle."""
+    """Draw the excess loss on a convex problem, and the paths of both methods near a saddle."""
     figure, (left, right) = panels()
     colors = {"Newton": PALETTE[1], "descent": PALETTE[0]}
     least = min(losses.min() for losses, _ in space["convex"].values())

@@ -1,4 +1,4 @@
-"""State the loss of `tiny-gpt` and its checkpoints on both corpora, next to uniform and unigram losses.
+"""Print the loss of `tiny-gpt` and its checkpoints on both corpora, next to uniform and unigram losses.
 
     python scripts/evaluate_tiny_gpt.py
 

@@ -4,7 +4,7 @@ python scripts/make_gallery.py tiny-gpt vit mamba              # bundled, or mad
 python scripts/make_gallery.py stories15M=FOLDER minilm=FOLDER
 python scripts/make_gallery.py smollm2                         # its figure alone, from stored numbers
 
-A page keeps its words; what stands between `<!-- table -->` and `<!-- end of table -->` is written anew.
+The script replaces only the text between `<!-- table -->` and `<!-- end of table -->` of a page.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ ROWS = {
 }
 
 
-def table(found: dict[str, Any]) -> str:
-    """The rows of a page: what was measured, its error, and how."""
+def table(result: dict[str, Any]) -> str:
+    """Return the rows of a page: quantity, value, error and method."""
     lines = ["| | measured | ± | |", "|---|---|---|---|"]
     for name, words in ROWS.items():
-        if name in found["numbers"]:
-            value, error, how = found["numbers"][name]
+        if name in result["numbers"]:
+            value, error, how = result["numbers"][name]
             room = f"{float(f'{error:.2g}'):,g}" if error else ""
             lines.append(f"| {words} | {rounded(value, error)} | {room} | {how} |")
     return "\n".join(lines)
 
 
 def rounded(value: float, error: float | None) -> str:
-    """A number to the second digit of its error, at most to five digits; whole ones as they are."""
+    """Format a number to the second digit of its error, with at most five digits; integers in full."""
     if isinstance(value, int):
         return f"{value:,}"
     if not error:
@@ -56,18 +56,18 @@ def rounded(value: float, error: float | None) -> str:
     return f"{round(value, digits):,.{max(digits, 0)}f}"
 
 
-def marked(found: dict[str, Any]) -> str:
-    """The table between its marks, with how and when it was made."""
-    made = found["made"]
-    versions = f"curvescope {made['curvescope']}, torch {made['torch']}"
-    numbers = f"[{found['name']}.json]({found['name']}.json)"
-    when = f"{made['date']} ({versions}, {made['processor_seconds']} s)"
-    line = f"Made by `{made['command']}` on {when}; numbers: {numbers}."
-    return f"<!-- table -->\n{table(found)}\n\n{line}\n<!-- end of table -->"
+def marked(result: dict[str, Any]) -> str:
+    """Return the table between its markers, with its method and date."""
+    origin = result["made"]
+    versions = f"curvescope {origin['curvescope']}, torch {origin['torch']}"
+    numbers = f"[{result['name']}.json]({result['name']}.json)"
+    when = f"{origin['date']} ({versions}, {origin['processor_seconds']} s)"
+    line = f"Made by `{origin['command']}` on {when}; numbers: {numbers}."
+    return f"<!-- table -->\n{table(result)}\n\n{line}\n<!-- end of table -->"
 
 
 def measure(problem: Any, *, tol: float, num_probes: int, num_steps: int) -> dict[str, Any]:
-    """Extreme eigenvalues, traces, gap, a density and the traces of all blocks."""
+    """Measure extreme eigenvalues, traces, gap, a density and the traces of all blocks."""
     import curvescope as cs
 
     H, G, R = cs.Hessian(problem), cs.GGN(problem), cs.FunctionalHessian(problem)
@@ -99,7 +99,7 @@ def measure(problem: Any, *, tol: float, num_probes: int, num_steps: int) -> dic
 
 
 def curve(density: Any) -> dict[str, Any]:
-    """What is drawn of a density: 160 points with their 95 % band, outliers, and the width of the kernel."""
+    """Return 160 points of a density with their 95 % band, the outliers, and the kernel width."""
     import numpy as np
 
     ends = density.extremes
@@ -111,8 +111,8 @@ def curve(density: Any) -> dict[str, Any]:
     }
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
-    """The figure of a page, in the look of all figures."""
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Draw the figure of a page, in the common style."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -123,15 +123,15 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
     with style.context():
         figure, (left, right) = plt.subplots(1, 2, figsize=(7, 3.1), layout="constrained")
-        draw_density(left, found["density"])
-        draw_blocks(right, found["blocks"])
+        draw_density(left, result["density"])
+        draw_blocks(right, result["blocks"])
         figure.savefig(path, dpi=200)  # seven inches are the width of a page
     plt.close(figure)
     Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)
 
 
 def draw_density(ax: Any, curve: dict[str, Any]) -> None:
-    """The density of H with its band, and the outliers."""
+    """Draw the density of H with its band, and the outliers."""
     import numpy as np
 
     from curvescope.viz import spectrum
@@ -142,7 +142,7 @@ def draw_density(ax: Any, curve: dict[str, Any]) -> None:
 
 
 def draw_blocks(ax: Any, blocks: dict[str, tuple[float, float]]) -> None:
-    """The twelve blocks with the largest trace of the GGN."""
+    """Draw the twelve blocks with the largest trace of the GGN."""
     from curvescope.viz.style import BLUE
 
     names = list(blocks)[::-1]
@@ -155,7 +155,7 @@ def draw_blocks(ax: Any, blocks: dict[str, tuple[float, float]]) -> None:
 
 
 def draw_smollm2() -> None:
-    """Weight on the first token, head by head, as `benchmarks/sinks_smollm2.py` stored it."""
+    """Draw the attention weight on the first token by head, from results of `benchmarks/sinks_smollm2.py`."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -197,7 +197,7 @@ def stories(folder: str) -> Any:
 
 
 def minilm(folder: str) -> Any:
-    """A model without a head: its states on masked inputs against those on the whole ones."""
+    """Return the problem of a model without a head: states on masked inputs against those on full inputs."""
     import curvescope as cs
 
     model = cs.load(folder)
@@ -250,9 +250,9 @@ def make(name: str, folder: str) -> None:
 
     build, effort = MODELS[name]
     start = time.process_time()
-    found = measure(build(folder), **effort)
+    result = measure(build(folder), **effort)
     given = f"{name}=FOLDER" if folder else name
-    made = {
+    origin = {
         "command": f"python scripts/make_gallery.py {given}",
         "date": time.strftime("%Y-%m-%d"),
         "curvescope": cs.__version__,
@@ -260,14 +260,14 @@ def make(name: str, folder: str) -> None:
         "python": platform.python_version(),
         "processor_seconds": round(time.process_time() - start),
     }
-    found = {"name": name, "made": made, **found}
-    (DOCS / "gallery" / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    draw(found, DOCS / "images" / f"gallery-{name}.png")
+    result = {"name": name, "made": origin, **result}
+    (DOCS / "gallery" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    draw(result, DOCS / "images" / f"gallery-{name}.png")
     page = DOCS / "gallery" / f"{name}.md"
     if page.exists():
         text = page.read_text(encoding="utf-8")
-        page.write_text(MARKED.sub(lambda _: marked(json.loads(json.dumps(found))), text), encoding="utf-8")
-    print(name, json.dumps(found["numbers"]), flush=True)
+        page.write_text(MARKED.sub(lambda _: marked(json.loads(json.dumps(result))), text), encoding="utf-8")
+    print(name, json.dumps(result["numbers"]), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python scripts/make_sample.py
 
-The snapshot is fixed: results, tests and the README are stated on it. Running this again replaces it with
-today's source, and every number stated on it has to be measured again.
+The snapshot is fixed: results, tests and the README use it. Running this script again replaces it with
+the current source; then measure all these numbers again.
 """
 
 from pathlib import Path

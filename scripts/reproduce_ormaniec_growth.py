@@ -1,10 +1,11 @@
-"""Run the sweeps of ormaniec2025 where only torch, numpy and scipy are installed, such as on a borrowed GPU.
+"""Run the sweeps of ormaniec2025 on a machine with only torch, numpy and scipy, such as a borrowed GPU.
 
     python scripts/reproduce_ormaniec_growth.py run DIR --profile full --device cuda   # resumes if begun
     python scripts/reproduce_ormaniec_growth.py publish DIR OUT                        # figures and tables
 
-`run` leaves DIR/result.json and DIR/arrays.npz, and while it works a file for every finished piece in
-DIR/state. `publish` writes them into a folder of `curvescope reproduce`, as if they had been computed there.
+`run` writes DIR/result.json and DIR/arrays.npz, and during the run a file for every finished piece in
+DIR/state. `publish` writes them into a folder of `curvescope reproduce`, as if that command had computed
+them.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from curvescope.runs.pieces import Pieces
 
 
 class Clock:
-    """Prints how long each experiment took, and now and then how far the run is."""
+    """Progress that prints the time of each experiment, and sometimes the position in the run."""
 
     def __init__(self):
         self.experiment, self.begun, self.start = "", 0.0, time.monotonic()
@@ -59,17 +60,17 @@ def publish(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("run")
-    one.add_argument("folder", type=Path)
-    one.add_argument("--profile", default="full")
-    one.add_argument("--device", default="cpu")
-    one.add_argument("--replay", action="store_true")
-    one.add_argument("--experiments", nargs="+", default=["*"])
-    one.add_argument("--repeats", type=int)
-    one.add_argument("--probes", type=int)
-    one.add_argument("--every", type=int, help="2: every second scale")
-    one.add_argument("--estimate", action="store_true", help="from probes what is exact otherwise")
-    one.set_defaults(call=run)
+    run_parser = commands.add_parser("run")
+    run_parser.add_argument("folder", type=Path)
+    run_parser.add_argument("--profile", default="full")
+    run_parser.add_argument("--device", default="cpu")
+    run_parser.add_argument("--replay", action="store_true")
+    run_parser.add_argument("--experiments", nargs="+", default=["*"])
+    run_parser.add_argument("--repeats", type=int)
+    run_parser.add_argument("--probes", type=int)
+    run_parser.add_argument("--every", type=int, help="2: every second scale")
+    run_parser.add_argument("--estimate", action="store_true", help="estimate with probes instead of exactly")
+    run_parser.set_defaults(call=run)
     two = commands.add_parser("publish")
     two.add_argument("folder", type=Path)
     two.add_argument("out", type=Path)

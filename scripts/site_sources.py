@@ -1,8 +1,7 @@
-"""What pages of docs/ link to outside it goes into the site: a hook of mkdocs.
+"""Hook of mkdocs that adds files outside docs/ to the site if a page links to them.
 
 Tests and scripts become pages with their code, notebooks pages with their outputs, stored results pages or
-files, below source/ and out of the search. A link that leads nowhere stays as it is, and the strict build
-refuses it.
+files, below source/ and excluded from the search. A dead link stays unchanged, so the strict build fails.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ NOTEBOOK = ".ipynb"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the files that are linked to, and those that these link to."""
+    """Add the files that pages link to, and the files that these link to."""
     waiting = [(f"docs/{file.src_uri}", file.content_string) for file in files.documentation_pages()]
     seen: set[str] = set()
     while waiting:
@@ -38,21 +37,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turns links out of docs/ to where those files lie in the site."""
-    here = page.file.src_uri
-    home = here.removeprefix("source/") if here.startswith("source/") else f"docs/{here}"
+    """Replace links out of docs/ by links to these files in the site."""
+    source = page.file.src_uri
+    home = source.removeprefix("source/") if source.startswith("source/") else f"docs/{source}"
 
     def turned(link: re.Match[str]) -> str:
         path = resolved(home, link[0])
         if not (outside(path) or outside(home)):
             return link[0]
-        return relpath(place(path), PurePosixPath(here).parent)
+        return relpath(place(path), PurePosixPath(source).parent)
 
     return LINK.sub(turned, markdown)
 
 
 def linked(home: str, text: str) -> list[str]:
-    """Files outside docs/ that a page links to, by their paths from the root."""
+    """Return the files outside docs/ that a page links to, by their paths from the root."""
     paths = [resolved(home, link) for link in LINK.findall(text)]
     return [path for path in paths if outside(path) and (ROOT / path).is_file()]
 
@@ -66,14 +65,14 @@ def outside(path: str) -> bool:
 
 
 def place(path: str) -> str:
-    """Where a file of the repository lies in the site, as mkdocs names it."""
+    """Return the path of a repository file in the site, in mkdocs' form."""
     if not outside(path):
         return path.removeprefix("docs/")
     return f"source/{path}.md" if Path(path).suffix in {*CODE, NOTEBOOK} else f"source/{path}"
 
 
 def made(path: str, config: MkDocsConfig) -> File:
-    """A page of a text, or the file itself."""
+    """Return a page for a text file, or the file itself."""
     file, suffix = ROOT / path, Path(path).suffix
     if suffix in CODE:
         text = file.read_text(encoding="utf-8")

@@ -1,9 +1,9 @@
 """Install the built wheel or sdist alone in fresh environments, once per extra, and try it there.
 
-    python -m build
-    python scripts/smoke_distributions.py dist/*.whl                          # core, and every extra
-    python scripts/smoke_distributions.py dist/*.tar.gz --extra core
-    python scripts/smoke_distributions.py dist/*.whl --before torch==2.13.0   # installed first, exactly so
+    python -m build python scripts/smoke_distributions.py dist/*.whl                          # core, and
+    every extra python scripts/smoke_distributions.py dist/*.tar.gz --extra core python
+    scripts/smoke_distributions.py dist/*.whl --before torch==2.13.0   # installed first, in this exact
+    version
 
 One line per environment: whether the smoke test passed, and the size of the installed packages.
 """
@@ -59,7 +59,7 @@ from curvescope.monitor.callbacks.pytorch_lightning import lightning_callback
 assert isinstance(lightning_callback(problem.batches), lightning.pytorch.Callback)
 """,
 }
-"""What is run with each extra, after CORE."""
+"""Code that runs with each extra, after CORE."""
 COMMANDS = (["--version"], ["list"], ["doctor"])
 
 
@@ -68,8 +68,8 @@ def main() -> None:
     parser.add_argument("distribution", type=Path, help="a wheel or a source distribution")
     parser.add_argument("--extra", nargs="+", choices=list(SMOKE), default=list(SMOKE))
     parser.add_argument("--before", nargs="*", default=[], help="requirements to install first")
-    asked = parser.parse_args()
-    results = [attempt(asked.distribution.resolve(), extra, asked.before) for extra in asked.extra]
+    args = parser.parse_args()
+    results = [attempt(args.distribution.resolve(), extra, args.before) for extra in args.extra]
     sys.exit(0 if all(results) else 1)
 
 
@@ -91,15 +91,15 @@ def attempt(distribution: Path, extra: str, before: list[str]) -> bool:
         for step in steps:
             done = subprocess.run(step, cwd=folder, capture_output=True, text=True, check=False)
             if done.returncode:
-                said = done.stdout[-1500:] + done.stderr[-3000:]
-                print(f"{extra}: failed at {' '.join(step)[:200]}\n{said}", flush=True)
+                output = done.stdout[-1500:] + done.stderr[-3000:]
+                print(f"{extra}: failed at {' '.join(step)[:200]}\n{output}", flush=True)
                 return False
         print(f"{extra}: passed, {size(environment) / 1e6:.0f} MB installed", flush=True)
         return True
 
 
 def size(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Return the bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 

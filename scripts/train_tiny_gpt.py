@@ -4,7 +4,7 @@
 
 Every twentieth file is held out. Writes config.toml, tokenizer.json, model.safetensors (float32), three
 checkpoints (float16) and training.csv. The text differs between Python versions, so a second run gives
-another model; the files in the package are the ones to use. `scripts/evaluate_tiny_gpt.py` states losses.
+another model; use the files in the package. `scripts/evaluate_tiny_gpt.py` prints losses.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def main() -> None:
     model = zoo_model(cs.Transformer(config).to(options.device), name="tiny-gpt", tokenizer=tokenizer)
     early, middle = max(options.steps // 60, 1), options.steps // 8
     cfg = TrainConfig(steps=options.steps, lr=3e-3, warmup=options.steps // 60, snapshots=(0, early, middle))
-    trained, history, kept = train(model, lambda step: windows(ids["seen"], BATCH, SEED, step), cfg)
+    trained, history, checkpoints = train(model, lambda step: windows(ids["seen"], BATCH, SEED, step), cfg)
 
     cs.save(trained, options.out)
     for name, step in {"initial": 0, "early": early, "middle": middle}.items():
-        half = {key: value.half() for key, value in kept[step].items()}
+        half = {key: value.half() for key, value in checkpoints[step].items()}
         save_file(half, options.out / f"checkpoint-{name}.safetensors")
     every = max(options.steps // 600, 1)
     with (options.out / "training.csv").open("w", newline="", encoding="utf-8") as file:
@@ -88,8 +88,8 @@ def encoded(tokenizer: BPETokenizer, texts: list[str]) -> Tensor:
 
 def windows(ids: Tensor, count: int, seed: int, step: int) -> cs.Batch:
     starts = torch.randint(len(ids) - CONTEXT - 1, (count, 1), generator=generator(seed, step)).to(ids.device)
-    found = ids[starts + torch.arange(CONTEXT + 1, device=ids.device)]
-    return cs.Batch(found[:, :-1], found[:, 1:])
+    tokens = ids[starts + torch.arange(CONTEXT + 1, device=ids.device)]
+    return cs.Batch(tokens[:, :-1], tokens[:, 1:])
 
 
 @torch.no_grad()

@@ -41,7 +41,7 @@ def test_a_row_has_the_value_that_it_says(have: str, write: str, number: str, na
     H = cs.Hessian(problem)
     v = torch.randn(H.shape[0], generator=torch.Generator().manual_seed(0))
     assert float((H @ v).norm()) > 0
-    if problem.loss.splits:
+    if problem.loss.has_outputs:
         parts = cs.GGN(problem) @ v + cs.FunctionalHessian(problem) @ v
         torch.testing.assert_close(parts, H @ v, rtol=1e-3, atol=1e-4 * float((H @ v).norm()))
 

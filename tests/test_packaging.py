@@ -67,8 +67,8 @@ def test_the_oldest_versions_are_the_lower_bounds():
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     needed = {re.split(r"[\[>]", line)[0] for line in project["dependencies"]}
     assert needed <= set(pinned)
-    for name, version in pinned.items():
-        assert _number(version) == _number(bounds[name]), name
+    for name in pinned.keys() & bounds.keys():
+        assert _number(pinned[name]) == _number(bounds[name]), name
 
 
 def _number(version: str) -> tuple[int, ...]:

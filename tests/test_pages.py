@@ -13,7 +13,7 @@ import typer
 
 import guides
 from curvescope.cli.app import app
-from curvescope.cli.typed.options import with_own_options
+from curvescope.cli.arguments.options import study_options_as_settings
 from curvescope.studies import run_study
 
 TESTS = Path(__file__).parent
@@ -93,7 +93,7 @@ def test_a_command_that_is_shown_can_be_given(page, line):
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     assert not hasattr(command, "commands") or line.startswith("--"), f"no such command: {line}"
-    words = with_own_options(str(command.name), words)
+    words = study_options_as_settings(str(command.name), words)
     known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
     asked = {word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}
     assert asked <= known | {"--help"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 import re
 from dataclasses import fields
@@ -12,8 +14,10 @@ import pytest
 
 import guides
 from curvescope.algorithms.estimates.trace import TraceEstimate
-from curvescope.core.number_format import with_error
+from curvescope.core.number_format import rounded, with_error
+from curvescope.report import write_page
 from curvescope.sampling.statistics import Sampled
+from curvescope.studies import run_study
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "uncertainty.md").read_text(encoding="utf-8")
@@ -67,6 +71,77 @@ def test_columns_and_fields_are_those_of_the_page():
     assert named <= there
     assert {field.name for field in fields(TraceEstimate)} >= {"stderr", "low", "high"}
     assert "`stderr`" in row("fields in Python (estimates")
+
+
+MODEL = """
+n_layers = 1
+d_model = 4
+n_heads = 1
+d_ff = 4
+vocab_size = 3
+n_ctx = 11
+init = "scaled"
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A run folder, its result, and the number of its sharpest block."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "small.toml").write_text(MODEL, encoding="utf-8")
+    settings = {"model": str(folder / "small.toml"), "data": "task:sorting", "operators": ["hessian"]}
+    settings |= {"num_trace_probes": 4, "num_norm_probes": 2, "num_small_probes": 2, "num_sharp_steps": 4}
+    path, result = run_study.run("blocks", settings, out=folder)
+    part = result.parts["hessian"]
+    name = part.ranking()[0]
+    assert part.sampled_blocks[name].sampling > 0
+    return path, result, name
+
+
+def stored(path: Path, *keys: str) -> dict:
+    """Fields of a number in `result.json`."""
+    tree = json.loads((path / "result.json").read_text(encoding="utf-8"))["fields"]["parts"]["hessian"]
+    for key in keys:
+        tree = tree["fields"][key] if "fields" in tree else tree[key]
+    return tree["fields"]
+
+
+def test_json_and_csv_have_the_errors_under_the_names_of_the_page(measured):
+    path, _, name = measured
+    fields_of = stored(path, "sampled_blocks", name)
+    named = set(re.findall(r"`(x_\w*)`", row("CSV columns and JSON"))) - {"x_verdict"}
+    assert len(named) == 4
+    with (path / "tables" / "hessian.csv").open(encoding="utf-8") as file:
+        line = next(line for line in csv.DictReader(file) if line["block"] == name)
+    for column in named - {"x_numerical"}:  # the residual of the row is that of the block's own steps
+        key = column.removeprefix("x_")
+        assert float(line[f"lambda_max_{key}"]) == pytest.approx(fields_of[key])
+    assert float(line["lambda_max_numerical"]) >= 0
+
+
+def test_the_command_line_and_the_report_show_the_same_number_with_both_errors(measured, tmp_path):
+    path, result, _ = measured
+    whole = stored(path, "sampled", "lambda_max")
+    expected = f"numerical {rounded(whole['numerical'], 2)}, sampling {rounded(whole['sampling'], 2)}"
+    label, value, words = next(line for line in result.summary() if line[0].startswith("λ_max"))
+    assert expected in words
+    number = result.parts["hessian"].sampled["lambda_max"]
+    assert value == number.headline
+    assert (" ± " in value) == number.settled()
+    page = write_page([path], tmp_path / "page.html").read_text(encoding="utf-8")
+    for part in (label, value, expected):
+        assert part in page
+
+
+def test_thin_bars_of_a_figure_end_at_the_interval_of_both_errors(measured):
+    path, result, name = measured
+    whole = stored(path, "sampled_blocks", name)
+    ax = result.figures()["sharpness"].axes[0]
+    thin, thick = (bar.lines[2][0] for bar in ax.containers[:2])
+    assert thin.get_linewidths()[0] < thick.get_linewidths()[0]
+    ends = thin.get_segments()[0][:, 1]
+    assert ends == pytest.approx([whole["low"], whole["high"]])
+    assert "thin outer bar" in row("figures")
 
 
 def test_every_page_that_explains_the_symbol_links_to_this_one():

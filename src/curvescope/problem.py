@@ -1,4 +1,4 @@
-"""A problem: model + data + loss + the total weight of its terms. Curvature is a property of this."""
+"""A problem: model, data, loss, and the total weight of its terms. It is what has curvature."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,19 +17,19 @@ from curvescope.core.blocks import ParamSpace, by_role
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.finite_differences import gradient_error
 from curvescope.core.progress import track
-from curvescope.core.ranks.reshard import releasing
-from curvescope.core.tensors import custom_functions, take_each
+from curvescope.core.ranks.reshard import releasing_parameters
+from curvescope.core.tensors import custom_functions, receive_gradients
 from curvescope.data.batches import Batch, Batches, as_batches
 from curvescope.data.compatibility import (
     SUM,
     Terms,
     check_ids,
     fitted,
+    opaque_batches,
     padding_notes,
     predicts_next,
     task_notes,
     warn_unshifted,
-    whole_batches,
 )
 from curvescope.data.dict_batches import hides_start
 from curvescope.losses import Loss, ModelLoss, as_loss
@@ -55,7 +56,7 @@ from curvescope.viz import notebook
 
 T = TypeVar("T")
 LOG = logging.getLogger("curvescope")
-COPIED = 2**27  # parameters up to which a copy in float64 is made
+COPIED = 2**27  # largest number of parameters for which a float64 copy is made
 TRUE_BACKWARD = "write it in PyTorch operations, or give it a backward that is its derivative"
 _slope_errors: WeakKeyDictionary[Model, dict[tuple[str, ...], float | None]] = WeakKeyDictionary()
 
@@ -71,10 +72,10 @@ class Problem:
     concatenates the blocks; `space` splits and converts it.
 
     Args:
-        model: A `Model`, or what `load` takes.
-        batches: `Batches`; (inputs, targets[, weights]), or a list or DataLoader of them; dictionaries with
-            labels, as Hugging Face's tools make them, or a `datasets.Dataset`: labels (B, T) are shifted if
-            the model predicts the next token: outputs at t are compared with the label at t + 1.
+        model: A `Model`, or an argument of `load`.
+        batches: `Batches`; (inputs, targets[, weights]), or a list or DataLoader of them; or dictionaries
+            with labels in Hugging Face's format, or a `datasets.Dataset`. Labels (B, T) are shifted if the
+            model predicts the next token: outputs at t are compared with the label at t + 1.
         loss: A loss, its name, or one of torch's, e.g. `nn.CrossEntropyLoss()`; "own" for a model that is
             called with a batch and returns its own loss.
         loss_fn: Instead of `loss`, a function `loss_fn(model, batch)` that returns one number. It gets the
@@ -112,7 +113,7 @@ class Problem:
         check_weights(self.model)
         self.loss: Loss = as_loss(loss)
         self.batches: Batches = as_batches(batches, shift=predicts_next(self.model))
-        if self.loss.splits:  # a loss_fn gets its batches unchanged
+        if self.loss.has_outputs:  # a loss_fn gets its batches unchanged
             self.batches = fitted(self.batches, self.model)
             check_ids(self.batches, self.model)
         from_problem = isinstance(batches, list) and all(isinstance(batch, Batch) for batch in batches)
@@ -125,8 +126,8 @@ class Problem:
 
     @property
     def num_terms(self) -> float:
-        """N: the total weight of the terms, as targets and weights are now; 1 for a plain sum."""
-        return self._total_weight() if self.loss.divided else 1.0
+        """Total weight N of the terms, from the current targets and weights; 1 for a plain sum."""
+        return self._total_weight() if self.loss.is_mean else 1.0
 
     def _total_weight(self) -> float:
         return sum(self.loss.total_weight(b.targets, b.weights) for b in self.batches)
@@ -172,7 +173,7 @@ class Problem:
         """
         return self.choice.space(*patterns)
 
-    def at(self, parameters: Mapping[str, Tensor] | Tensor) -> Problem:
+    def at(self, parameters: Mapping[str, Tensor] | Tensor | np.ndarray) -> Problem:
         """Return the same problem at other parameters: a checkpoint, a training step, a point on a line.
 
         Nothing is loaded, copied or checked again. The given tensors are read at every product, so they may
@@ -184,9 +185,10 @@ class Problem:
             parameters: Values by name (parameters without a name keep the model's values), or a vector over
                 `space()`.
         """
-        given = self.space().scatter(parameters) if isinstance(parameters, Tensor) else dict(parameters)
+        is_vector = isinstance(parameters, Tensor | np.ndarray)
+        values = self.space().scatter(parameters) if is_vector else dict(parameters)
         problem = copy.copy(self)
-        problem.store = self.store.at(given)
+        problem.store = self.store.at(values)
         return problem
 
     def placed_batches(self, what: str) -> Iterator[Batch]:
@@ -204,7 +206,7 @@ class Problem:
         zero, because all ranks gather parameters together.
         """
         spread = self.model.spread
-        if spread is not None and not self.loss.splits:
+        if spread is not None and not self.loss.has_outputs:
             raise UsageError(
                 "a model that is sharded over ranks cannot be used with a function of model and batch",
                 hint="give targets, and a loss of outputs and targets, whose terms can be split "
@@ -225,7 +227,7 @@ class Problem:
 
         Args:
             batch: One of `placed_batches`.
-            parameters: In place of θ's own, by name.
+            parameters: Tensors that replace θ, by name.
             changes: Changes of the module during this call.
         """
         attributed = attributed_errors(lambda: self.module_outputs(batch))
@@ -246,12 +248,12 @@ class Problem:
             batch: One of `placed_batches`.
             parameters: In place of θ's own, by name.
         """
-        errors = module_errors(self.model, batch.inputs, splits=self.loss.splits)
+        errors = module_errors(self.model, batch.inputs, splits=self.loss.has_outputs)
         with errors, evaluating(self.model.module):
             return self.model.forward({**self.point, **(parameters or {})}, batch.inputs, as_it_is=True)
 
     def loss_value(self) -> float:
-        """L(θ)."""
+        """Return L(θ)."""
         total = 0.0
         with differentiating(), torch.no_grad(), self.store.refusing_aliased():
             for batch in self.local_batches("loss"):
@@ -261,24 +263,23 @@ class Problem:
         return total / self.num_terms
 
     def _loss(self, batch: Batch) -> float:
-        """Return the loss summed over a batch's terms; with left padding, check it against the unmodified
-        module.
+        """Sum the loss over a batch's terms; with left padding, compare it with the unmodified module.
 
-        Two implementations of attention may differ where a token attends to nothing, and Hugging Face counts
+        Implementations of attention may differ for a token that attends to nothing, and Hugging Face counts
         the first label after such tokens.
         """
-        ours = float(self.loss.sum(self.outputs(batch), batch.targets, batch.weights))
+        loss_with_kernels = float(self.loss.sum(self.outputs(batch), batch.targets, batch.weights))
         if not self.store.agreed(not hides_start(batch.inputs)):  # all ranks take part, or none does
-            theirs = float(self.loss.sum(self.module_outputs(batch), batch.targets, batch.weights))
-            check_left_padding(self.model.name, ours, theirs)
-        return ours
+            module_loss = float(self.loss.sum(self.module_outputs(batch), batch.targets, batch.weights))
+            check_left_padding(self.model.name, loss_with_kernels, module_loss)
+        return loss_with_kernels
 
     def gradient(self, *patterns: Params) -> Tensor:
-        """∇L(θ) over `space(*patterns)`: (n,)."""
+        """Return ∇L(θ) over `space(*patterns)`, (n,)."""
         return self._value_and_gradient(*patterns)[1]
 
     def value_and_gradient(self, *patterns: Params) -> tuple[float, Tensor]:
-        """L(θ), and ∇L(θ) over `space(*patterns)`, (n,), from one pass over the data."""
+        """Return L(θ), and ∇L(θ) over `space(*patterns)`, (n,), from one pass over the data."""
         value, gradient = self._value_and_gradient(*patterns)
         return float(value), gradient
 
@@ -294,7 +295,7 @@ class Problem:
         with differentiating():
             total = space.total(1)
         for batch in self.local_batches("gradient"):
-            with differentiating(), releasing():
+            with differentiating(), releasing_parameters():
 
                 def loss(leaves: Leaves, batch: Batch = batch) -> Tensor:
                     return self.loss.sum(self.outputs(batch, leaves), batch.targets, batch.weights)
@@ -306,10 +307,12 @@ class Problem:
                     continue
                 into = [leaves[name] for name in space.parameter_names]
                 with without_tensor_hooks(into):
-                    take_each([value], into, lambda i, g: total.add(space.parameter_names[i], g[None]))
+                    receive_gradients(
+                        [value], into, lambda i, g: total.add(space.parameter_names[i], g[None])
+                    )
         value = self.store.added(torch.stack(sums).sum(dtype=summed))
         with differentiating():
-            return value / self.num_terms, total.whole()[:, 0].div_(self.num_terms)
+            return value / self.num_terms, total.result()[:, 0].div_(self.num_terms)
 
     def _refuse_wrong_gradient(self, value: Tensor, batch: Batch) -> None:
         """Raise if custom functions in the graph of a loss have a backward that is not their derivative.
@@ -363,7 +366,7 @@ def _of_model(
         raise UsageError("expected either loss or loss_fn, got both")
     if function is not None and not callable(function):
         raise UsageError(f"expected a function loss_fn(model, batch), got a {type(function).__name__}")
-    batches, wholes = whole_batches(data, terms)
+    batches, wholes = opaque_batches(data, terms)
     call = Closure(function or own_loss, wholes.unpack)
     casts = model.casts or is_transformers(model.module)  # Hugging Face computes losses in float32
     return replace(model, call=call, output=None, casts=casts), batches, ModelLoss(terms != SUM)
@@ -378,19 +381,20 @@ def check_finite(total: Tensor, problem: Problem, *given: Tensor) -> None:
                 "expected a vector of finite numbers, got one with infinite or undefined entries"
             )
         bad_entries = not_finite(problem.model, dict(problem.named_parameters()))
-        where = (
+        weights_note = (
             f", and there are NaN or infinite weights in {describe_counts(bad_entries)}"
             if bad_entries
             else ""
         )
         raise CurvescopeError(
-            f"the product is not finite; the loss at these parameters is {problem.loss_value():.4g}{where}",
+            f"the product is not finite; the loss at these parameters is {problem.loss_value():.4g}"
+            f"{weights_note}",
             hint="look for diverged weights, or use dtype='float64'",
         )
 
 
 def double_copy(problem: Problem, few: Batch) -> tuple[Problem, Batch]:
-    """The problem of one placed batch with a copy of its module in float64, and that batch."""
+    """Copy the module to float64; return its problem for one batch on the device, and that batch."""
     wide = replace(problem.model, module=copy.deepcopy(problem.model.module).double())
     point = {name: p.double() for name, p in problem.point.items()}
     double = Problem(wide, [few], problem.loss, params="*").at(point)
@@ -404,7 +408,7 @@ def _slope_error(problem: Problem, batch: Batch, names: Sequence[str]) -> float 
     if problem.dtype == torch.float32 and problem.model.widening is None and size <= COPIED:
         try:
             return _slope_error(*double_copy(problem, batch), names)
-        except Exception as error:  # whatever a module raises that is made for one type
+        except Exception as error:  # a module made for one dtype may raise anything
             LOG.debug("%s does not run in float64: %s", problem.model.name, error)
 
     def loss(parameters: Mapping[str, Tensor]) -> Tensor:

@@ -95,7 +95,7 @@ class CharTokenizer(Tokenizer):
         except KeyError as missing:
             c = missing.args[0]
             raise UsageError(
-                f"expected characters of the alphabet {_shown(self.alphabet)}, "
+                f"expected characters of the alphabet {_shortened(self.alphabet)}, "
                 f"got {c!r} at position {text.index(c)}",
                 hint="CharTokenizer.from_text on all the text, or ByteTokenizer() for any text",
             ) from None
@@ -223,30 +223,30 @@ class HFTokenizer(Tokenizer):
         self.tokenizer.save_pretrained(str(path))
 
 
-def as_tokenizer(given: Any) -> Tokenizer:
+def as_tokenizer(tokenizer: Any) -> Tokenizer:
     """Return a Tokenizer, wrapping a tokenizer of transformers or of the package `tokenizers`."""
-    if isinstance(given, Tokenizer):
-        return given
-    if hasattr(given, "encode") and hasattr(given, "to_str"):
-        return BPETokenizer(given)
-    return HFTokenizer(given)
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if hasattr(tokenizer, "encode") and hasattr(tokenizer, "to_str"):
+        return BPETokenizer(tokenizer)
+    return HFTokenizer(tokenizer)
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer written by `save`, or the BPE in a tokenizer.json or in a folder that has one."""
     content = _read(path)
     try:
-        content_ = json.loads(content)
+        parsed = json.loads(content)
     except ValueError:
-        content_ = None
-    if not isinstance(content_, dict) or content_.get("format") != FORMAT:
+        parsed = None
+    if not isinstance(parsed, dict) or parsed.get("format") != FORMAT:
         return BPETokenizer.from_file(path)
-    if content_.get("type") == ByteTokenizer.name:
+    if parsed.get("type") == ByteTokenizer.name:
         return ByteTokenizer()
-    if content_.get("type") == CharTokenizer.name and isinstance(content_.get("alphabet"), str):
-        return CharTokenizer(content_["alphabet"])
+    if parsed.get("type") == CharTokenizer.name and isinstance(parsed.get("alphabet"), str):
+        return CharTokenizer(parsed["alphabet"])
     raise UsageError(
-        f"expected a tokenizer of type 'bytes' or 'chars' in {str(path)!r}, got {content_.get('type')!r}"
+        f"expected a tokenizer of type 'bytes' or 'chars' in {str(path)!r}, got {parsed.get('type')!r}"
     )
 
 
@@ -304,5 +304,5 @@ def _first_line(problem: Exception) -> str:
     return str(problem).split("\n", 1)[0][:200]
 
 
-def _shown(alphabet: str, limit: int = 40) -> str:
+def _shortened(alphabet: str, limit: int = 40) -> str:
     return repr(alphabet[:limit]) + (f" and {len(alphabet) - limit} more" if len(alphabet) > limit else "")

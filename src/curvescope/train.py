@@ -21,7 +21,7 @@ from curvescope.losses import Loss, as_loss
 from curvescope.models.model import Model
 
 Stream = Callable[[int], Batch]
-"""The batch of a step."""
+"""Function that returns the batch of a step."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _step(
 ) -> tuple[Tensor, Tensor]:
     batch = batch.map(lambda t: t.to(model.device, model.dtype if t.is_floating_point() else None))
     outputs = model.forward({}, batch.inputs)
-    total = loss.total_weight(batch.targets, batch.weights) if loss.divided else 1.0
+    total = loss.total_weight(batch.targets, batch.weights) if loss.is_mean else 1.0
     value = loss.sum(outputs, batch.targets, batch.weights) / total
     optimizer.zero_grad(set_to_none=True)
     value.backward()

@@ -62,7 +62,7 @@ def test_long_vectors_take_half_the_host_memory(monkeypatch):
     assert host_dtype(torch.float32, 2**24) == torch.bfloat16
     assert host_dtype(torch.float32, 2**24 - 1) == torch.float32
     assert host_dtype(torch.float64, 2**24) == torch.float64
-    monkeypatch.setattr(krylov_storage, "LONG", 2**17)
+    monkeypatch.setattr(krylov_storage, "MIN_BFLOAT16", 2**17)
     op = operator(2**17)
     whole, half = steps(op, 20, None), steps(op, 20, 3)
     assert half.far[0].num_bytes == 18 * 2 * 2**17
@@ -153,8 +153,8 @@ def test_orthogonality_is_told(tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_vectors_come_to_the_card_in_time(monkeypatch, dtype):
-    monkeypatch.setattr(krylov_storage, "CHUNK", 2**12)  # many chunks, several pieces
-    monkeypatch.setattr(krylov_storage, "PIECE", 2**15)
+    monkeypatch.setattr(krylov_storage, "MAX_BUFFER_ROW", 2**12)  # many chunks, several pieces
+    monkeypatch.setattr(krylov_storage, "PINNED_CHUNK", 2**15)
     n = 2**17 + 17 * 16
     d = operator(n, dtype) @ torch.ones(n, dtype=dtype)
     diagonal = d.cuda()
@@ -162,7 +162,7 @@ def test_vectors_come_to_the_card_in_time(monkeypatch, dtype):
     op = FunctionOperator(lambda V: diagonal[:, None] * V, (n, n), **options)
     near = 1e-5 if dtype == torch.float32 else 1e-12
     for long in (2**24, 2**17):  # the second time in bfloat16
-        monkeypatch.setattr(krylov_storage, "LONG", long)
+        monkeypatch.setattr(krylov_storage, "MIN_BFLOAT16", long)
         whole, split = (steps(op, 20, rows) for rows in (None, 4))
         (x, w), (y, v) = whole.finish().quadrature(), split.finish().quadrature()
         np.testing.assert_allclose(y, x, atol=near * np.abs(x).max())

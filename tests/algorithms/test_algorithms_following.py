@@ -114,7 +114,7 @@ def test_tracking_with_too_few_products_says_so():
 def test_forms_are_those_of_the_vectors_beside():
     M, _ = with_spectrum(SPECTRA["outliers"])
     X = probes(len(M), 2, seed=8).T
-    found = follow_ends(cs.Matrix(M, symmetric=True), beside=X)
+    found = follow_ends(cs.Matrix(M, symmetric=True), include=X)
     expected = [float(x @ M @ x / (x @ x)) for x in X]
     np.testing.assert_allclose(found.forms, expected, rtol=1e-9)
 
@@ -194,9 +194,9 @@ def test_an_extended_search_has_the_bound_of_all_its_products():
     op = cs.Matrix(torch.diag(values), symmetric=True)
     rough = search_top(op, torch.ones(1, len(values), dtype=torch.float64), tol=0.3, seed=4)
     fine = search_top(
-        op, torch.ones(1, len(values), dtype=torch.float64), tol=0.01, seed=4, go_on=rough.subspace
+        op, torch.ones(1, len(values), dtype=torch.float64), tol=0.01, seed=4, resume=rough.subspace
     )
-    both = follow_ends(op, top=2, go_on=fine.subspace, upper=fine.upper)
+    both = follow_ends(op, top=2, resume=fine.subspace, upper=fine.upper)
     assert fine.errors[0] < rough.errors[0]
     for found in (rough, fine, both):
         assert 2 - found.values[0] <= found.errors[0] + 1e-9

@@ -143,7 +143,7 @@ WRONG = {
     "shape": (lambda: trace_function(OP, lambda x: 1.0), "to give an array of"),
     "negative": (
         lambda: logdet(with_spectrum(np.linspace(-1, 1, N))),
-        r"log is not finite at the eigenvalue -\d.* \(damping moves all eigenvalues up\)",
+        r"log is not finite at the eigenvalue -\d.* \(damping increases all eigenvalues\)",
     ),
     "zero": (lambda: logdet(with_spectrum(np.zeros(5), psd=True)), "log is not finite at the eigenvalue 0"),
     "damping": (lambda: logdet(OP, damping=-1), "expected a finite damping of at least 0"),

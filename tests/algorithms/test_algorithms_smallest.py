@@ -113,13 +113,13 @@ def test_small_operators_are_written_out():
     assert found.num_products == 5
     singular = eigsh(with_spectrum([0.0, 1, 2, 3]), 1, which="SM")
     assert not singular.converged
-    assert "some cannot be told from zero" in singular.reason
+    assert "from zero" in singular.reason
     row = torch.ones(70, 70).double().tril().cumsum(0)
     row[0], row[:, 0] = 0, 0
     zero = eigsh(Matrix(row + row.T), 1, which="SM")  # whose vector is found to the last digit
     assert zero.residuals[0] >= torch.finfo(torch.float64).eps * float(torch.linalg.norm(row + row.T, 2))
     assert not zero.converged
-    assert "some cannot be told from zero" in zero.reason
+    assert "from zero" in zero.reason
     assert eigsh(Matrix(torch.zeros(3, 3).double()), 2, which="SM").converged
 
 

@@ -218,10 +218,18 @@ WRONG: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
     ),
     "uphill": (lambda m: SGD(m.parameters(), lr=0.1, maximize=True), {}, "got maximize=True"),
     "no rate": (lambda m: SGD(m.parameters(), lr=0.0), {}, "expected a learning rate above 0, got 0"),
-    "rate twice": (lambda m: SGD(m.parameters(), lr=0.1), {"learning_rate": 0.1}, "leave them out"),
+    "rate twice": (
+        lambda m: SGD(m.parameters(), lr=0.1),
+        {"learning_rate": 0.1},
+        "damping, learning_rate, momentum and nesterov",
+    ),
     "no root": (lambda m: Matrix(torch.eye(8).double()), {}, r"with inverse_root, Matrix\(8 × 8"),
     "damped function": (lambda m: lambda V: V, {"damping": 0.1}, "expected no damping with a function"),
-    "damped optimizer": (lambda m: SGD(m.parameters(), lr=0.1), {"damping": 0.1}, "leave them out"),
+    "damped optimizer": (
+        lambda m: SGD(m.parameters(), lr=0.1),
+        {"damping": 0.1},
+        "damping, learning_rate, momentum and nesterov",
+    ),
     "a word": (lambda m: "adam", {}, "expected an optimizer of torch, an operator or a function, got str"),
     "another size": (
         lambda m: Diagonal(torch.ones(3).double()),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from curvescope.algorithms.accurate_sums import PART, column_dots, dots, inner, norms
+from curvescope.algorithms.accurate_sums import CPU_CHUNK, column_dots, dots, inner, norms
 from curvescope.algorithms.vectors import orthogonalize
 from curvescope.core.seeds import generator
 
-n = 5 * PART + 77
+n = 5 * CPU_CHUNK + 77
 EPS = torch.finfo(torch.float32).eps
 MAKES = {  # entries of one size, of very different ones, falling off, of one sign, few beside many
     "normal": lambda x: x,

@@ -35,7 +35,7 @@ def test_the_smoothed_measure_of_the_probes_lies_in_its_certain_bounds(name, num
     ends = SPECTRA[name][[0, -1]]
     grid = few.smoothed(ends=ends)[0]
     density = every.smoothed(grid, few.width, ends=ends)[1]
-    low, high = few.sure(grid, ends=ends)
+    low, high = few.certain_bounds(grid, ends=ends)
     slack = 1e-6 * density.max()
     assert (low <= density + slack).all()
     assert (density <= high + slack).all()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from curvescope.algorithms.surgery.grids import Grid, compensated, grid
 from curvescope.algorithms.surgery.removal import (
-    AT_ONCE,
+    UPDATE_INTERVAL,
     damped_inverse,
     diagonal_saliencies,
     eliminate,
@@ -98,11 +98,11 @@ def test_elimination_is_greedy_and_ends_where_removal_of_its_set_does():
 
 
 def test_elimination_goes_on_behind_its_updates():
-    w, H = system(AT_ONCE + 30)
+    w, H = system(UPDATE_INTERVAL + 30)
     inverse = torch.linalg.inv(H)
     found = eliminate(w, inverse, len(w))
     assert sorted(found.order.tolist()) == list(range(len(w)))
-    for k in (AT_ONCE + 1, AT_ONCE + 20):
+    for k in (UPDATE_INTERVAL + 1, UPDATE_INTERVAL + 20):
         part = remove(w, inverse, found.order[:k]).increase
         assert float(found.increases[:k].sum()) == pytest.approx(part, rel=1e-7)
 

@@ -9,7 +9,7 @@ import typer
 
 from commands import call
 from curvescope.cli.app import app
-from curvescope.cli.typed.options import SETTINGS
+from curvescope.cli.arguments.options import SETTINGS
 from curvescope.papers import PAPERS
 from curvescope.studies import STUDIES
 from curvescope.studies.problem_config import ModelOnData

@@ -65,7 +65,7 @@ def test_a_plan_says_what_a_run_takes(tied, capsys, monkeypatch):
     assert code == 0
     said = [line.split(":")[0] for line in out.splitlines()]
     assert said[1:7] == ["attention", "float32", "dropout", "tied weights", "memory", "time"]
-    assert err.startswith("measuring products of ")
+    assert "spectrum" in err
     assert "up to about " not in err  # one prediction
     assert "H = H_o + H_f" in out
     code, out, err = call("info", tied, "--plan", "spectrum", *SOME, "--json", "--quiet", capsys=capsys)

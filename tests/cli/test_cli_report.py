@@ -137,8 +137,8 @@ def test_ctrl_c_says_the_command_that_goes_on(played, capsys):
     code, out, err = call(*words, capsys=capsys)
     assert (code, out) == (130, "")
     assert err.splitlines()[-2:] == [
-        "stopped; the same command goes on behind 2 of 12 pieces",
-        f"to go on: {shlex.join(['curvescope', *words])}",
+        "stopped; the same command resumes after 2 of 12 pieces",
+        f"to resume: {shlex.join(['curvescope', *words])}",
     ]
     assert not Path("report.html").exists()
 
@@ -180,7 +180,7 @@ def test_a_run_folder_that_is_not_there_is_taken_for_no_model(tmp_path, monkeypa
     Path("runs", "spectrum").mkdir(parents=True)
     code, _, err = call("report", "runs/spectrum/2026", capsys=capsys)
     assert code == 2
-    assert "expected a run folder or a model, got runs/spectrum/2026, which is not there" in err
+    assert "expected a run folder or a model, got runs/spectrum/2026" in err
     assert "hint: a run folder has config.toml and result.json" in err
 
 

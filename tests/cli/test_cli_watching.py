@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from curvescope.cli import run_progress
-from curvescope.cli.typed import line
+from curvescope.cli.arguments import command_line
 from curvescope.core.progress import track
 
 
 def test_in_a_pipe_a_finished_piece_is_one_line(capsys):
-    with run_progress.watched(False) as watch:
+    with run_progress.progress_display(False) as watch:
         watch.say("three studies")
         watch.part("1 of 3: spectrum, why", 0, 10, 30)
         watch.piece("density", 1, 2)
@@ -43,7 +43,7 @@ def test_in_a_pipe_a_finished_piece_is_one_line(capsys):
 
 
 def test_a_piece_that_was_stopped_is_not_said_to_be_done(capsys):
-    with pytest.raises(KeyboardInterrupt), run_progress.watched(False) as watch:
+    with pytest.raises(KeyboardInterrupt), run_progress.progress_display(False) as watch:
         stop(watch)
     assert capsys.readouterr().err == ""
 
@@ -54,7 +54,7 @@ def stop(watch):
 
 
 def test_quiet_says_nothing(capsys):
-    with run_progress.watched(True) as watch:
+    with run_progress.progress_display(True) as watch:
         watch.part("1 of 1", 0, 1, 1)
         watch.piece("density", 1, 2)
         watch.answer("λ max 3")
@@ -67,7 +67,7 @@ def test_on_a_terminal_there_are_bars_for_all_for_pieces_and_for_the_loop(monkey
     made = {"file": shown, "force_terminal": True, "width": 120, "color_system": None}
     monkeypatch.setattr("rich.console.Console", lambda stderr: Console(**made))
     monkeypatch.setattr(run_progress.sys.stderr, "isatty", lambda: True, raising=False)
-    with run_progress.watched(False) as watch:
+    with run_progress.progress_display(False) as watch:
         watch.say("a line [in brackets]")
         watch.part("2 of 3: spectrum, why", 10, 20, 30)
         watch.piece("traces", 2, 4)
@@ -81,9 +81,9 @@ def test_on_a_terminal_there_are_bars_for_all_for_pieces_and_for_the_loop(monkey
 
 
 def test_the_command_that_goes_on_can_be_pasted():
-    line.remember(["run", "spectrum", "--out", "my runs"])
-    assert line.go_on() == "to go on: curvescope run spectrum --out 'my runs'"
-    assert not line.wants_traceback()
+    command_line.store_arguments(["run", "spectrum", "--out", "my runs"])
+    assert command_line.resume_hint().endswith(": curvescope run spectrum --out 'my runs'")
+    assert not command_line.wants_traceback()
 
 
 def test_threads_that_wait_do_not_spin():
@@ -99,7 +99,7 @@ def test_threads_that_wait_do_not_spin():
 
 
 def test_in_a_pipe_many_pieces_are_about_ten_lines_and_the_last_is_among_them(capsys):
-    with run_progress.watched(False) as watch:
+    with run_progress.progress_display(False) as watch:
         for number in range(1, 117):
             watch.piece(f"piece {number}", number, 116)
             if number % 2:

@@ -7,7 +7,11 @@ from torch.autograd.functional import hessian
 
 from curvescope.closed_form.network.block import block_tape
 from curvescope.closed_form.network.stack import StackCurvature, stack_tape
-from curvescope.closed_form.objectives import Objective, cross_entropy_objective, squared_error_objective
+from curvescope.closed_form.objectives import (
+    OutputObjective,
+    cross_entropy_objective,
+    squared_error_objective,
+)
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
 from selection import some
@@ -186,7 +190,7 @@ def test_any_loss_through_its_derivatives():
     close(found.hessian()["L0.W_1", "L0.W_1"], expected.reshape(12, 12))
 
     z = tape.output
-    coupled = Objective((z**3).sum() ** 2, 6 * (z**3).sum() * z**2, lambda u: _coupled(z, u))
+    coupled = OutputObjective((z**3).sum() ** 2, 6 * (z**3).sum() * z**2, lambda u: _coupled(z, u))
     found = StackCurvature(tape, lambda _: coupled)
     expected = hessian(lambda W: (replaced(W) ** 3).sum() ** 2, weight)
     close(found.hessian()["L0.W_1", "L0.W_1"], expected.reshape(12, 12))

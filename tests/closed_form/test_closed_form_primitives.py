@@ -6,11 +6,11 @@ from torch.autograd.functional import hessian, jacobian
 
 from curvescope.closed_form.attention.core import core_curvature, core_jacobian, core_point
 from curvescope.closed_form.block_matrix import symmetric
-from curvescope.closed_form.network.block import Attention
+from curvescope.closed_form.network.block import AttentionPrimitive
 from curvescope.closed_form.network.input_output_layers import Embedding, Linear, MeanOverTokens, Positions
-from curvescope.closed_form.network.primitives import Recorder
+from curvescope.closed_form.network.primitives import TapeRecorder
 from curvescope.closed_form.network.stack import assemble, curvature_sources, gauss_newton, stages
-from curvescope.closed_form.network.tokens import FeedForward, Norm
+from curvescope.closed_form.network.tokens import FeedForwardPrimitive, NormPrimitive
 from curvescope.closed_form.objectives import squared_error_objective
 from curvescope.core.errors import UsageError
 from curvescope.core.seeds import generator
@@ -36,7 +36,7 @@ CAUSAL = torch.ones(T, T, dtype=torch.bool).tril()
 
 
 def attention(x, params, **options):
-    return Attention(x, params, prefix="L0.", **({"num_heads": 2, "mask": CAUSAL} | options))
+    return AttentionPrimitive(x, params, prefix="L0.", **({"num_heads": 2, "mask": CAUSAL} | options))
 
 
 def build(name):
@@ -48,10 +48,14 @@ def build(name):
     gated = {"L0.W_g": draw(D, 3), "L0.b_g": draw(3), "L0.W_u": draw(D, 3), "L0.W_2": draw(3, 2)}
     tokens = torch.tensor([[0, 2, 2], [1, 0, 3]])
     return {
-        "layernorm": (x, norm, lambda x, p: Norm(x, p, prefix="ln.", kind="layernorm", eps=0.1)),
-        "rmsnorm without affine": (x, {}, lambda x, p: Norm(x, p, prefix="ln.", kind="rmsnorm", eps=0.0)),
-        "gelu": (x, ffn, lambda x, p: FeedForward(x, p, prefix="L0.", activation_name="gelu")),
-        "swiglu": (x, gated, lambda x, p: FeedForward(x, p, prefix="L0.", activation_name="swiglu")),
+        "layernorm": (x, norm, lambda x, p: NormPrimitive(x, p, prefix="ln.", kind="layernorm", eps=0.1)),
+        "rmsnorm without affine": (
+            x,
+            {},
+            lambda x, p: NormPrimitive(x, p, prefix="ln.", kind="rmsnorm", eps=0.0),
+        ),
+        "gelu": (x, ffn, lambda x, p: FeedForwardPrimitive(x, p, prefix="L0.", activation_name="gelu")),
+        "swiglu": (x, gated, lambda x, p: FeedForwardPrimitive(x, p, prefix="L0.", activation_name="swiglu")),
         "attention": (x, attention_parameters(draw), attention),
         "attention without output": (x, attention_parameters(draw, biases=False, output=False), attention),
         "shared keys, no mask": (
@@ -211,14 +215,16 @@ def test_sources_and_assembly_agree_on_a_tape_of_ones_own():
     """Skips inside skips, scaled; cut into stages where none passes."""
     draw = draws(3)
     params = {"a.g": draw(D), "L0.W_1": draw(D, 3), "L0.W_2": draw(3, D), "b.g": draw(D), "b.b": draw(D)}
-    recorder = Recorder(draw(1, 2, D))
-    recorder.apply(lambda x: Norm(x, params, prefix="a.", kind="rmsnorm", eps=0.1))
+    recorder = TapeRecorder(draw(1, 2, D))
+    recorder.apply(lambda x: NormPrimitive(x, params, prefix="a.", kind="rmsnorm", eps=0.1))
     start = recorder.now
     recorder.apply(
-        lambda x: FeedForward(x, params, prefix="L0.", activation_name="silu"), skip=start, scale=0.3
+        lambda x: FeedForwardPrimitive(x, params, prefix="L0.", activation_name="silu"), skip=start, scale=0.3
     )
-    recorder.apply(lambda x: Norm(x, params, prefix="b.", kind="layernorm", eps=0.1), skip=start)
-    recorder.apply(lambda x: FeedForward(x, params, prefix="L0.", activation_name="gelu"), skip=start + 1)
+    recorder.apply(lambda x: NormPrimitive(x, params, prefix="b.", kind="layernorm", eps=0.1), skip=start)
+    recorder.apply(
+        lambda x: FeedForwardPrimitive(x, params, prefix="L0.", activation_name="gelu"), skip=start + 1
+    )
     tape = recorder.tape()
     assert [len(stage.steps) for stage in stages(tape)] == [1, 3]
     objective = squared_error_objective(tape.output, draw(1, 2, D))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from curvescope.core.blocks import Block, ParamSpace, whole
+from curvescope.core.blocks import Block, ParamSpace, parameter_block
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.models.model import check_cover
 from curvescope.models.parameter_selection import select
@@ -114,19 +115,19 @@ def test_take_is_differentiable():
 
 def test_a_transposed_weight():
     weight = numbered(5, 3)
-    block = whole("w", "weight", weight.shape, transposed=True)
+    block = parameter_block("w", "weight", weight.shape, transposed=True)
     assert block.shape == (3, 5)
     assert torch.equal(block.take(weight), weight.T)
-    assert torch.equal(whole("w", "weight", (5, 3)).take(weight), weight)
+    assert torch.equal(parameter_block("w", "weight", (5, 3)).take(weight), weight)
 
 
 SHAPES = {"a": (4, 6), "b": (3,), "c": (2, 6, 2)}
 POOL = [
-    whole("a0", "a", (4, 6)),
-    whole("aT", "a", (4, 6), transposed=True),
+    parameter_block("a0", "a", (4, 6)),
+    parameter_block("aT", "a", (4, 6), transposed=True),
     Block("a1", "a", split=(4, 2, 3), narrow=((1, 1, 1),), shape=(4, 3)),
     Block("a2", "a", split=(4, 2, 3), narrow=((1, 0, 1), (2, 1, 2)), order=(2, 1, 0), shape=(2, 4)),
-    whole("b0", "b", (3,)),
+    parameter_block("b0", "b", (3,)),
     Block("c0", "c", split=(2, 3, 2, 2), narrow=((1, 0, 1),), order=(3, 0, 1, 2), shape=(2, 4)),
     Block("c1", "c", split=(2, 3, 2, 2), narrow=((1, 1, 2),), shape=(2, 8)),
 ]
@@ -174,13 +175,13 @@ def test_columns_are_vectors_side_by_side(blocks: list[Block], k: int, seed: int
     total = space.total(k)
     for name, x in [*trees.items(), *trees.items()]:
         total.add(name, x)
-    assert torch.equal(total.whole(), 2 * V)
-    assert not space.total(k).whole().any()
+    assert torch.equal(total.result(), 2 * V)
+    assert not space.total(k).result().any()
     assert list(space.scatter_columns(V[:, :1])) == list(space.parameter_names)
 
 
 def test_columns_of_a_single_number():
-    space = ParamSpace((whole("s", "s", ()),), {"s": ()}, torch.float64, torch.device("cpu"))
+    space = ParamSpace((parameter_block("s", "s", ()),), {"s": ()}, torch.float64, torch.device("cpu"))
     V = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
     assert torch.equal(space.scatter_columns(V)["s"], V[0])
     assert torch.equal(space.gather_columns({"s": V[0]}, 3), V)
@@ -212,6 +213,80 @@ def test_wrong_sizes_are_refused():
         space.from_dict({})
     with pytest.raises(ShapeError, match=r"expected block 'a0' of shape \(4, 6\), got \(5,\)"):
         space.from_dict({"a0": torch.zeros(5)})
+
+
+def packed_space(*names: str) -> ParamSpace:
+    """The space of some blocks of a packed matrix."""
+    blocks, heads = gpt2_blocks()
+    chosen = tuple({**blocks, **heads}[name] for name in names)
+    return ParamSpace(chosen, {"w": (D, 3 * H * K)}, torch.float64, torch.device("cpu"))
+
+
+def transposed_space(*, torch_order: bool) -> ParamSpace:
+    """The space of a weight (5, 3) that is a block (3, 5), and of a bias."""
+    blocks = (parameter_block("W", "w", (5, 3), transposed=True), parameter_block("b", "b", (5,)))
+    own = frozenset({"w", "b"}) if torch_order else frozenset[str]()
+    return ParamSpace(blocks, {"w": (5, 3), "b": (5,)}, torch.float64, torch.device("cpu"), own)
+
+
+@pytest.mark.parametrize("torch_order", [True, False])
+def test_a_part_of_another_shape_is_refused(torch_order: bool):
+    space = transposed_space(torch_order=torch_order)
+    parts = space.to_dict(numbered(20))
+    with pytest.raises(ShapeError, match=r"\(5, 3\)"):
+        space.from_dict({**parts, "W": parts["W"].T})
+    with pytest.raises(ShapeError, match=r"\(3, 5\)"):
+        space.gather({"w": parts["W"], "b": parts["b"]})
+    assert torch.equal(space.from_dict({**parts, "W": parts["W"].flatten()}), numbered(20))
+
+
+def test_a_part_of_no_block_is_refused():
+    space = transposed_space(torch_order=True)
+    with pytest.raises(UsageError, match="'w'"):
+        space.from_dict({**space.to_dict(numbered(20)), "w": numbered(5, 3)})
+
+
+@pytest.mark.parametrize("torch_order", [True, False])
+def test_the_first_part_does_not_round_the_others(torch_order: bool):
+    space = transposed_space(torch_order=torch_order)
+    v = torch.rand(20, dtype=torch.float64)
+    parts, tree = space.to_dict(v), space.scatter(v)
+    parts["W"], tree["w"] = torch.ones(3, 5, dtype=torch.int64), torch.ones(5, 3)
+    assert torch.equal(space.to_dict(space.from_dict(parts))["b"], parts["b"])
+    assert torch.equal(space.scatter(space.gather(tree))["b"], tree["b"])
+
+
+def test_spaces_of_other_entries_are_not_converted():
+    v, head = numbered(D * H * K), numbered(D * K)
+    with pytest.raises(UsageError, match="same entries"):
+        packed_space("L0.W_Q").convert(v, packed_space("L0.W_K"))
+    with pytest.raises(UsageError, match="same entries"):
+        packed_space("L0.h0.W_Q").convert(head, packed_space("L0.h1.W_Q"))
+    heads = packed_space(*(f"L0.h{h}.W_Q" for h in range(H)))
+    back = heads.convert(packed_space("L0.W_Q").convert(v, heads), packed_space("L0.W_Q"))
+    assert torch.equal(back, v)
+
+
+def test_arrays_of_numpy_are_vectors():
+    space = transposed_space(torch_order=True)
+    v = numbered(20)
+    array = v.numpy()
+    for name, part in space.to_dict(v).items():
+        assert torch.equal(space.to_dict(array)[name], part)
+        assert torch.equal(space.to_dict(array[::-1])[name], space.to_dict(v.flip(0))[name])
+    arrays = {name: part.numpy() for name, part in space.to_dict(v).items()}
+    assert torch.equal(space.from_dict(arrays), v)
+    assert torch.equal(space.gather({name: t.numpy() for name, t in space.scatter(array).items()}), v)
+    moved = space.convert(array, space.in_blocks())
+    assert isinstance(moved, np.ndarray)
+    assert torch.equal(torch.as_tensor(moved), space.convert(v, space.in_blocks()))
+
+
+def test_a_tree_of_one_vector_has_no_columns():
+    space = transposed_space(torch_order=True)
+    for split in (space.scatter, space.to_dict):
+        with pytest.raises(ShapeError, match=r"\(20, 2\)"):
+            split(numbered(20, 2))
 
 
 def test_selection_keeps_the_models_order_and_refuses_overlap():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from curvescope.core.tensors import nodes, once_differentiable_node
+from curvescope.core.tensors import graph_nodes, once_differentiable_node
 
 
 def decorated(function):
@@ -43,12 +43,12 @@ def test_every_node_comes_once():
     x = torch.ones(3, requires_grad=True)
     y = x * x
     z = (y + y.exp()).sum()
-    names = [type(node).__name__ for node in nodes(z)]
-    assert len(names) == len(set(nodes(z))) == 5
+    names = [type(node).__name__ for node in graph_nodes(z)]
+    assert len(names) == len(set(graph_nodes(z))) == 5
     assert sorted(names) == sorted(
         ["SumBackward0", "AddBackward0", "MulBackward0", "ExpBackward0", "AccumulateGrad"]
     )
-    assert list(nodes(torch.ones(2))) == list(nodes(x)) == []
+    assert list(graph_nodes(torch.ones(2))) == list(graph_nodes(x)) == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 import two_ranks
 
-from curvescope.core.ranks import in_step, together
+from curvescope.core.ranks import in_step, shared_errors
 
 EXPECTED = """\
 agreed 3.0
@@ -39,15 +39,15 @@ def test_two_ranks_raise_the_same_sentence_and_neither_waits(tmp_path, capsys):
 
 
 def test_one_process_pays_nothing_and_keeps_its_error():
-    assert together() is together()  # nothing is made, nothing is asked
+    assert shared_errors() is shared_errors()  # nothing is made, nothing is asked
     wrong = ValueError("mine")
-    with pytest.raises(ValueError, match="mine") as caught, together():
+    with pytest.raises(ValueError, match="mine") as caught, shared_errors():
         raise wrong
     assert caught.value is wrong
 
 
 def test_ranks_are_in_step_only_inside():
-    alone = together()
+    alone = shared_errors()
     with in_step():
-        assert together() is not alone
-    assert together() is alone
+        assert shared_errors() is not alone
+    assert shared_errors() is alone

@@ -30,7 +30,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers():
 @pytest.mark.parametrize("n", [7, 31, 32, 33, 47, 64, 101])
 def test_a_long_probe_is_drawn_in_pieces(monkeypatch, kind, n):
     whole = probes(n, 2, seed=5, kind=kind)
-    monkeypatch.setattr(seeds, "PIECE", 16)
+    monkeypatch.setattr(seeds, "CHUNK", 16)
     assert torch.equal(probes(n, 2, seed=5, kind=kind), whole)
 
 
@@ -121,7 +121,7 @@ def test_nothing_is_printed_without_a_terminal(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("extra", [0, 5, seeds.PIECE + 64])
+@pytest.mark.parametrize("extra", [0, 5, seeds.CHUNK + 64])
 def test_signs_of_long_vectors_are_the_bits_of_random_words(extra):
     n = seeds.LONG + extra
     v = probes(n, 1, seed=4, first=2, dtype=torch.float32)[:, 0]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from curvescope.core.blocks import Block, ParamSpace, whole
+from curvescope.core.blocks import Block, ParamSpace, parameter_block
 from curvescope.core.errors import UsageError
-from curvescope.core.ranks.shard_layout import Pieces, Spread
+from curvescope.core.ranks.shard_layout import ShardGroup, VectorShard
 from curvescope.distributed.sharding import local_block
 
 SHAPES = {
@@ -20,20 +20,20 @@ SHAPES = {
     "b": (2,),
 }
 BLOCKS = (
-    whole("plain", "plain", (7, 3)),
-    whole("linear", "linear", (5, 4), transposed=True),
+    parameter_block("plain", "plain", (7, 3)),
+    parameter_block("linear", "linear", (5, 4), transposed=True),
     Block("conv.q", "conv", (6, 3, 2, 4), (6, 8), narrow=((1, 1, 1),)),
     Block("conv.h", "conv", (6, 3, 2, 4), (6, 4), narrow=((1, 2, 1), (2, 1, 1))),
     Block("rows.q", "rows", (3, 2, 4, 6), (6, 8), order=(3, 0, 1, 2), narrow=((0, 2, 1),)),
     Block("rows.h", "rows", (3, 2, 4, 6), (6, 4), order=(3, 0, 1, 2), narrow=((0, 1, 1), (1, 1, 1))),
     Block("bias.q", "bias", (3, 2, 4), (8,), narrow=((0, 1, 1),)),
     Block("neox.q", "neox", (2, 3, 4, 6), (6, 8), order=(3, 0, 1, 2), narrow=((1, 1, 1),)),
-    whole("b", "b", (2,)),
+    parameter_block("b", "b", (2,)),
 )
 
 
-def pieces(rank: int, ranks: int) -> Pieces:
-    return Pieces(Spread(None, rank, ranks), BLOCKS, SHAPES)
+def pieces(rank: int, ranks: int) -> VectorShard:
+    return VectorShard(ShardGroup(None, rank, ranks), BLOCKS, SHAPES)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -64,9 +64,9 @@ def test_what_is_kept_does_not_depend_on_how_the_stream_comes(ranks, cut):
     for rank in range(ranks):
         here = pieces(rank, ranks)
         out = torch.full((here.size,), -1)
-        here.keep(iter(stream.split(cut)), out)
+        here.write_local(iter(stream.split(cut)), out)
         assert torch.equal(out, here.positions())
-        assert [b.name for b in BLOCKS if here.of(b.name).length != b.size] == []
+        assert [b.name for b in BLOCKS if here.block(b.name).length != b.size] == []
         found.append(out)
     assert torch.equal(torch.cat(found).sort().values, stream)
 
@@ -79,6 +79,7 @@ def test_rows_that_a_rank_does_not_hold_in_one_box_are_refused():
 
 def test_shapes_of_local_blocks_stay_matrices():
     found = [
-        local_block(b, SHAPES[b.parameter], Spread(None, 1, 2).rows(SHAPES[b.parameter][0])) for b in BLOCKS
+        local_block(b, SHAPES[b.parameter], ShardGroup(None, 1, 2).rows(SHAPES[b.parameter][0]))
+        for b in BLOCKS
     ]
     assert [b.shape for b in found] == [(3, 3), (4, 2), (3, 8), (3, 4), (6, 8), (6, 4), (4,), (6, 4), (1,)]

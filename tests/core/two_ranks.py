@@ -12,13 +12,13 @@ import torch.distributed as dist
 from curvescope.algorithms import eigsh
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import Matrix
-from curvescope.core.ranks import in_step, together
+from curvescope.core.ranks import in_step, shared_errors
 from curvescope.runs.resumable_loop import Contents, Piece, work_through
 
 
 def agreed(rank: int) -> float:
     """Nothing is wrong; the ranks meet before and after."""
-    with together():
+    with shared_errors():
         mine = torch.tensor(float(rank + 1))
     dist.all_reduce(mine)
     return float(mine)
@@ -26,7 +26,7 @@ def agreed(rank: int) -> float:
 
 def own_product(rank: int) -> None:
     """As an operator over ranks does it: each its own part, then the sum."""
-    with together():
+    with shared_errors():
         if rank == 1:
             raise MemoryError("no room for a batch")
         mine = torch.ones(2)
@@ -52,14 +52,14 @@ def storing(rank: int) -> None:
 
 
 def interrupted(rank: int) -> None:
-    with together():
+    with shared_errors():
         if rank == 1:
             raise KeyboardInterrupt
 
 
 def same_mistake(rank: int) -> None:
     """Every rank says the same: the error stays what it is."""
-    with together():
+    with shared_errors():
         raise UsageError("expected a dog, got a cat", hint="bark")
 
 
@@ -68,7 +68,7 @@ def alone(rank: int) -> str:
     found: list[str] = []
 
     def look() -> None:
-        with together():
+        with shared_errors():
             found.append("looked")
 
     if rank == 0:

@@ -94,3 +94,47 @@ def test_our_algorithms_run_on_operators_of_curvlinops(case: Bench):
     A = torch.diag(torch.arange(1.0, 9.0, dtype=torch.float64))
     theirs = cs.Matrix(A).to_curvlinops()
     assert cs.eigsh(cs.as_operator(2.0 * theirs, symmetric=True), k=1).values[0] == pytest.approx(16.0)
+
+
+@pytest.fixture
+def own_problem() -> tuple[torch.nn.Module, torch.nn.Module, torch.Tensor, torch.Tensor]:
+    """A small network, a loss of torch's, inputs and targets."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
+    x, y = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
+    return net, torch.nn.MSELoss(), x, y
+
+
+def curvlinops_hessian(net, loss, x, y):
+    curvlinops = pytest.importorskip("curvlinops")
+    return curvlinops.HessianLinearOperator(net, loss, list(net.parameters()), [(x, y)])
+
+
+def eigenthings_hessian(net, loss, x, y):
+    peer = pytest.importorskip("hessian_eigenthings")
+    return peer.HessianOperator(net, [(x, y)], peer.supervised_loss(loss))
+
+
+@pytest.mark.parametrize("make", [curvlinops_hessian, eigenthings_hessian])
+def test_a_hessian_of_another_library_is_the_same_matrix_as_ours(make, own_problem):
+    net, loss, x, y = own_problem
+    H = cs.Hessian(cs.Problem(net, cs.Batches.from_tensors(x, y), loss=loss))
+    theirs = cs.as_operator(make(net, loss, x, y))
+    assert theirs.symmetric
+    assert relative_error(theirs.to_dense(), H.to_dense()) < 1e-12
+
+
+def test_an_operator_of_gpytorch_keeps_its_entries():
+    operators = pytest.importorskip("linear_operator.operators")
+    theirs = operators.ToeplitzLinearOperator(torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64))
+    torch.testing.assert_close(cs.as_operator(theirs).to_dense(), theirs.to_dense())
+
+
+def test_a_table_of_results_becomes_a_dataset_of_xarray():
+    pytest.importorskip("xarray")
+    A = torch.diag(torch.arange(1.0, 9.0, dtype=torch.float64))
+    frame = cs.eigsh(cs.Matrix(A), k=2).to_frame()
+    dataset = frame.to_xarray()
+    assert set(dataset.data_vars) == set(frame.columns)
+    for name in frame.columns:
+        assert list(dataset[name].values) == list(frame[name])

@@ -14,7 +14,7 @@ from torch import Tensor
 import curvescope as cs
 from cases import transformer
 from curvescope.core.operator import LinearOperator
-from curvescope.core.ranks import everyone, in_step, place
+from curvescope.core.ranks import gather_objects, in_step, rank_and_size
 from curvescope.core.seeds import probes
 from curvescope.distributed import shard
 from curvescope.distributed.sharding import spread_out
@@ -33,7 +33,7 @@ class Counted(LinearOperator):
     def __init__(self, op: LinearOperator):
         self.op, self.count = op, 0
         self.shape, self.dtype, self.device = op.shape, op.dtype, op.device
-        self.symmetric, self.psd, self.pieces = op.symmetric, op.psd, op.pieces
+        self.symmetric, self.psd, self.shards = op.symmetric, op.psd, op.shards
 
     def _matmat(self, V: Tensor) -> Tensor:
         self.count += 1
@@ -42,10 +42,10 @@ class Counted(LinearOperator):
 
 def asked(op: LinearOperator, folder: Path, number: int) -> tuple[list[Tensor], int]:
     """So many products as a run asks for them that was stopped behind them, and how many were computed."""
-    assert op.pieces is not None
+    assert op.shards is not None
     counted = Counted(op)
-    recorder = ShardedProducts(NAME, Pieces(folder) if place()[0] == 0 else None)
-    V = probes(op.shape[1], number, seed=0, pieces=op.pieces[1])
+    recorder = ShardedProducts(NAME, Pieces(folder) if rank_and_size()[0] == 0 else None)
+    V = probes(op.shape[1], number, seed=0, shard=op.shards[1])
     found = [recorder.product(counted, V[:, i : i + 1].contiguous()) for i in range(number)]
     recorder.close()
     return found, counted.count
@@ -56,8 +56,8 @@ def products_in_pieces_are_kept() -> str:
     batches = cs.Batches.from_tensors(*torch.ones(2, 3, 4).long(), batch_size=3)
     H = cs.Hessian(cs.Problem(shard(cs.load(transformer())), batches), "L0.ln1.g", "L0.W_Q")
     with in_step():
-        folder = Path(everyone(tempfile.mkdtemp())[0])
-        rank, ranks = place()
+        folder = Path(gather_objects(tempfile.mkdtemp())[0])
+        rank, ranks = rank_and_size()
         first, computed = asked(H, folder, 3)
         again, then = asked(H, folder, 4)
         assert (computed, then) == (3, 1), (computed, then)
@@ -91,7 +91,7 @@ def a_gradient_holds_a_layer_at_a_time() -> str:
         found = spread.gradient()
     finally:
         gathering._gathered = own
-    here = spread.model.pieces(spread.space()).positions()
+    here = spread.model.shards(spread.space()).positions()
     size = spread.model.num_parameters
     assert most < 0.6 * size, (most, size)
     return "same" if torch.allclose(found, wanted[here], rtol=1e-12, atol=1e-14) else "apart"

@@ -26,11 +26,11 @@ from torch.nn.utils import parameters_to_vector
 
 import curvescope as cs
 from curvescope.algorithms.blocks.probes import extreme_ends, own_probes
-from curvescope.core.blocks import Block, ParamSpace, whole
+from curvescope.core.blocks import Block, ParamSpace, parameter_block
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.operator.matrices import LowRank
-from curvescope.core.ranks.shard_layout import Pieces, Spread
+from curvescope.core.ranks.shard_layout import ShardGroup, VectorShard
 from curvescope.data.batches import Batch, Batches
 from curvescope.distributed import cost, shard
 from curvescope.distributed.sharding import local_block
@@ -118,7 +118,7 @@ def products(kind: str) -> Case:
     for name, make in kinds:
         A, B = make(P), make(S)
         assert A.shape == B.shape
-        left, right = (pieces.positions() for pieces in B.pieces)
+        left, right = (pieces.positions() for pieces in B.shards)
         X = torch.randn(A.shape[1], 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         yield f"{kind} {name}", (A @ X)[left], B @ X[right]
         if brief:
@@ -127,7 +127,7 @@ def products(kind: str) -> Case:
         U = torch.randn(A.shape[0], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
         yield f"{kind} {name} transposed", (A.T @ U)[right], B.T @ U[left]
         assert B.engine.name == ("autograd" if name == "autograd" else "fast"), B.engine.name
-    yield f"{kind} gradient", P.gradient()[S.model.pieces(S.space()).positions()], S.gradient()
+    yield f"{kind} gradient", P.gradient()[S.model.shards(S.space()).positions()], S.gradient()
 
 
 @final
@@ -135,26 +135,28 @@ class SpreadMatrix(LinearOperator):
     """A matrix on every rank, which takes vectors in pieces."""
 
     def __init__(self, A: torch.Tensor, blocks: tuple[Block, ...], shapes: dict[str, tuple[int, ...]]):
-        spread = Spread(None, dist.get_rank(), dist.get_world_size())
-        here = Pieces(spread, blocks, shapes)
+        spread = ShardGroup(None, dist.get_rank(), dist.get_world_size())
+        here = VectorShard(spread, blocks, shapes)
         rows = {name: spread.rows(shape[0]) for name, shape in shapes.items()}
         local = tuple(local_block(b, shapes[b.parameter], rows[b.parameter]) for b in blocks)
         own = {name: (len(rows[name]), *shape[1:]) for name, shape in shapes.items()}
-        self.A, self.pieces, self.shape = A, (here, here), (len(A), len(A))
+        self.A, self.shards, self.shape = A, (here, here), (len(A), len(A))
         self.space = ParamSpace(local, own, A.dtype, A.device)
         self.dtype, self.device, self.symmetric, self.psd = A.dtype, A.device, True, True
 
     def _matmat(self, V: torch.Tensor) -> torch.Tensor:
-        here = self.pieces[0]
+        here = self.shards[0]
         whole = V.new_zeros(self.shape[1], V.shape[1])
         whole[here.positions()] = V
-        return (self.A @ here.spread.added(whole))[here.positions()]
+        return (self.A @ here.spread.sum(whole))[here.positions()]
 
 
 def matrix(_: str) -> Case:
     """Every algorithm on a matrix, with the same seeds."""
     shapes = {"a": (9, 8), "b": (5, 12), "c": (3,), "d": (10, 6)}
-    blocks = tuple(whole(name, name, shape, transposed=name == "b") for name, shape in shapes.items())
+    blocks = tuple(
+        parameter_block(name, name, shape, transposed=name == "b") for name, shape in shapes.items()
+    )
     n = sum(block.size for block in blocks)
     Q, _ = torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     values = 10.0 * 0.9 ** torch.arange(n, dtype=torch.float64) + 0.5
@@ -163,10 +165,10 @@ def matrix(_: str) -> Case:
     theirs: Any = cs.Matrix((A + A.T) / 2, symmetric=True, psd=True)
     theirs.space = ParamSpace(blocks, shapes, A.dtype, A.device)
     ours = SpreadMatrix(theirs.A, blocks, shapes)
-    here = ours.pieces[0].positions().numpy()
+    here = ours.shards[0].positions().numpy()
     for what, run in RUNS.items():
         if what != "spectral norm of a block":
-            yield f"matrix {what}", _numbers(run(theirs), ours.pieces[0], n), _numbers(run(ours), None, 0)
+            yield f"matrix {what}", _numbers(run(theirs), ours.shards[0], n), _numbers(run(ours), None, 0)
     yield "matrix smallest", *(cs.eigsh(op, 2, which="SM").values for op in (theirs, ours))
     yield "matrix dense", theirs.A, ours.to_dense()
     v = torch.randn(n, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -186,12 +188,12 @@ def algorithms(_: str) -> Case:
     A, B = cs.Hessian(whole), cs.Hessian(spread)
     for what, run in RUNS.items():
         some = (A.block("L0.*"), B.block("L0.*")) if "block" in what else (A, B)
-        theirs = _numbers(run(some[0]), some[1].pieces[0], some[0].shape[0])
+        theirs = _numbers(run(some[0]), some[1].shards[0], some[0].shape[0])
         yield what, theirs, _numbers(run(some[1]), None, 0)
     A, B = (cs.GGN(problem, "L*", damping=0.05) for problem in (whole, spread))
     yield "smallest", *(cs.eigsh(op.block("L0.W*"), 1, which="SM").values for op in (A, B))
     b = torch.randn(A.shape[0], generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    here = B.pieces[0].positions()
+    here = B.shards[0].positions()
     for method in ("cg", "minres", "lsmr", "neumann"):
         options = {"method": method, "tol": 1e-13, "max_products": 60, "damping": 1.0}
         ours, theirs = cs.solve(B, b[here], **options), cs.solve(A, b, **options)
@@ -201,7 +203,7 @@ def algorithms(_: str) -> Case:
         yield f"solve {method}", theirs.x[here.numpy()], ours.x
     small_whole, small = A.block("L0.ln1.g"), B.block("L0.ln1.g")  # fewer rows than products: written out
     for what in ("eigsh", "density", "trace hutch++", "trace function", "own probes"):
-        theirs = _numbers(RUNS[what](small_whole), small.pieces[0], small.shape[0])
+        theirs = _numbers(RUNS[what](small_whole), small.shards[0], small.shape[0])
         yield f"small {what}", theirs, _numbers(RUNS[what](small), None, 0)
     yield "dense", small_whole.to_dense(), small.to_dense()
 
@@ -236,7 +238,7 @@ RUNS: dict[str, Callable[[LinearOperator], Any]] = {
 }
 
 
-def _numbers(result: Any, pieces: Pieces | None, n: int) -> list[np.ndarray]:
+def _numbers(result: Any, pieces: VectorShard | None, n: int) -> list[np.ndarray]:
     """The numbers in a result; of arrays over a whole vector those that a rank with these pieces has."""
     if isinstance(result, list):
         return [x for one in result for x in _numbers(one, pieces, n)]
@@ -320,7 +322,7 @@ def counted(_: str) -> Case:
                     with Counting() as seen:
                         op @ V
                     sent = seen.bytes["c10d._allgather_base_"] + seen.bytes["c10d._reduce_scatter_base_"]
-                    predicted = cost.sharded(decoder, **options, kept=kept).moved
+                    predicted = cost.sharded(decoder, **options, cached=kept).moved
                     yield f"bytes of {op!r} {columns} {kept}", predicted, float((R - 1) * sent)
 
 
@@ -328,7 +330,7 @@ def moved(_: str) -> Case:
     """What is kept is forgotten when one entry moves, of one rank's piece, between products."""
     whole, spread = zoo(), shard(zoo())
     A, B = (cs.Hessian(cs.Problem(model, data())) for model in (whole, spread))
-    left, right = (pieces.positions() for pieces in B.pieces)
+    left, right = (pieces.positions() for pieces in B.shards)
     v = torch.randn(A.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for turn in range(3):
         yield f"moved {turn}", (A @ v)[left], B @ v[right]
@@ -347,7 +349,7 @@ def order(_: str) -> Case:
     g = parameters_to_vector(torch.autograd.grad(loss, list(module.parameters()), create_graph=True))
     v = torch.randn(len(g), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     product = parameters_to_vector(torch.autograd.grad(g @ v, list(module.parameters())))
-    here = B.model.pieces(B.space()).positions()
+    here = B.model.shards(B.space()).positions()
     yield "gradient in torch's order", g.detach()[here], B.gradient()
     H, whole = cs.Hessian(B), cs.Hessian(A)
     yield "product in torch's order", product[here], H @ v[here]

@@ -8,8 +8,8 @@ from dataclasses import fields, is_dataclass
 import numpy as np
 import pytest
 
-from curvescope.core.ranks import alone, spreading
-from curvescope.core.ranks.collectives import by_itself, dividing_by
+from curvescope.core.ranks import is_single_process, loads_sharded
+from curvescope.core.ranks.collectives import single_process, use_division
 from curvescope.studies.run_study import load
 
 ROUNDING = 1e-12
@@ -116,9 +116,9 @@ def test_a_study_that_needs_the_whole_model_is_refused_before_any_work(launches,
 
 def test_a_rank_by_itself_spreads_nothing():
     """What rank 0 does alone while the others wait."""
-    with dividing_by(None, models=True):
-        assert spreading()
-        with by_itself():
-            assert alone()
-            assert not spreading()
-    assert not spreading()
+    with use_division(None, models=True):
+        assert loads_sharded()
+        with single_process():
+            assert is_single_process()
+            assert not loads_sharded()
+    assert not loads_sharded()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from changing_net import Net, module_and_data, truth
 from torch import Tensor, nn
@@ -45,6 +46,21 @@ def test_global_hooks():
         handle.remove()
     want = H.space.gather(truth(m, x, y, H.space.scatter(v)))
     assert (H @ v - want).norm() < 1e-10 * want.norm()
+
+
+def test_settings_of_an_embedding_that_only_its_gradient_depends_on():
+    m, x, y = module_and_data(Net)
+    H = cs.Hessian(cs.Problem(m, (x, y)))
+    v = torch.randn(H.shape[0], dtype=torch.float64)
+    for _ in range(4):
+        H @ v
+    for row in (int(x[0, 0]), None):
+        m.e.padding_idx = row
+        want = H.space.gather(truth(m, x, y, H.space.scatter(v)))
+        assert (H @ v - want).norm() < 1e-10 * want.norm()
+    m.e.scale_grad_by_freq = True
+    with pytest.raises(cs.CurvescopeError, match="scale_grad_by_freq"):
+        H @ v
 
 
 def test_what_nobody_can_see_is_asked(monkeypatch):

@@ -32,7 +32,7 @@ def direction(operator: cs.LinearOperator) -> Tensor:
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    return float((a - b).norm() / b.norm())
+    return float((a - b).detach().norm() / b.detach().norm())
 
 
 # ------------------------------------------------------------------------------------ parameters held twice

@@ -59,7 +59,7 @@ def test_a_padding_row_is_a_constant_where_it_is_looked_up(tied):
             + cs.FunctionalHessian(problem, engine=engine).to_dense()
         )
         assert relative_error(parts, want) < 1e-12
-    assert any("row 0 of e is no variable" in note for note in problem.notes)
+    assert any("row 0 of e is" in note for note in problem.notes)
 
 
 def test_a_padding_row_that_does_not_occur_needs_no_word():
@@ -100,7 +100,7 @@ def test_weights_that_change_outside_the_few_positions_are_refused_too():
     with torch.no_grad():
         m.e.weight.mul_(0.1)[6] = 9.0  # the last id of the second sequence
     H = cs.Hessian(cs.Problem(m, (IDS, TARGETS)))
-    with pytest.raises(cs.CurvescopeError, match="let nothing write to the model"):
+    with pytest.raises(cs.CurvescopeError, match="during a product"):
         H @ torch.ones(H.shape[1], dtype=torch.float64)
 
 

@@ -57,6 +57,16 @@ def _on_tensor(net: Net, called: list[int]) -> Any:
     return net.a.register_forward_hook(forward_hook)
 
 
+def _on_every_tensor(net: Net, called: list[int]) -> Any:
+    """Set a hook without asking if the output requires a gradient, and keep the gradient in it."""
+
+    def forward_hook(_: Any, __: Any, y: Tensor) -> None:
+        y.register_hook(lambda g: (called.append(1), g * 2)[1])
+        y.retain_grad()
+
+    return net.a.register_forward_hook(forward_hook)
+
+
 def _on_node(name: str) -> Any:
     """Set a hook on the node of autograd's graph that makes an output."""
 
@@ -84,6 +94,7 @@ HOOKS = {
     "old": lambda net, called: net.f_module.register_backward_hook(_scaled(called)),
     "global": lambda net, called: register_module_full_backward_hook(_scaled(called)),
     "tensor": _on_tensor,
+    "every tensor": _on_every_tensor,
     "node": _on_node("register_hook"),
     "node, before": _on_node("register_prehook"),
     "parameter": lambda net, called: net.a.weight.register_hook(lambda g: (called.append(1), g * 2)[1]),
@@ -107,6 +118,7 @@ def test_backward_hooks_do_not_enter_products_and_stay(kind: str, checkpoint: bo
     try:
         assert torch.allclose(H.to_dense(), before, atol=1e-12)
         p = problem(net)
+        assert p.loss_value() == pytest.approx(truth.loss_value(), rel=1e-12)
         torch.testing.assert_close(p.gradient(), truth.gradient())
         torch.testing.assert_close(
             cs.Hessian(p, checkpoint=checkpoint).to_dense(), cs.Hessian(truth).to_dense()

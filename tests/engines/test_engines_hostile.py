@@ -105,7 +105,7 @@ def test_a_change_that_shows_only_in_gradients_is_followed_or_refused(name, valu
     P = cs.Problem(m, (x, x.roll(1, 1)))
     H = cs.Hessian(P)
     v = replayed(H)
-    with pytest.raises(cs.CurvescopeError, match="changed while something was computed"), H.frozen():
+    with pytest.raises(cs.CurvescopeError, match="changed"), H.frozen():
         setattr(m, name, value)
     right = cs.Hessian(cs.Problem(m, (x, x.roll(1, 1))), engine="autograd") @ v
     assert relative(H @ v, right) < 1e-12

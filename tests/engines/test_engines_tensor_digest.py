@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from curvescope.engines.tensor_digest import SHORT, digest, same
+from curvescope.engines.tensor_digest import MIN_ROW, digest, same
 
 SHAPES = [(70_000, 1), (1, 70_000), (70_001,), (20_000, 3), (3, 20_001), (90, 800), (41, 100, 2), (5_000, 63)]
 
@@ -16,7 +16,7 @@ def drawn(shape, dtype=torch.float32):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_digest_is_short(shape):
     t = drawn(shape)
-    assert sum(part.numel() for part in digest([t])) <= t.numel() / SHORT + 3
+    assert sum(part.numel() for part in digest([t])) <= t.numel() / MIN_ROW + 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bfloat16], ids=str)

@@ -112,7 +112,7 @@ def test_a_part_is_what_it_would_be_by_hand():
 
 @pytest.mark.parametrize("settings", [{"norm": "post"}, {"residual": False}])
 def test_what_is_no_sum_is_refused(settings: dict[str, Any]):
-    with pytest.raises(cs.UsageError, match="sum of what its layers write"):
+    with pytest.raises(cs.UsageError, match="Transformer"):
         g.logit_attribution(cs.load(zoo(**settings)), ids())
 
 

@@ -9,10 +9,10 @@ import torch
 import curvescope as cs
 from cases import transformer
 from curvescope.core.errors import CurvescopeError
-from curvescope.geometry import Norm, decode_heads, heads, reference, rows_reference, top_tokens
+from curvescope.geometry import StreamNorm, decode_heads, heads, reference, rows_reference, top_tokens
 from curvescope.geometry.attention.directions import Directions
-from curvescope.geometry.vocabulary.decode import GROUP, SPARE
-from curvescope.geometry.vocabulary.references import Reference
+from curvescope.geometry.vocabulary.decode import EXTRA_CANDIDATES, GROUP
+from curvescope.geometry.vocabulary.references import TokenReference
 from curvescope.studies import traveling_words
 from curvescope.tokenizers import ByteTokenizer, CharTokenizer
 
@@ -46,7 +46,7 @@ def test_chunked_is_dense(chunk, precision):
 def test_ties_are_broken_by_id(chunk):
     """Copies of a row, many more than the candidates that are kept, at scattered places."""
     rows = draw(120, 8)
-    copies = torch.tensor([3, 11, 12, 40, 77, *range(90, 90 + 3 * SPARE)])
+    copies = torch.tensor([3, 11, 12, 40, 77, *range(90, 90 + 3 * EXTRA_CANDIDATES)])
     rows[copies] = 5 * draw(1, 8, seed=3)
     v = rows[copies[:1]]
     found = top_tokens(v, rows, k=7, chunk=chunk)
@@ -86,7 +86,7 @@ def test_a_bias_makes_logits():
     with torch.no_grad():
         logits = module.ln_f(x) @ module.U + module.b_U
     tokens = reference(model, "logit", bias=True)
-    norm = Norm("layernorm", module.ln_f.g.detach(), module.ln_f.b.detach(), module.cfg.norm_eps)
+    norm = StreamNorm("layernorm", module.ln_f.g.detach(), module.ln_f.b.detach(), module.cfg.norm_eps)
     found = top_tokens(norm.sphere(x), tokens, k=11, signs=2)
     np.testing.assert_array_equal(found.ids[:, 0], dense_order(logits, 11))
     np.testing.assert_allclose(found.scores[:, 0], -np.sort(-logits.numpy(), axis=1), atol=1e-12)
@@ -122,10 +122,10 @@ def test_references_are_what_they_say():
 
 def test_cosines_and_fractions():
     rows, v = draw(30, 5), draw(3, 5, seed=1)
-    norm = Norm("layernorm", draw(5, seed=2), draw(5, seed=3), 0.0)
+    norm = StreamNorm("layernorm", draw(5, seed=2), draw(5, seed=3), 0.0)
     every = torch.arange(30)
     for kind in ("raw", "sphere", "normed", "logit"):
-        source = Reference(rows, every, None, kind, norm if kind != "raw" else Norm("none"))
+        source = TokenReference(rows, every, None, kind, norm if kind != "raw" else StreamNorm("none"))
         found = top_tokens(v, source, k=4)
         own = source.rows(slice(None))
         for side, sign in enumerate((1, -1)):

@@ -16,7 +16,7 @@ from curvescope.core.errors import UsageError
 from curvescope.geometry import (
     HeadDirections,
     KeyProbe,
-    Norm,
+    StreamNorm,
     TokenScores,
     ValueProbe,
     distances,
@@ -43,7 +43,7 @@ def numpy_layernorm(E: np.ndarray, eps: float = 1e-5) -> np.ndarray:
     return centered / np.sqrt(centered.var(1, keepdims=True) + eps)
 
 
-@pytest.mark.parametrize("options", [{"norm": Norm("layernorm", eps=1e-5), "all_rows": True}, {}])
+@pytest.mark.parametrize("options", [{"norm": StreamNorm("layernorm", eps=1e-5), "all_rows": True}, {}])
 def test_distances(model, options):
     E = array(model, "E")
     N, norm = numpy_layernorm(E), np.linalg.norm(E, axis=1).mean()
@@ -74,7 +74,7 @@ def test_distances_use_the_models_own_norm():
     found = distances(model)
     assert found.norm == "rmsnorm"
     assert found.l2_mean[0] == pytest.approx(np.linalg.norm(E - N, axis=1).mean())
-    old = distances(model, norm=Norm("layernorm", eps=1e-5))
+    old = distances(model, norm=StreamNorm("layernorm", eps=1e-5))
     assert old.l2_mean[0] == pytest.approx(np.linalg.norm(E - numpy_layernorm(E), axis=1).mean())
 
 

@@ -180,7 +180,7 @@ def test_representations():
     with torch.no_grad():
         want = model.module.get_submodule("L0")(model.module.embed(pairs), lambda *_: None)[:, 1]
     torch.testing.assert_close(two, want)
-    assert "behind token 3" in represent(model, 1, bos=3).note
+    assert "token 3" in represent(model, 1, bos=3).note
 
 
 def test_corpus_means():

@@ -10,7 +10,7 @@ import torch
 
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.geometry import (
-    Norm,
+    StreamNorm,
     attainable,
     ellipsoid,
     fold,
@@ -58,9 +58,9 @@ def test_radius_with_epsilon(kind):
 def test_the_layernorm_of_torch():
     x, g, b = draw(4, D), draw(D, seed=1), draw(D, seed=2)
     want = torch.nn.functional.layer_norm(x, (D,), g, b, eps=1e-3)
-    torch.testing.assert_close(Norm("layernorm", g, b, 1e-3)(x), want)
+    torch.testing.assert_close(StreamNorm("layernorm", g, b, 1e-3)(x), want)
     torch.testing.assert_close(
-        Norm("rmsnorm", g, None, 1e-3)(x), torch.nn.functional.rms_norm(x, (D,), g, eps=1e-3)
+        StreamNorm("rmsnorm", g, None, 1e-3)(x), torch.nn.functional.rms_norm(x, (D,), g, eps=1e-3)
     )
 
 
@@ -68,7 +68,7 @@ def test_the_layernorm_of_torch():
 def test_folding_is_exact(kind):
     x, g, b = draw(6, D), draw(D, seed=1), draw(D, seed=2)
     W, c = draw(D, 4, seed=3), draw(4, seed=4)
-    norm = Norm(kind, g, b, 1e-4) if kind != "none" else Norm("none")
+    norm = StreamNorm(kind, g, b, 1e-4) if kind != "none" else StreamNorm("none")
     folded, shift = fold(W, c, gamma=g, beta=b, kind=kind)
     torch.testing.assert_close(norm.sphere(x) @ folded + shift, norm(x) @ W + c, rtol=0, atol=1e-12)
     if kind == "layernorm":
@@ -80,7 +80,7 @@ def test_folding_is_exact(kind):
 def test_unscale_finds_what_folded_weights_need(kind, zeros):
     x, g, b, W = draw(6, D), draw(D, seed=1), draw(D, seed=2), draw(D, 4, seed=3)
     g[:zeros] = 0
-    norm = Norm(kind, g, b, 1e-4)
+    norm = StreamNorm(kind, g, b, 1e-4)
     n = unscale(norm(x), gamma=g, beta=b, kind=kind)
     folded, shift = fold(W, None, gamma=g, beta=b, kind=kind)
     torch.testing.assert_close(n @ folded + shift, norm(x) @ W, rtol=0, atol=1e-11)
@@ -91,7 +91,7 @@ def test_unscale_finds_what_folded_weights_need(kind, zeros):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_ellipsoid(kind):
     g, b = draw(D, seed=1), draw(D, seed=2)
-    y = Norm(kind, g, b, 0.0)(draw(50, D))
+    y = StreamNorm(kind, g, b, 0.0)(draw(50, D))
     found = ellipsoid(g, b, kind=kind, name="ln_f")
     away = y.numpy() - found.center
     assert found.name == "ln_f"
@@ -124,7 +124,7 @@ def test_a_gain_of_zero_flattens_the_ellipsoid():
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_support_function_is_a_bound_and_attained(kind):
     g, b, a = draw(D, seed=1), draw(D, seed=2), draw(7, D, seed=3)
-    norm = Norm(kind, g, b, 0.0)
+    norm = StreamNorm(kind, g, b, 0.0)
     low, high = attainable(a, gamma=g, beta=b, kind=kind)
     torch.testing.assert_close(support(a, gamma=g, beta=b, kind=kind), high)
     products = norm(draw(5000, D, seed=4)) @ a.T

@@ -7,7 +7,7 @@ import torch
 from kernel_checks import DEVICE, draw, needs_triton
 
 from curvescope.core.errors import ShapeError
-from curvescope.kernels.projection import in_triton, take_out
+from curvescope.kernels.projection import in_triton, subtract_projection
 
 SHAPES = [(1000, 1, 0), (1000, 40, 0), (777, 33, 5), (130, 3, 64), (5, 2, 0)]
 
@@ -34,7 +34,7 @@ def check(w, near, far, c, out, sums) -> None:
 def test_in_torch(n, near, far):
     w, Q, F, c = given(n, near, far)
     out = torch.empty(n)
-    check(w, Q, F, c, out, take_out(w, Q, F, c, out=out))
+    check(w, Q, F, c, out, subtract_projection(w, Q, F, c, out=out))
     assert not in_triton(w, Q)
 
 
@@ -43,19 +43,21 @@ def test_in_torch(n, near, far):
 def test_triton(n, near, far):
     w, Q, F, c = given(n, near, far, DEVICE)
     out = torch.empty(n, device=DEVICE)
-    sums = take_out(w, Q, F, c, out=out, backend="triton")
+    sums = subtract_projection(w, Q, F, c, out=out, backend="triton")
     check(w, Q, F, c, out, sums)
     own = w.clone()
-    assert torch.equal(take_out(own, Q, F, c, out=own, backend="triton"), sums)  # in place, and the same bits
+    assert torch.equal(
+        subtract_projection(own, Q, F, c, out=own, backend="triton"), sums
+    )  # in place, and the same bits
     assert torch.equal(own, out)
 
 
 def test_wrong_coefficients_and_rows():
     w, Q, _, c = given(20, 3, 0)
     with pytest.raises(ShapeError, match="3 coefficients"):
-        take_out(w, Q, None, c[:2], out=torch.empty(20))
+        subtract_projection(w, Q, None, c[:2], out=torch.empty(20))
     with pytest.raises(ShapeError, match="contiguous rows"):
-        take_out(w, torch.ones(20, 3).T, None, c, out=torch.empty(20))
+        subtract_projection(w, torch.ones(20, 3).T, None, c, out=torch.empty(20))
 
 
 @pytest.mark.cuda
@@ -70,7 +72,7 @@ def test_long_rows_on_the_card(m, far):
     rows = [*Q, *([] if F is None else F)]
     c = torch.stack([q.double() @ w.double() for q in rows])
     out = torch.empty_like(w)
-    sums = take_out(w, Q, F, c, out=out)
+    sums = subtract_projection(w, Q, F, c, out=out)
     x = w.double()
     for q, by in zip(rows, c, strict=True):
         x = x - by * q.double()

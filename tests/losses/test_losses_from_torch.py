@@ -129,7 +129,7 @@ def test_a_root_is_that_of_the_second_derivative(name: str):
     make, module, x, y = CASES[name]
     problem = cs.Problem(module(), (x, y), make().double())
     (batch,), loss = problem.placed_batches(""), problem.loss
-    assert loss.rooted
+    assert loss.has_root
     z = problem.outputs(batch).detach()
     units = torch.eye(z[0].numel(), dtype=z.dtype)[:, None].expand(-1, len(z), -1).reshape(-1, *z.shape)
     R = loss.root(z, batch.targets, batch.weights, units)
@@ -291,12 +291,28 @@ class Focal(nn.CrossEntropyLoss):
     """A class of one's own."""
 
 
+def with_forward() -> nn.MSELoss:
+    """torch's loss with another forward."""
+    loss = nn.MSELoss()
+    loss.forward = lambda input, target: 7 * F.mse_loss(input, target)
+    return loss
+
+
+def with_hook() -> nn.MSELoss:
+    """torch's loss with a hook that changes its value."""
+    loss = nn.MSELoss()
+    loss.register_forward_hook(lambda _, __, value: 5 * value)
+    return loss
+
+
 REFUSED: dict[str, tuple[Any, Tensor, str]] = {
     "none": (nn.MSELoss(reduction="none"), REALS, "'mean' or 'sum', got 'none': a loss is one number"),
     "class": (nn.MSELoss, REALS, "got the class MSELoss .*MSELoss()"),
-    "own class": (Focal(), CLASSES, "a Focal of your own .*cs.CustomLoss"),
+    "own class": (Focal(), CLASSES, "Focal .*cs.CustomLoss"),
+    "own forward": (with_forward(), REALS, "forward or hooks .*cs.CustomLoss"),
+    "hook": (with_hook(), REALS, "forward or hooks .*cs.CustomLoss"),
     "function": (lambda z, y: z.sum(), REALS, "got the function <lambda> .*loss_fn"),
-    "two inputs": (nn.TripletMarginLoss(), REALS, "a TripletMarginLoss of your own"),
+    "two inputs": (nn.TripletMarginLoss(), REALS, "TripletMarginLoss"),
     "option": (partial(F.mse_loss, delta=1), REALS, "expected options of MSELoss"),
     "shape": (
         nn.MSELoss(),
@@ -308,7 +324,7 @@ REFUSED: dict[str, tuple[Any, Tensor, str]] = {
     "probabilities": (nn.BCELoss(), COINS, "outputs from 0 to 1 for BCELoss"),
     "range": (nn.CrossEntropyLoss(), CLASSES + 1, r"below 3 \(or ignore_index -100\), got values from -99"),
     "other ignored": (nn.CrossEntropyLoss(ignore_index=-1), CLASSES, "got values from -100 to 2"),
-    "soft nll": (nn.NLLLoss(), SOFT, r"expected integer targets \(5,\) for outputs \(5, 3\), whose"),
+    "soft nll": (nn.NLLLoss(), SOFT, r"expected integer targets \(5,\) for outputs \(5, 3\)"),
     "last axis": (nn.CrossEntropyLoss(), WIDE_CLASSES[:, :1].expand(4, 3), "on the last axis"),
     "weight of sequences": (nn.BCELoss(weight=COINS), COINS, r"fits the entries \(3,\) of one sequence"),
     "other entries": (nn.BCEWithLogitsLoss(pos_weight=V[:2]), COINS, r"a pos_weight .* got \(2,\)"),

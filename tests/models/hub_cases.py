@@ -75,7 +75,7 @@ def online(folder: Path) -> dict[str, Any]:
             "org/steps": Repository(steps),
             "org/sharded": Repository({"main": written["sharded"]}),
             "org/large": Repository({"main": written["large"]}),
-            "org/private": Repository(steps, private=True),
+            "org/private": Repository(steps, token="hf_secret"),
             "org/gated": Repository(steps, gated=True),
         }
         results["truth"] = {name: total_of(path) for name, path in written.items()}
@@ -89,6 +89,9 @@ def online(folder: Path) -> dict[str, Any]:
         results["sharded"] = outcome("org/sharded")
         for name in ("private", "gated", "missing"):
             results[name] = outcome(f"org/{name}")
+        os.environ["HF_TOKEN"] = "hf_secret"
+        results["private, with its token"] = outcome("org/private", "step1000")
+        del os.environ["HF_TOKEN"]
         results["no revision"] = outcome("org/steps", "step7")
         hub.break_once["model.safetensors"] = PART + PART // 20
         hub.ranges.clear()

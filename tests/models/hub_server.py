@@ -23,7 +23,7 @@ class Repository:
     """A model of the hub: one folder for each revision."""
 
     revisions: Mapping[str, Path]
-    private: bool = False
+    token: str = ""  # what a private one asks for
     gated: bool = False
 
     def commit(self, revision: str) -> str:
@@ -101,7 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _repository(self, name: str) -> Repository | None:
         """The repository, or None after an error has been sent."""
         found = self.served.repositories.get(name)
-        if found is None or found.private:
+        told = self.headers.get("Authorization", "")
+        if found is None or (found.token and told != f"Bearer {found.token}"):
             self._error(401, "RepoNotFound", "Repository not found")
             return None
         if found.gated:

@@ -8,7 +8,7 @@ from torch import nn
 
 import curvescope as cs
 import oracles
-from curvescope.core.blocks import Block, whole
+from curvescope.core.blocks import Block, parameter_block
 from curvescope.models.model import check_cover
 from oracles import Bench
 
@@ -131,7 +131,7 @@ def test_a_matrix_and_its_heads_together_overlap(patterns: tuple[str, ...]):
 
 def test_check_cover_sees_gaps_and_overlaps():
     module = nn.Linear(3, 4)
-    weight, bias = whole("w", "weight", (4, 3), transposed=True), whole("b", "bias", (4,))
+    weight, bias = parameter_block("w", "weight", (4, 3), transposed=True), parameter_block("b", "bias", (4,))
     check_cover({"w": weight, "b": bias}, module)
     with pytest.raises(cs.UsageError, match="'bias' exactly once"):
         check_cover({"w": weight}, module)
@@ -145,7 +145,7 @@ def test_check_cover_sees_gaps_and_overlaps():
 def test_check_cover_says_that_entries_are_missing():
     half = Block("b0", "bias", split=(2, 2), shape=(2,), narrow=((0, 0, 1),))
     with pytest.raises(cs.UsageError, match=r"0 times|missing|not cover"):
-        check_cover({"w": whole("w", "weight", (4, 3)), "b0": half}, nn.Linear(3, 4))
+        check_cover({"w": parameter_block("w", "weight", (4, 3)), "b0": half}, nn.Linear(3, 4))
 
 
 class Nested(nn.Module):

@@ -46,6 +46,7 @@ def online(folder: Path) -> dict[str, Any]:
         ("main", "main", "org/steps"),
         ("step1000", "step1000", "org/steps@step1000"),
         ("sharded", "sharded", "org/sharded"),
+        ("private, with its token", "step1000", "org/private@step1000"),
         ("broken off", "large", "org/large"),
         ("stopped, in the cache", "step1000", "org/steps@step1000"),
     ],

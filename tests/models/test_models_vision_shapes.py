@@ -83,5 +83,5 @@ def test_a_mask_is_left_to_the_module():
     (taken,) = fuse(cs.load(nn.Sequential(attn))).replacements
     x = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mask = torch.zeros(5, 5, dtype=torch.float64).masked_fill(torch.ones(5, 5).triu(1) > 0, -torch.inf)
-    torch.testing.assert_close(taken.ours(x, attn_mask=mask), attn(x, attn_mask=mask))
-    torch.testing.assert_close(taken.ours(x, attn_mask=None), attn(x))
+    torch.testing.assert_close(taken.replacement(x, attn_mask=mask), attn(x, attn_mask=mask))
+    torch.testing.assert_close(taken.replacement(x, attn_mask=None), attn(x))

@@ -15,6 +15,7 @@ from curvescope.algorithms.estimates.intervals import mean_interval
 from curvescope.algorithms.spectra.subspace_tracking import Outside, follow_ends
 from curvescope.core.seeds import probes
 from curvescope.monitor.measurement import gap_interval
+from curvescope.sampling import eigenvalue_error
 
 
 class Dense:
@@ -24,6 +25,7 @@ class Dense:
         problem = cs.Problem(module, PROBE)
         self.H, self.G = cs.Hessian(problem).to_dense(), cs.GGN(problem).to_dense()
         self.values, self.vectors = torch.linalg.eigh(self.H)
+        self.top = eigenvalue_error(cs.Hessian(problem), self.vectors[:, -1], value=float(self.values[-1]))
         self.g, self.loss = problem.gradient(), problem.loss_value()
         self.slices = problem.space().slices
         self.sharpness = cs.preconditioned_sharpness(cs.Hessian(problem), optimizer)
@@ -52,6 +54,13 @@ def test_ends_are_within_a_percent_and_within_their_errors(run):
         assert abs(row["lambda_max"] - top) <= 0.01 * top
         assert abs(row["lambda_max"] - top) <= row["lambda_max_error"] + 1e-9
         assert abs(row["lambda_min"] - bottom) <= max(row["lambda_min_error"], 0.02 * top)
+
+
+def test_sampling_errors_are_those_of_the_eigenvectors_over_groups_of_probe_sequences(run):
+    for row, truth in zip(run[1], run[2], strict=True):
+        assert truth.top.num_groups == 3
+        assert row["lambda_max_sampling"] == pytest.approx(truth.top.sampling, rel=0.05)
+        assert row["sharpness_sampling"] > 0
 
 
 def test_loss_and_gradient(run):

@@ -195,7 +195,7 @@ def test_tokens_apart_are_the_diagonal_blocks(chunk: int | None):
     whole = cs.ActivationHessian(problem, "L0.in", chunk=chunk)
     H, d = whole.to_dense(), whole.width
     mask = torch.block_diag(*[torch.ones(d, d, dtype=torch.float64)] * len(whole.tokens))
-    assert relative_error(whole.tokens_apart().to_dense(), H * mask) < TIGHT
+    assert relative_error(whole.token_blocks().to_dense(), H * mask) < TIGHT
     assert float((H * (1 - mask)).abs().max()) > 1e-4
 
 
@@ -204,7 +204,7 @@ def test_damping_is_added_to_the_whole_and_to_tokens():
     H, damped = cs.ActivationHessian(problem, "L0.in"), cs.ActivationHessian(problem, "L0.in", damping=0.3)
     eye = torch.eye(H.shape[0], dtype=torch.float64)
     assert relative_error(damped.to_dense(), H.to_dense() + 0.3 * eye) < TIGHT
-    assert relative_error(damped.tokens_apart().to_dense(), H.tokens_apart().to_dense() + 0.3 * eye) < TIGHT
+    assert relative_error(damped.token_blocks().to_dense(), H.token_blocks().to_dense() + 0.3 * eye) < TIGHT
     with pytest.raises(cs.UsageError, match="finite damping of at least 0"):
         cs.ActivationHessian(problem, "L0.in", damping="much")  # pyright: ignore[reportArgumentType]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import curvescope as cs
 from curvescope.core.errors import CurvescopeError
-from curvescope.operators.kronecker.moments import Pair, pooled
+from curvescope.operators.kronecker.moments import FactorPair, pooled
 from oracles import drawn, relative_error, shaken
 from selection import most
 
@@ -185,12 +185,12 @@ def test_a_tied_embedding_pools_lookup_and_unembedding():
     rows, columns = K.factors("E")
     assert (rows.shape, columns.shape) == ((5, 5), (4, 4))
     R, C = torch.rand(2, 3, 3, dtype=torch.float64), torch.rand(2, 2, 2, dtype=torch.float64)
-    pairs = [Pair(r @ r.T, c @ c.T) for r, c in zip(R, C, strict=True)]
+    pairs = [FactorPair(r @ r.T, c @ c.T) for r, c in zip(R, C, strict=True)]
     found = pooled(pairs)
     traces = [float(p.rows.trace() * p.columns.trace()) for p in pairs]
     assert float(found.rows.trace() * found.columns.trace()) == pytest.approx(sum(traces))
     assert pooled(pairs[:1]) is pairs[0]
-    same = pooled([Pair(pairs[0].rows * 2, pairs[0].columns), pairs[0]])
+    same = pooled([FactorPair(pairs[0].rows * 2, pairs[0].columns), pairs[0]])
     whole = torch.kron(*same) / torch.kron(*pairs[0])
     torch.testing.assert_close(whole, torch.full_like(whole, 3.0))
 

@@ -270,7 +270,7 @@ def test_what_cannot_be_is_one_sentence(given, words):
 
 def test_the_way_to_where_one_is_is_refused():
     problem, *_ = mlp()
-    with pytest.raises(UsageError, match="way to the other point that is not zero"):
+    with pytest.raises(UsageError, match="that is not zero"):
         cs.loss_line(problem, to=problem)
     with pytest.raises(UsageError, match=r"expected a cs\.Problem"):
         cs.loss_line(problem.model, "gradient")

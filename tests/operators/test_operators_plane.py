@@ -109,7 +109,7 @@ def test_filters_are_as_long_as_those_of_the_parameters():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (("gradient", "gradient"), "the same one twice"),
+        (("gradient", "gradient"), "parallel"),
         ((torch.ones(3), "gradient"), "expected a vector of 26 entries"),
         (("random", torch.zeros(26)), "a direction that is not zero"),
     ],

@@ -13,15 +13,17 @@ import curvescope as cs
 from curvescope import optim
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.optim.base import diagonal_of
-from curvescope.optim.objective import Objective, StepCurvature, flatten
+from curvescope.optim.objective import StepCurvature, StepObjective, flatten
 
 NET = network()
 PARAMETERS = list(NET.parameters())
 PROBLEM = cs.Problem(NET, [data()])
 
 
-def objective(made=None) -> Objective:
-    found = Objective(closure_for("newton", NET)() if made is None else made, PARAMETERS, lambda what: None)
+def objective(made=None) -> StepObjective:
+    found = StepObjective(
+        closure_for("newton", NET)() if made is None else made, PARAMETERS, lambda what: None
+    )
     found.gradient(curved=True)
     return found
 
@@ -90,7 +92,7 @@ def test_a_loss_of_other_parameters_is_refused():
 
 
 def test_a_linear_loss_has_zero_products():
-    found = Objective(sum(p.sum() for p in PARAMETERS), PARAMETERS, lambda what: None)
+    found = StepObjective(sum(p.sum() for p in PARAMETERS), PARAMETERS, lambda what: None)
     found.gradient(curved=True)
     assert all((v == 0).all() for v in found.product([p.detach() for p in PARAMETERS]))
 

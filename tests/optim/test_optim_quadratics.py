@@ -14,7 +14,7 @@ import curvescope as cs
 from curvescope import optim
 from curvescope.core.errors import CurvescopeError
 from curvescope.optim.block_sgd import signed_product
-from curvescope.optim.objective import Objective
+from curvescope.optim.objective import StepObjective
 
 VALUES = torch.tensor([0.5, 1.0, 2.0, 3.0, 5.0, 8.0], dtype=torch.float64)
 B = torch.tensor([1.0, -2.0, 0.5, 1.5, -1.0, 2.0], dtype=torch.float64)
@@ -170,7 +170,7 @@ def test_signs_leave_the_blocks_of_the_diagonal_in_the_mean():
     """Over all signs of three blocks, the mean of s_b (H (s ⊙ v))_b is H_bb v_b."""
     A, sizes = symmetric(VALUES), (1, 2, 3)
     f = Quadratic(A, B, sizes)
-    objective = Objective(f(), f.parts, lambda what: None)
+    objective = StepObjective(f(), f.parts, lambda what: None)
     objective.gradient(curved=True)
     v = list(B.split(sizes))
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 3)

@@ -9,7 +9,8 @@ from curvescope.papers import figures_of, find_figure
 from curvescope.papers.petrov2025 import bounds as figure
 from curvescope.studies import bounds
 from curvescope.studies.bounds import analysis
-from curvescope.studies.bounds.analysis import BoundRow, Comparisons, joined, tagged
+from curvescope.studies.bounds.analysis import BoundRow, Comparisons, tagged
+from curvescope.studies.common.columns import stack_tables
 
 SMALL = bounds.Config(
     num_seeds=1,
@@ -93,7 +94,7 @@ def test_profiles_differ_in_how_much_is_tried():
 
 def test_columns_are_joined_and_chosen():
     parts = [tagged("a", "v", s, {0: [BoundRow("q", "b", 1.0, s)]}) for s in (1.0, 2.0)]
-    whole = joined(parts)
+    whole = stack_tables(parts)
     assert isinstance(whole, Comparisons)
     np.testing.assert_array_equal(whole.value, [1.0, 2.0])
     assert len(whole.chosen(instance="a", bound=["b", "c"]).true) == 2

@@ -11,7 +11,6 @@ from curvescope.algorithms.blocks.probes import Ends
 from curvescope.models.zoo import REVISIONS
 from curvescope.papers import find_figure
 from curvescope.papers.petrov2025 import propagation as said
-from curvescope.papers.petrov2025 import propagation_models as variants
 from curvescope.papers.petrov2025.propagation import (
     Config,
     DenseSpectrum,
@@ -40,15 +39,15 @@ def sweeps(
     found = {}
     for seed in range(SEEDS):
         jitter = 1 + 0.01 * seed
-        for norm in variants.NORMS:
+        for norm in said.NORMS:
             for d in DEPTHS:
                 top = pre if norm == "pre" else 2.0
                 found[f"depth.{norm}.{d}.{seed}"] = made_up(jitter * d ** (power * jitter), top=top)
-        for s in variants.SIGMAS:
+        for s in said.SIGMAS:
             found[f"sigma.{s:g}.{seed}"] = made_up(1.0, source=s ** (sigma * jitter))
     found |= {f"training.{name}": made_up(1.0, residual=1e-7) for name in REVISIONS}
     spectra = {}
-    for name, variant in variants.by_component(STEPS, SEEDS).items():
+    for name, variant in said.by_component(STEPS, SEEDS).items():
         top = (1.0 if "everything" in name else off) * (1 + 0.1 * variant.seed)
         norms = np.ones((3, 3)) + diagonal * np.eye(3)
         norms[2] = norms[:, 2] = 0
@@ -92,13 +91,13 @@ def test_condition_leaves_out_rounding_and_negative_eigenvalues():
 
 
 def test_the_source_of_a_norm_grows_as_one_over_the_variance():
-    models = variants.by_sigma(1)
+    models = said.by_sigma(1)
     sizes = [_measure(models[f"sigma.{s:g}.0"]).shares.norm("L0.ln1").value for s in (0.1, 0.01)]
     assert math.isclose(sizes[1] / sizes[0], 100, rel_tol=0.15)  # what attention adds shrinks more slowly
 
 
 def test_a_component_that_is_switched_off_is_gone():
-    models = variants.by_component(2, 1)
+    models = said.by_component(2, 1)
     small = {"d_model": 4, "d_ff": 4}
     whole, off = (
         _write_out(
@@ -117,6 +116,6 @@ def test_a_component_that_is_switched_off_is_gone():
 def test_words_tables_and_figures_are_complete():
     result = sweeps(power=0.5, sigma=-2.0)
     assert set(result.captions()) == {*result.tables(), *result.figures()}
-    assert len(result.tables()["components"]) == 2 * len(variants.COMPONENTS)
+    assert len(result.tables()["components"]) == 2 * len(said.COMPONENTS)
     assert len(result.summary()) == 3 + 4
     assert find_figure("petrov2025", "propagation").Config is Config

@@ -14,6 +14,7 @@ from curvescope.papers.singh2025 import SLIDES
 from curvescope.papers.singh2025 import exact_spectra as figure
 from curvescope.runs import study_result
 from curvescope.studies import exact_spectra
+from curvescope.studies.common.columns import stack_tables
 from curvescope.studies.exact_spectra import analysis, study
 from curvescope.studies.exact_spectra.analysis import compare
 from curvescope.viz.interactive import scene
@@ -48,11 +49,11 @@ def measured() -> exact_spectra.ExactSpectra:
     ]
     return exact_spectra.ExactSpectra(
         spectra=compare(0, d_K=3, num_tokens=4),
-        sweeps=study.sweep_joined([study.sweep(name, d_K=4, seeds=range(4)) for name in study.AXES]),
-        gaps=analysis.joined(
+        sweeps=stack_tables([study.sweep(name, d_K=4, seeds=range(4)) for name in study.AXES]),
+        gaps=stack_tables(
             [analysis.measure("scalars", 1.0, rho, num_draws=40, seed=0) for rho in (0.1, 1.0)]
         ),
-        pairings=study.ladder_joined([*rungs, study.tagged(figure.LAST, last), *real]),
+        pairings=stack_tables([*rungs, study.tagged(figure.LAST, last), *real]),
     )
 
 

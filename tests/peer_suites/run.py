@@ -3,7 +3,8 @@
     python tests/peer_suites/run.py [--suites FOLDER] [--out FOLDER] [--only NAME] [-- arguments for pytest]
 
 The suites are those of the source distributions of the versions in requirements-peers.lock: downloaded, or
-found unpacked in a folder. Nothing of them is part of this repository. Each runs in a process of its own.
+found unpacked in a folder. That of PyTorch is one file of its sources at the installed version. Nothing of
+them is part of this repository. Each runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import urllib.request
 from collections import Counter
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +29,17 @@ SUITES = {
     "curvlinops": ("curvlinops-for-pytorch", "plugin_curvlinops", "test"),
     "hessian-eigenthings": ("hessian-eigenthings", "plugin_eigenthings", "tests"),
     "BackPACK": ("backpack-for-pytorch", "plugin_backpack", "test/extensions"),
+    "PyTorch": ("torch", "plugin_pytorch", "test/test_transformers.py"),
 }
+PYTORCH = "https://raw.githubusercontent.com/pytorch/pytorch"
 Record = dict[str, dict[str, Any]]
 
 
 def versions() -> dict[str, str]:
-    """The pinned version of every package."""
+    """The pinned version of every package, and the installed one of torch."""
     lines = (ROOT / "requirements-peers.lock").read_text(encoding="utf-8").splitlines()
-    return dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
+    pinned = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
+    return pinned | {"torch": installed("torch").partition("+")[0]}
 
 
 def found(package: str, version: str, folder: Path) -> Path:
@@ -42,6 +48,12 @@ def found(package: str, version: str, folder: Path) -> Path:
     fits = [p for p in folder.iterdir() if p.is_dir() and p.name.replace("-", "_").lower() == name]
     if fits:
         return fits[0]
+    if package == "torch":
+        tests = SUITES["PyTorch"][2]
+        target = folder / f"torch-{version}" / tests
+        target.parent.mkdir(parents=True)
+        urllib.request.urlretrieve(f"{PYTORCH}/v{version}/{tests}", target)
+        return folder / f"torch-{version}"
     get = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     subprocess.run([*get, "--no-binary", package, "--dest", folder, f"{package}=={version}"], check=True)
     archive = next(p for p in folder.glob("*.tar.gz") if p.name[:-7].replace("-", "_").lower() == name)

@@ -67,8 +67,8 @@ def test_what_is_noise_unsure_or_not_semi_definite_is_not_told_as_known():
         ),
         (
             [np.nan] * 4,
-            "Frobenius norms of the diagonal blocks of the Hessian are from one probe each and have no "
-            "error, so that their order is not known; the largest estimates are E 3,600, P 3,300, U 39, and ",
+            "Frobenius norms of the diagonal blocks of the Hessian are from one probe each, so their errors "
+            "and their order are not known; the largest estimates are E 3,600, P 3,300, U 39, and ",
         ),
     ],
 )

@@ -69,6 +69,14 @@ def test_numerical_and_sampling_errors_have_columns_of_their_own():
     assert "170" in texts.values()
 
 
+def test_a_wide_interval_does_not_round_its_number_away():
+    frame = pd.DataFrame({
+        "value": [-1997.3, 0.0], "value low": [-1.5e6, -3.0], "value high": [6712.0, 4.0], "n": [0.5, 0.5],
+    })  # fmt: skip
+    texts = [row[0].text for row in table("t", frame, anchor="t").rows]
+    assert texts == ["-2,000 (-1,500,000 to 6,700)", "0.0 (-3.0 to 4.0)"]
+
+
 def test_an_interval_without_an_end_says_so():
     frame = pd.DataFrame({
         "ratio": [0.93771, 0.5, 2.1, 0.4], "ratio low": [0.1052, -math.inf, -math.inf, 0.38],

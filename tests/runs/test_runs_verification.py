@@ -10,8 +10,8 @@ from torch import nn
 import curvescope as cs
 from commands import call
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.operator.first_product_hooks import looking
-from curvescope.core.ranks import Division, dividing_by
+from curvescope.core.operator.first_product_hooks import on_first_product
+from curvescope.core.ranks import Division, use_division
 from curvescope.engines import SecondDerivative
 from curvescope.operators import GGN, FunctionalHessian, Hessian
 from curvescope.report.pieces.methods import methods
@@ -251,7 +251,7 @@ def test_every_kind_is_looked_at_once_before_its_first_product():
     problem, seen = zoo(), []
     H, G = Hessian(problem), GGN(problem)
     v = torch.ones(H.shape[0], dtype=torch.float64)
-    with looking(lambda op: seen.append((type(op).__name__, op @ v)), kind_of):
+    with on_first_product(lambda op: seen.append((type(op).__name__, op @ v)), kind_of):
         for op in (H, H.block("L0.W_Q"), G, H):
             op @ torch.ones(op.shape[0], dtype=torch.float64)
     assert [name for name, _ in seen] == ["Hessian", "GGN"]
@@ -263,7 +263,7 @@ def test_models_of_other_structure_are_looked_at_and_other_weights_are_not():
         for p in other_weights.model.parameters():
             p *= 1.1
     more = [zoo(), other_weights, zoo(n_layers=2), zoo("float32"), zoo(d_ff=0)]
-    with looking(lambda op: seen.append(op.problem), kind_of):
+    with on_first_product(lambda op: seen.append(op.problem), kind_of):
         for problem in more:
             Hessian(problem) @ torch.ones(Hessian(problem).shape[0], dtype=problem.dtype)
     assert seen == [problem for problem in more if problem is not other_weights]
@@ -273,7 +273,7 @@ def test_engines_losses_and_code_are_kinds_of_their_own():
     problem, seen = zoo(), []
     ops = [Hessian(problem), Hessian(problem, engine="autograd"), Hessian(problem, checkpoint=True)]
     ops += [Hessian(cs.Problem(problem.model, problem.batches, cs.CrossEntropy(label_smoothing=0.1)))]
-    with looking(seen.append, kind_of):
+    with on_first_product(seen.append, kind_of):
         for op in (*ops, *ops):
             op @ torch.ones(op.shape[0], dtype=torch.float64)
     assert seen == ops
@@ -302,7 +302,7 @@ class Divides(Division):
 @pytest.mark.parametrize(("share", "passed"), [(1.0, True), (0.5, False)])
 def test_products_that_ranks_divide_are_compared_with_those_of_one(asked, tmp_path, share, passed):
     fails = nullcontext() if passed else pytest.raises(CurvescopeError, match="ranks is off by 5")
-    with dividing_by(Divides(share)), fails:
+    with use_division(Divides(share)), fails:
         run_study.run("spectrum", asked, out=tmp_path / "runs")
     (path,) = (tmp_path / "runs" / "spectrum").iterdir()
     found = {check["name"]: check for check in checks.read_verifications(path)[0]["checks"]}

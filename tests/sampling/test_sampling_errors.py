@@ -22,6 +22,7 @@ from curvescope.sampling import (
     split_sample,
     trace_of,
 )
+from curvescope.sampling.errors import Measured
 from curvescope.sampling.groups import groups_of
 from curvescope.sampling.statistics import Sampled, degrees_of, interval
 
@@ -78,7 +79,7 @@ def test_groups_do_not_cut_units():
     assert [len(g) for g in groups_of(problem((6, 0, 6, 0, 6, 6)), unit=1)] == [1, 1, 1, 1]
 
 
-def test_the_error_of_a_form_is_that_of_a_ratio():
+def test_the_error_of_a_form_is_the_jackknife_of_a_ratio():
     p = problem((6, 1, 3, 6, 2, 6, 5, 4))
     H = cs.Hessian(p)
     v = torch.linspace(-1, 1, H.shape[0], dtype=WIDE)
@@ -86,9 +87,10 @@ def test_the_error_of_a_form_is_that_of_a_ratio():
     samples = cs.per_sample(p)
     forms, shares = samples.forms(v[:, None])[:, 0], samples.shares
     value = float(forms @ shares)
-    d = shares * (forms - value)
+    without = (value - shares * forms) / (1 - shares)
+    jackknife = math.sqrt(7 / 8 * float(((without - without.mean()) ** 2).sum()))
     assert found.value == pytest.approx(value, rel=1e-10)
-    assert found.sampling == pytest.approx(math.sqrt(8 / 7 * float((d**2).sum())), rel=1e-10)
+    assert found.sampling == pytest.approx(jackknife, rel=1e-10)
     assert found.numerical == 0.0
 
 
@@ -279,6 +281,42 @@ def test_an_error_that_one_group_dominates_has_fewer_degrees_of_freedom():
         interval(1.0, 0.0, 0.1, 0, degrees_of(one), positive=False)[1]
         > interval(1.0, 0.0, 0.1, 0, degrees_of(even), positive=False)[1]
     )
+
+
+def test_one_sequence_with_almost_all_weight_does_not_make_a_number_sure():
+    p = problem((6,) * 16)
+    inputs, targets = (torch.cat([getattr(b, name) for b in p.batches]) for name in ("inputs", "targets"))
+    weights = torch.ones(16, 6, dtype=WIDE)
+    weights[3] = 1000.0
+    heavy = cs.Problem(p.model, cs.Batches.from_tensors(inputs, targets, weights, batch_size=3))
+    found = cs.sampling_error(cs.GGN(heavy, "L0.b_2"), "largest")
+    assert found.sampling > 0.1 * found.value
+    assert not found.settled()
+
+
+@pytest.mark.parametrize("spread", [1.0, 2.0])
+@pytest.mark.parametrize("count", [4, 8, 16])
+def test_intervals_of_sequences_of_very_unequal_weight_hold_the_mean(count, spread):
+    rng = np.random.default_rng(count)
+
+    def draw():
+        return 3 + rng.normal(size=count), np.exp(spread * rng.normal(size=count))
+
+    truth, held = 3.0, 0  # values and weights are independent
+    for _ in range(300):
+        values, weights = draw()
+        split = split_of(torch.as_tensor(values)[:, None, None], weights)
+        found = trace_of(split, values[None], measured=Measured(float(values @ split.weights), 0.0, 0))
+        held += found.low <= truth <= found.high
+    assert held >= 0.92 * 300
+
+
+def test_the_interval_of_a_zero_eigenvalue_of_a_positive_semi_definite_operator_holds_zero():
+    G = cs.GGN(problem((6, 6, 6)), "U")
+    found = cs.sampling_error(G, "smallest")
+    assert abs(found.value) < 1e-12  # the softmax does not see one number added to all logits
+    assert found.low <= 0.0 <= found.high < 1e-10
+    assert not found.settled()
 
 
 def test_what_has_no_sample_is_refused():

@@ -159,6 +159,16 @@ def ranked(settings):
     return blocks.run(cfg)
 
 
+def test_lambda_max_of_all_blocks_is_shown_without_numbers_of_single_blocks(settings):
+    few = {"operators": ["hessian"], "num_trace_probes": 3, "num_sharp_steps": 4, "max_blocks": 0}
+    result = blocks.run(blocks.Config.from_dict({**settings, "extremes": [], "density": [], **few}))
+    number = result.parts["hessian"].sampled["lambda_max"]
+    values = {label: value for label, value, _ in result.summary()}
+    assert number.headline in values.values()
+    assert number.inverse(2.0, "2/λ_max").headline in values.values()
+    assert number.verdict() in result.opening()
+
+
 def test_small_blocks_are_exact_and_say_so(ranked, measured):
     _, _, dense, slices = measured
     for operator, part in ranked.parts.items():

@@ -159,6 +159,20 @@ def test_a_budget_in_which_nothing_can_be_had_is_refused_with_one_that_is_enough
     )
 
 
+def test_a_busy_machine_does_not_refuse_a_budget_that_an_idle_one_can_meet(product, monkeypatch):
+    product["each"] = 0.2
+
+    def busy(self):
+        self.slowed = 40.0
+        return product["each"]
+
+    monkeypatch.setattr(Timer, "_timed", busy)
+    found = fit(find("blocks"), {}, 60.0, kept=True)
+    assert found.cfg == levels_of(find("blocks").plan, Blocks(), {}, selections=True)[-1].cfg
+    assert "λ_max" in found.choice
+    assert "at the current load of the machine" in found.words
+
+
 def test_a_spectrum_of_some_operators_can_be_shown(undrawn):
     few = {"num_steps": 4, "num_probes": 1, "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1}
     cfg = Config.from_dict(

@@ -12,7 +12,7 @@ import torch
 import curvescope as cs
 import oracles
 import saved_models
-from curvescope.cli.typed.settings_parsing import split
+from curvescope.cli.arguments.settings_parsing import split
 from curvescope.core.errors import UsageError
 from curvescope.data.tasks import task_data
 from curvescope.models.zoo.folder import save

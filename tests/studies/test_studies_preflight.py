@@ -198,7 +198,7 @@ def test_a_forecast_in_words(foretold):
 def test_why_attention_is_plain(small):
     cfg = find("spectrum").Config.from_dict({**small, **FEW, "engine": "autograd"})
     found = forecast("spectrum", find("spectrum"), cfg)
-    assert view.attention(found).endswith("engine=autograd was asked for")
+    assert view.attention(found).endswith("engine=autograd was requested")
 
 
 def scarce(found: Forecast, *, vectors: int, passing: int, free: int, columns: int = 1) -> Forecast:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from dataclasses import dataclass
+from io import BytesIO
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
-from curvescope.core.blocks import ParamSpace, whole
+from curvescope.core.blocks import ParamSpace, parameter_block
 from curvescope.core.operator import FunctionOperator, Identity
 from curvescope.core.result import Result
 from curvescope.viz import notebook
@@ -84,6 +88,22 @@ def test_a_figure_of_many_pixels_is_drawn_once_and_made_smaller(monkeypatch):
     assert len(drawn) == 1
 
 
+def test_a_thin_line_keeps_its_color():
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 3, figsize=(12, 6))
+    for ax in axes.flat:
+        for slope in range(40):
+            ax.plot([0, 1], [slope, slope + 9], color="gray", alpha=slope / 40, linewidth=0.5)
+    axes[0, 0].plot([0, 1], [0, 50], color="#7570b3", linewidth=1)
+    shown = notebook.picture(lambda: figure)
+    address = re.search(r"data:image/png;base64,([^\"]+)", shown)
+    assert address
+    with Image.open(BytesIO(base64.b64decode(address[1]))) as image:
+        pixels = np.asarray(image.convert("RGB")).reshape(-1, 3).astype(int)
+    assert np.abs(pixels - [0x75, 0x70, 0xB3]).max(axis=1).min() < 12
+
+
 def test_a_result_that_can_show_nothing_falls_back_to_its_repr():
     result = Broken(np.zeros(2))
     shown = notebook.box(result, "Broken", result.to_frame, result.plot)
@@ -132,7 +152,11 @@ def test_an_operator_shows_its_parts_without_a_product():
 
 def test_an_operator_over_blocks_shows_them_by_role():
     A = FunctionOperator(_refuse, (24, 24), symmetric=True, dtype=torch.float64)
-    blocks = (whole("L0.W_Q", "a", (2, 3)), whole("L1.W_Q", "b", (2, 3)), whole("E", "e", (4, 3)))
+    blocks = (
+        parameter_block("L0.W_Q", "a", (2, 3)),
+        parameter_block("L1.W_Q", "b", (2, 3)),
+        parameter_block("E", "e", (4, 3)),
+    )
     space = ParamSpace(blocks, {"a": (2, 3), "b": (2, 3), "e": (4, 3)}, torch.float64, torch.device("cpu"))
     A.space = space  # pyright: ignore
     shown = A._repr_html_()

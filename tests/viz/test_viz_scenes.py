@@ -97,6 +97,25 @@ def test_spectra_keep_signs_on_every_axis():
     assert (steps["x"], steps["y"]) == ([-2.0, 0.0, 0.0, 4.0], [0.25, 0.25, 1.0, 1.0])
 
 
+def test_a_density_is_solid_only_where_its_shape_is_known():
+    grid, values = np.linspace(-1.0, 1.0, 5), np.full(5, 0.2)
+    known = np.array([False, False, True, True, False])
+    unknown = np.full(5, np.nan)
+    one = Spectrum(
+        "H", style.LOOKS["hessian"], grid, values, (unknown, unknown), np.array([-1.0, 1.0]), np.ones(1),
+        (np.ones(1), np.ones(1)), {}, {}, (values / 2, values * 2), known,
+    )  # fmt: skip
+    traces = spectra([one])["variants"][f"{DENSITY}|linear"]["data"]
+    solid, dotted = (
+        next(t for t in traces if t["name"].startswith("H") and t.get("line", {}).get("dash") == dash)
+        for dash in ("solid", "dot")
+    )
+    assert [y is not None for y in solid["y"]] == known.tolist()
+    assert [y is not None for y in dotted["y"]] == (~known).tolist()
+    (band,) = [t for t in traces if t.get("fill") == "toself"]
+    assert (min(band["y"]), max(band["y"])) == pytest.approx((0.1, 0.4))
+
+
 SEEN = {  # linear RGB as people without one kind of cone see it (Machado and others 2009)
     "all cones": np.eye(3),
     "no red": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],

@@ -6,7 +6,7 @@ of a float32 dot product of a full vector is hundreds of units. Parts are added 
 a part would cost more than twice the time. Squares of float32 numbers leave their range beyond 1e±19: callers
 scale vectors to about one (`vectors.safe_vector_scale`); `norms` accepts any size.
 
-Sums end in `add_up`, which adds over ranks if vectors are sharded.
+Sums end in `sum_over_ranks`, which adds over ranks if vectors are sharded.
 
 The module also decides if a matrix is zero except for rounding.
 
@@ -24,16 +24,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.core.ranks.shard_layout import current
+from curvescope.core.ranks.shard_layout import current_shard_group
 
-PART = 2**16  # entries at a time on a CPU: a dozen such rows fit in its cache
-WIDE_PART = 2**22  # entries at a time on other devices
+CPU_CHUNK = 2**16  # entries at a time on a CPU: a dozen such rows fit in its cache
+DEVICE_CHUNK = 2**22  # entries at a time on other devices
 
 
-def add_up(partial: Tensor) -> Tensor:
+def sum_over_ranks(partial: Tensor) -> Tensor:
     """Return sums over all entries, given the sums over this process's entries."""
-    spread = current()
-    return partial if spread is None else spread.added(partial)
+    group = current_shard_group()
+    return partial if group is None else group.sum(partial)
 
 
 def summing_dtype(device: torch.device) -> torch.dtype:
@@ -48,7 +48,7 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
 
 def parts(length: int, device: torch.device, *, width: int = 1) -> Iterator[slice]:
     """Yield the rows 0, …, length − 1 of columns (length, width) in order, some at a time."""
-    step = max(1, (PART if device.type == "cpu" else WIDE_PART) // max(width, 1))
+    step = max(1, (CPU_CHUNK if device.type == "cpu" else DEVICE_CHUNK) // max(width, 1))
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
 
@@ -63,21 +63,21 @@ def chunks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 class DotSum:
     """Running sum Σ x y over parts of two vectors, or of each of their columns (n, k)."""
 
-    def __init__(self, like: Tensor):
-        step = next(parts(len(like), like.device, width=math.prod(like.shape[1:])), slice(0, 0)).stop
-        self.memory = like.new_empty((step, *like.shape[1:]))
-        self.total = like.new_zeros(like.shape[1:], dtype=summing_dtype(like.device))
+    def __init__(self, vectors: Tensor):
+        step = next(parts(len(vectors), vectors.device, width=math.prod(vectors.shape[1:])), slice(0, 0)).stop
+        self.memory = vectors.new_empty((step, *vectors.shape[1:]))
+        self.total = vectors.new_zeros(vectors.shape[1:], dtype=summing_dtype(vectors.device))
 
     def add(self, x: Tensor, y: Tensor | None = None) -> None:
         """Add the products of two parts (c,) or (c, k), or the squares of one."""
         self.total += torch.mul(x, x if y is None else y, out=self.memory[: len(x)]).sum(dim=0)
 
     def value(self) -> Tensor:
-        """The sums, () or (k,), on the vectors' device."""
-        return add_up(self.total)
+        """Return the sums, () or (k,), on the vectors' device."""
+        return sum_over_ranks(self.total)
 
     def root(self) -> Tensor:
-        """The norms, () or (k,), from squares."""
+        """Return the norms, () or (k,), if squares were added."""
         return self.value().sqrt()
 
 
@@ -109,7 +109,7 @@ def norms(x: Tensor, *, dim: int | None = None) -> Tensor:
     total = x.new_zeros(columns.shape[1], dtype=wide)
     for p in parts(len(columns), x.device, width=columns.shape[1]):
         total += torch.linalg.vector_norm(columns[p], dim=0, dtype=wide).square_()
-    return add_up(total).sqrt().to(x.dtype)
+    return sum_over_ranks(total).sqrt().to(x.dtype)
 
 
 def dots(rows: Tensor, w: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def dots(rows: Tensor, w: Tensor) -> Tensor:
     total = torch.zeros(rows.shape[0], dtype=summing_dtype(w.device), device=w.device)
     for p in parts(len(w), w.device):
         total += rows[:, p] @ w[p]
-    return add_up(total)
+    return sum_over_ranks(total)
 
 
 def gram(rows: Tensor, others: Tensor) -> np.ndarray:
@@ -129,17 +129,17 @@ def gram(rows: Tensor, others: Tensor) -> np.ndarray:
     total = torch.zeros(rows.shape[0], others.shape[0], dtype=wide, device=rows.device)
     for p in parts(rows.shape[1], rows.device, width=rows.shape[0]):
         total += rows[:, p].to(wide) @ others[:, p].to(wide).T
-    return to_numpy(add_up(total))
+    return to_numpy(sum_over_ranks(total))
 
 
-UNEVEN = 0.05  # asymmetric share: 0.2 to 0.6 for a matrix of rounding errors, less than 1e-6 for others
+MIN_ASYMMETRY = 0.05  # ‖A − Aᵀ‖ / 2‖A‖: 0.2 to 0.6 for rounding errors, below 1e-6 otherwise
 
 
 def is_rounding(A: np.ndarray, asymmetry: float) -> bool:
     """Return True if a matrix that should be symmetric is mostly rounding, judged by ‖A − Aᵀ‖_F / 2."""
-    return asymmetry > 0 and asymmetry >= UNEVEN * length(A)
+    return asymmetry > 0 and asymmetry >= MIN_ASYMMETRY * frobenius_length(A)
 
 
-def length(A: np.ndarray) -> float:
-    """‖A‖_F, also if squares of the entries are out of range."""
+def frobenius_length(A: np.ndarray) -> float:
+    """Frobenius norm, also if squares of the entries are out of range."""
     return math.hypot(*A.ravel().tolist())

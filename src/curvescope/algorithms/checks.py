@@ -15,8 +15,8 @@ import torch
 from curvescope.algorithms.recorded_products import recorded
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, check_square_symmetric
-from curvescope.core.ranks.shard_layout import Pieces, over
-from curvescope.core.threads import same_threads
+from curvescope.core.ranks.shard_layout import VectorShard, sharded_over
+from curvescope.core.threads import equal_threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,12 +37,12 @@ def fixed_operator(
     def run(op: Any, *args: P.args, **kwargs: P.kwargs) -> T:
         if not isinstance(op, LinearOperator) or op is _frozen.get():
             return algorithm(op, *args, **kwargs)  # raises its own error for the wrong type
-        spread = None if op.pieces is None else op.pieces[0].spread
-        threads = nullcontext() if spread is None else same_threads(partial(spread.least, device=op.device))
-        with op.frozen(), threads, over(spread), recorded(op) as own:
-            token = _frozen.set(own)
+        group = None if op.shards is None else op.shards[0].spread
+        threads = nullcontext() if group is None else equal_threads(partial(group.min, device=op.device))
+        with op.frozen(), threads, sharded_over(group), recorded(op) as fixed:
+            token = _frozen.set(fixed)
             try:
-                return algorithm(own, *args, **kwargs)
+                return algorithm(fixed, *args, **kwargs)
             finally:
                 _frozen.reset(token)
 
@@ -108,31 +108,31 @@ def check_number(
 
 
 def relative_tolerance(tol: float | None, dtype: torch.dtype) -> float:
-    """Return `tol`, or by default 1e-8 in float64 and 1e-4 in float32: about the root of a rounding."""
+    """Return `tol`; by default 1e-8 in float64 and 1e-4 in float32, about the root of the precision."""
     return DEFAULT_TOL[dtype] if tol is None else check_number("tol", tol, above=0.0)
 
 
-WHOLE = ""
+FULL_VECTOR = ""
 """Name of the block that is the full vector."""
 
 
 def whole_slice(op: LinearOperator) -> dict[str, slice]:
     """Return the full vector as one block: this rank's entries."""
-    return {WHOLE: slice(0, op.local_shape[1])}
+    return {FULL_VECTOR: slice(0, op.local_shape[1])}
 
 
-def block_pieces(op: LinearOperator, name: str) -> Pieces | None:
+def block_shard(op: LinearOperator, name: str) -> VectorShard | None:
     """Return the entries of a block that this rank holds; None if it holds all."""
-    if op.pieces is None:
+    if op.shards is None:
         return None
-    return op.pieces[1] if name == WHOLE else op.pieces[1].of(name)
+    return op.shards[1] if name == FULL_VECTOR else op.shards[1].block(name)
 
 
 def block_sizes(op: LinearOperator, slices: Mapping[str, slice]) -> dict[str, int]:
     """Return the number of entries of each block, over all ranks."""
-    pieces = {name: block_pieces(op, name) for name in slices}
+    shards = {name: block_shard(op, name) for name in slices}
     return {
-        name: rows.stop - rows.start if (here := pieces[name]) is None else here.length
+        name: rows.stop - rows.start if (shard := shards[name]) is None else shard.length
         for name, rows in slices.items()
     }
 
@@ -146,12 +146,14 @@ def check_slices(
     vectors are sharded, a rank may have no entries of a block, and only these blocks are allowed.
     """
     op = op.in_blocks() if slices is None else op
-    if op.pieces is not None:
-        own = op.space.slices  # pyright: ignore[reportAttributeAccessIssue]
-        found = dict(own if slices is None else slices)
-        if list(found) != [WHOLE] and any(own.get(name) != rows for name, rows in found.items()):
+    if op.shards is not None:
+        space_slices = op.space.slices  # pyright: ignore[reportAttributeAccessIssue]
+        checked = dict(space_slices if slices is None else slices)
+        if list(checked) != [FULL_VECTOR] and any(
+            space_slices.get(name) != rows for name, rows in checked.items()
+        ):
             raise UsageError("expected the operator's own blocks because its vectors are sharded, got slices")
-        return op, found
+        return op, checked
     if slices is None:
         space = getattr(op, "space", None)
         if space is None:
@@ -161,14 +163,14 @@ def check_slices(
         slices = space.slices
     if not slices:
         raise UsageError("expected at least one block in slices, got none")
-    n, found = op.shape[1], {}
+    n, checked = op.shape[1], {}
     for name, part in slices.items():
-        step_one = isinstance(part, slice) and part.step in (None, 1)
-        start = part.start or 0 if step_one else -1
-        stop = n if step_one and part.stop is None else part.stop if step_one else -1
+        is_contiguous = isinstance(part, slice) and part.step in (None, 1)
+        start = part.start or 0 if is_contiguous else -1
+        stop = n if is_contiguous and part.stop is None else part.stop if is_contiguous else -1
         if not 0 <= start < stop <= n:
             raise ShapeError(
                 f"expected block {name!r} as slice(start, stop) with 0 ≤ start < stop ≤ {n}, got {part!r}"
             )
-        found[str(name)] = slice(start, stop)
-    return op, found
+        checked[str(name)] = slice(start, stop)
+    return op, checked

@@ -55,12 +55,12 @@ def probe_batches(
     the caller may overwrite a batch, and the next one replaces it.
     """
     width, n = min(columns_at_once(op), num_probes), op.local_shape[1]
-    memory = fresh(op, n * width)
+    buffer = fresh(op, n * width)
     for block in track(list(column_blocks(op, num_probes)), what):
         count = block.stop - block.start
-        columns = memory[: n * count].view(n, count)
-        where = {"out": columns, "pieces": columns_of(op)}
-        yield probes(op.shape[1], count, seed=seed, first=first + block.start, kind=kind, **where)
+        columns = buffer[: n * count].view(n, count)
+        options = {"out": columns, "shard": columns_of(op)}
+        yield probes(op.shape[1], count, seed=seed, first=first + block.start, kind=kind, **options)
 
 
 def column_blocks(op: LinearOperator, count: int) -> Iterator[slice]:

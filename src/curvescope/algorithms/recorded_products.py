@@ -17,7 +17,7 @@ from torch import Tensor
 from curvescope.core.operator import LinearOperator
 
 
-class Recorder(ABC):
+class ProductRecorder(ABC):
     """Store of the products of one piece of work, in the order of the requests."""
 
     @abstractmethod
@@ -25,11 +25,11 @@ class Recorder(ABC):
         """Return A V for columns V (n, k): the stored product, or a new one, which is then stored."""
 
 
-_recorder: ContextVar[Recorder | None] = ContextVar("curvescope_recorder", default=None)
+_recorder: ContextVar[ProductRecorder | None] = ContextVar("curvescope_recorder", default=None)
 
 
 @contextmanager
-def recording(recorder: Recorder | None) -> Iterator[None]:
+def recording(recorder: ProductRecorder | None) -> Iterator[None]:
     """Record the products of all algorithms inside the context with `recorder`."""
     token = _recorder.set(recorder)
     try:
@@ -46,17 +46,17 @@ def recorded(op: LinearOperator) -> Iterator[LinearOperator]:
         yield op
         return
     with recording(None):
-        yield Recorded(op, recorder)
+        yield RecordedOperator(op, recorder)
 
 
 @final
-class Recorded(LinearOperator):
+class RecordedOperator(LinearOperator):
     """Operator that gets its products from a recorder, and is otherwise like the wrapped one."""
 
-    def __init__(self, op: LinearOperator, recorder: Recorder):
+    def __init__(self, op: LinearOperator, recorder: ProductRecorder):
         self.op, self.recorder = op, recorder
         self.shape, self.dtype, self.device = op.shape, op.dtype, op.device
-        self.symmetric, self.psd, self.pieces = op.symmetric, op.psd, op.pieces
+        self.symmetric, self.psd, self.shards = op.symmetric, op.psd, op.shards
 
     def __getattr__(self, name: str) -> Any:
         if name == "op":  # not set yet, as during unpickling
@@ -70,8 +70,8 @@ class Recorded(LinearOperator):
         return self.recorder.product(self.op.T, U)
 
     def in_blocks(self) -> LinearOperator:
-        own = self.op.in_blocks()
-        return self if own is self.op else Recorded(own, self.recorder)
+        reordered = self.op.in_blocks()
+        return self if reordered is self.op else RecordedOperator(reordered, self.recorder)
 
     def __repr__(self) -> str:
         return repr(self.op)

@@ -18,30 +18,32 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.accurate_sums import (
-    PART,
+    CPU_CHUNK,
     DotSum,
-    add_up,
     chunks,
     dots,
     inner,
     parts,
+    sum_over_ranks,
     summing_dtype,
     to_numpy,
 )
 from curvescope.algorithms.krylov_storage import SplitBasis
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
-from curvescope.core.ranks import together
-from curvescope.core.ranks.shard_layout import Pieces, current
+from curvescope.core.ranks import shared_errors
+from curvescope.core.ranks.shard_layout import VectorShard, current_shard_group
 from curvescope.core.seeds import drawn_on, generator, write
 from curvescope.kernels import projection
 
 DRAWN = 2**20  # random numbers per call, a multiple of the sixteen that are drawn together
-PASSES = 5  # most passes of Gram–Schmidt; a vector that still shrinks lies in the span of the basis
-OVERLAP = 4.0  # overlap in roundings that a long vector may always have
-EXACT = 20.0  # roundings below which an overlap needs pairwise sums
-SEMI = 0.03  # most overlap in square roots of a rounding,
-LOOSE = 0.3  # or so many on a GPU if only eigenvalues are needed: a third fewer passes over the basis
+PASSES = 5  # largest number of Gram–Schmidt passes; a vector that still shrinks lies in the basis's span
+OVERLAP_ROUNDINGS = 4.0  # overlap, in roundings, that is always allowed for a long vector
+EXACT_ROUNDINGS = 20.0  # a tolerance below this many roundings needs pairwise sums
+MAX_OVERLAP = 0.03  # largest overlap, in square roots of a rounding
+MAX_OVERLAP_LOOSE = (
+    0.3  # the same on a GPU if only eigenvalues are needed: a third fewer passes over the basis
+)
 COMFORT = {
     torch.float64: 100,
     torch.float32: 8,
@@ -51,9 +53,9 @@ COMFORT = {
 class Remainder(NamedTuple):
     """Remainder of a vector outside a basis of m rows."""
 
-    taken: np.ndarray  # (m,) coefficients that were subtracted
-    norm: float  # norm of the remainder; zero if nothing is left
-    overlap: np.ndarray  # (m,) inner products of the basis with the rest, as measured
+    coefficients: np.ndarray  # (m,) subtracted coefficients
+    norm: float  # norm of the remainder; zero if the vector lies in the span
+    overlap: np.ndarray  # (m,) measured inner products of the basis with the remainder
     passes: int = 0  # passes over the basis that subtracted something
 
 
@@ -71,31 +73,31 @@ def random_vector(op: LinearOperator, *, seed: int, index: int, out: Tensor) -> 
     write((torch.randn(length, **options) for length in lengths), out, columns_of(op))
 
 
-def columns_of(op: LinearOperator) -> Pieces | None:
+def columns_of(op: LinearOperator) -> VectorShard | None:
     """Return this rank's entries of the vectors that an operator takes; None if it has all."""
-    return None if op.pieces is None else op.pieces[1]
+    return None if op.shards is None else op.shards[1]
 
 
 def own_entries(op: LinearOperator, X: Tensor) -> Tensor:
     """Return this rank's rows of X (n, …)."""
-    return X if op.pieces is None else X[op.pieces[0].positions().to(X.device)]
+    return X if op.shards is None else X[op.shards[0].positions().to(X.device)]
 
 
 def vector_bytes(op: LinearOperator) -> int:
     """Return the bytes of a vector of an operator; of this rank's shard if it is sharded."""
-    ranks = 1 if op.pieces is None else op.pieces[0].spread.ranks
+    ranks = 1 if op.shards is None else op.shards[0].spread.ranks
     return max(1, -(-max(op.shape) // ranks) * torch.finfo(op.dtype).bits // 8)
 
 
-def on_all(holds: bool, device: torch.device) -> bool:
+def holds_on_all_ranks(holds: bool, device: torch.device) -> bool:
     """Return True if a condition on vectors holds on every rank over which they are sharded."""
-    spread = current()
-    return holds if spread is None else spread.all(holds, device)
+    group = current_shard_group()
+    return holds if group is None else group.all(holds, device)
 
 
 def none_is_zero(columns: Tensor) -> bool:
     """Return True if every column (n, k) has an entry that is not zero."""
-    return bool((add_up((columns != 0).sum(dim=0, dtype=torch.float32)) > 0).all())
+    return bool((sum_over_ranks((columns != 0).sum(dim=0, dtype=torch.float32)) > 0).all())
 
 
 def factors(values: Tensor, like: Tensor) -> Tensor | float:
@@ -115,23 +117,23 @@ def orthonormalize(Y: Tensor) -> Tensor:
     with several threads would need the memory of sixteen vectors for all rows at once. With sharded vectors,
     each rank does the same with its rows.
     """
-    spread = current()
+    spread = current_shard_group()
     if spread is None or spread.ranks == 1:
         return _orthonormalized(Y)
-    few, k = len(Y) < Y.shape[1], Y.shape[1]  # few rows are their own Rᵢ
-    own = Y.clone() if few else _orthonormalized(Y)
-    triangles = own.new_zeros(spread.ranks, k, k)
-    triangles[spread.rank, : len(own)] = own
-    P, R = torch.linalg.qr(spread.added(triangles).view(-1, k))
-    turn = P.view(spread.ranks, k, k)[spread.rank, : len(own)]
-    Y.copy_(turn if few else Y @ turn)
+    has_few_rows, k = len(Y) < Y.shape[1], Y.shape[1]  # few rows are their own Rᵢ
+    triangle = Y.clone() if has_few_rows else _orthonormalized(Y)
+    triangles = triangle.new_zeros(spread.ranks, k, k)
+    triangles[spread.rank, : len(triangle)] = triangle
+    P, R = torch.linalg.qr(spread.sum(triangles).view(-1, k))
+    rotation = P.view(spread.ranks, k, k)[spread.rank, : len(triangle)]
+    Y.copy_(rotation if has_few_rows else Y @ rotation)
     return R
 
 
 def _orthonormalized(Y: Tensor) -> Tensor:
     """Orthonormalize this rank's rows only."""
     k = Y.shape[1]
-    rows = Y.tensor_split(max(1, len(Y) // max(PART, k))) if Y.device.type == "cpu" else (Y,)
+    rows = Y.tensor_split(max(1, len(Y) // max(CPU_CHUNK, k))) if Y.device.type == "cpu" else (Y,)
     triangles = []
     for part in rows:
         Q, R = torch.linalg.qr(part)
@@ -140,8 +142,8 @@ def _orthonormalized(Y: Tensor) -> Tensor:
     if len(rows) == 1:
         return triangles[0]
     P, R = torch.linalg.qr(torch.cat(triangles))
-    for part, turn in zip(rows, P.split(k), strict=True):
-        part.copy_(part @ turn)
+    for part, rotation in zip(rows, P.split(k), strict=True):
+        part.copy_(part @ rotation)
     return R
 
 
@@ -152,16 +154,17 @@ def orthogonalize(
     out: Tensor | None = None,
     expected: np.ndarray | None = None,
     tol: float = 0.0,
-    semi: float = SEMI,
+    semi: float = MAX_OVERLAP,
 ) -> Remainder:
     """Project w (n,) onto the complement of the orthonormal rows of a basis (m, n), in place or into `out`.
 
-    Classical Gram–Schmidt, repeated: each pass subtracts coefficients and measures the remaining overlap, in
-    one pass over the basis. The first subtracts the `expected` ones, known from a recurrence, or measures
-    them, which reads the basis once more. A long vector is done when its overlap, relative to its norm, is at
-    most `tol` and `semi` roots of a rounding, or a few roundings; otherwise twice is enough unless w lies in
-    the span up to rounding. An overlap of up to the root of a rounding leaves eigenvalues of a projection
-    right to a rounding (Simon 1984), but moves residuals by as much.
+    This is repeated classical Gram–Schmidt: each pass over the basis subtracts coefficients and measures the
+    remaining overlap. The first pass subtracts the `expected` coefficients, known from a recurrence;
+    otherwise they are measured first, which reads the basis once more. A long vector is finished if its
+    overlap, relative to its norm, is at most `tol` and `semi` roots of a rounding, or a few roundings. For
+    other vectors two passes suffice, unless w lies in the span up to rounding. With an overlap of up to the
+    root of a rounding, eigenvalues of a projection are exact up to rounding (Simon 1984), but residuals
+    change by as much as the overlap.
     """
     out = w if out is None else out
     if expected is None:
@@ -170,32 +173,32 @@ def orthogonalize(
     else:
         overlap = torch.as_tensor(expected).to(dtype=summing_dtype(w.device), device=w.device)
     found = overlap.cpu()
-    taken, before = torch.zeros_like(found), math.inf
+    coefficients, before = torch.zeros_like(found), math.inf
     eps = torch.finfo(w.dtype).eps
-    long = _whole_length(w) > PART
-    allowed = max(OVERLAP * eps, min(tol, semi * eps**0.5)) if long else 0.0
-    guessed = expected is not None
-    exact = w.dtype == torch.float32 and long and allowed < EXACT * eps
-    for turn in range(PASSES + guessed):
-        taken += found
-        sums = _take_out(basis, overlap, w if turn == 0 else out, out, exact=exact)
+    long = _full_length(w) > CPU_CHUNK
+    tolerance = max(OVERLAP_ROUNDINGS * eps, min(tol, semi * eps**0.5)) if long else 0.0
+    is_guessed = expected is not None
+    exact = w.dtype == torch.float32 and long and tolerance < EXACT_ROUNDINGS * eps
+    for pass_number in range(PASSES + is_guessed):
+        coefficients += found
+        sums = _subtract(basis, overlap, w if pass_number == 0 else out, out, exact=exact)
         host = sums.cpu()  # the only synchronization with the GPU in a pass
         rest, found = float(host[0].sqrt()), host[1:].clone()
         overlap = found if sums is host else sums[1:].clone()  # aligned: bits of products depend on it
-        settled = turn > guessed and rest >= 0.5 * before
-        if settled or float(found.norm()) <= allowed * rest or math.isnan(rest):
-            return Remainder(to_numpy(taken), rest, to_numpy(found), turn + 1)
+        settled = pass_number > is_guessed and rest >= 0.5 * before
+        if settled or float(found.norm()) <= tolerance * rest or math.isnan(rest):
+            return Remainder(to_numpy(coefficients), rest, to_numpy(found), pass_number + 1)
         before = rest
-    return Remainder(to_numpy(taken), 0.0, to_numpy(found), PASSES + guessed)
+    return Remainder(to_numpy(coefficients), 0.0, to_numpy(found), PASSES + is_guessed)
 
 
-def _whole_length(w: Tensor) -> int:
+def _full_length(w: Tensor) -> int:
     """Return the number of entries of a vector over all ranks."""
-    spread = current()
-    return len(w) if spread is None else int(spread.added(torch.tensor(float(len(w)), device=w.device)))
+    group = current_shard_group()
+    return len(w) if group is None else int(group.sum(torch.tensor(float(len(w)), device=w.device)))
 
 
-def _take_out(
+def _subtract(
     basis: Tensor | SplitBasis, coefficients: Tensor, w: Tensor, out: Tensor, *, exact: bool
 ) -> Tensor:
     """out = w − basisᵀ coefficients: (1 + m,) its square, and its inner products with the basis.
@@ -205,7 +208,7 @@ def _take_out(
     """
     near = basis if isinstance(basis, Tensor) else basis.near
     if len(near) and near.stride(1) == 1 and out.stride(0) == 1 and projection.in_triton(w, near, out):
-        return add_up(_taken_out_in_triton(basis, coefficients, w, out))
+        return sum_over_ranks(_subtract_in_triton(basis, coefficients, w, out))
     c, squares = coefficients.to(w.dtype), DotSum(out)
     total = torch.zeros_like(coefficients)
     for p in parts(len(w), w.device, width=max(1, len(coefficients) // 4) if exact else 1):
@@ -213,16 +216,16 @@ def _take_out(
         (x if w is out else x.copy_(w[p])).addmv_(rows.T, c, alpha=-1)  # w may be a column, strided
         squares.add(x)
         total += (rows * x).sum(dim=1) if exact else rows @ x
-    return add_up(torch.cat([squares.total[None], total]))
+    return sum_over_ranks(torch.cat([squares.total[None], total]))
 
 
-def _taken_out_in_triton(basis: Tensor | SplitBasis, c: Tensor, w: Tensor, out: Tensor) -> Tensor:
-    """Compute `_take_out` in one pass over the basis, before the sum over ranks."""
+def _subtract_in_triton(basis: Tensor | SplitBasis, c: Tensor, w: Tensor, out: Tensor) -> Tensor:
+    """Compute `_subtract` in one pass over the basis, before the sum over ranks."""
     if isinstance(basis, Tensor):
-        return projection.take_out(w, basis, None, c, out=out)
+        return projection.subtract_projection(w, basis, None, c, out=out)
     sums, c = c.new_zeros(len(c) + 1), basis.near_first(c)
     for p, far in basis.far.streamed():
-        sums += projection.take_out(w[p], basis.near[:, p], far, c, out=out[p])
+        sums += projection.subtract_projection(w[p], basis.near[:, p], far, c, out=out[p])
     return torch.cat([sums[:1], basis.in_order(sums[1:])])
 
 
@@ -250,19 +253,19 @@ def safe_vector_scale(product: Tensor) -> float:
     Multiplication by it is exact.
     """
     ends = (float(abs(end)) for (part,) in chunks(product) if part.numel() for end in torch.aminmax(part))
-    largest, spread = max(ends, default=0.0), current()
-    largest = largest if spread is None else spread.largest(largest, product.device)
+    largest, group = max(ends, default=0.0), current_shard_group()
+    largest = largest if group is None else group.max(largest, product.device)
     if largest == 0:
         return 0.0
     if not math.isfinite(largest) or abs(math.log10(largest)) <= COMFORT[product.dtype]:
         return 1.0
-    most = 1000 if product.dtype == torch.float64 else 120
-    return 2.0 ** max(-most, min(most, -math.frexp(largest)[1]))
+    limit = 1000 if product.dtype == torch.float64 else 120
+    return 2.0 ** max(-limit, min(limit, -math.frexp(largest)[1]))
 
 
 def check_finite(*values: float | np.ndarray) -> None:
     """Raise, on every rank in step, if a number that came out of a product is nan or infinite."""
-    with together():
+    with shared_errors():
         if not all(np.isfinite(value).all() for value in values):
             raise CurvescopeError(
                 "a product of the operator is not finite", hint="look for nan or inf in op @ v"

@@ -10,18 +10,18 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from curvescope import __version__
-from curvescope.cli.commands import names, pages, studies
-from curvescope.cli.typed.options import EVERYWHERE, Settable
+from curvescope.cli.arguments.options import COMMON_OPTIONS_HELP, Settable
+from curvescope.cli.commands import inspection, outputs, studies
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.studies import STUDIES
 
 
 @final
 class Commands(TyperGroup):
-    """Commands by name; one that is not there gets a hint, the name of a study too."""
+    """Commands by name. An unknown command raises an error that suggests similar ones."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the first word names."""
+        """Return the command named by the first word."""
         word = args[0]
         if word in STUDIES and word not in self.commands:
             raise UsageError(f"{word} is a study, not a command", hint=f"curvescope run {word}")
@@ -41,8 +41,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"curvescope {__version__}")
         raise typer.Exit
 
@@ -61,25 +61,28 @@ Function = Callable[..., None]
 
 
 def _add(function: Function, name: str | None = None, *, cls: type[TyperCommand] | None = None) -> None:
-    """A command; its help is the docstring, with a line for every example."""
-    app.command(name, cls=cls, help=laid_out(str(function.__doc__)), epilog=EVERYWHERE)(function)
+    """Register a command. Its help is the docstring, with one line per example."""
+    app.command(name, cls=cls, help=help_text(str(function.__doc__)), epilog=COMMON_OPTIONS_HELP)(function)
 
 
-def laid_out(words: str) -> str:
-    """A docstring whose last paragraph is `Examples: a; b`, a line for each; \\b keeps them as they are."""
-    text, _, examples = cleandoc(words).partition("Examples: ")
+def help_text(docstring: str) -> str:
+    """Return the docstring, its last paragraph `Examples: a; b` with one line per example.
+
+    The control character \\b keeps typer from wrapping these lines.
+    """
+    text, _, examples = cleandoc(docstring).partition("Examples: ")
     lines = "".join(f"\n  {example}" for example in " ".join(examples.split()).split("; "))
     return f"{text}\b\nExamples:{lines}"
 
 
-_add(names.list_names, "list")
-_add(names.info, cls=Settable)
-_add(pages.report)
+_add(inspection.list_names, "list")
+_add(inspection.info, cls=Settable)
+_add(outputs.report)
 _add(studies.diagnose, cls=Settable)
 _add(studies.run, cls=Settable)
 _add(studies.compare, cls=Settable)
-_add(pages.runs)
-_add(pages.watch)
-_add(pages.reproduce, cls=Settable)
+_add(outputs.runs)
+_add(outputs.watch)
+_add(outputs.reproduce, cls=Settable)
 _add(studies.bench, cls=Settable)
-_add(names.doctor)
+_add(inspection.doctor)

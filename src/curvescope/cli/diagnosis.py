@@ -1,4 +1,4 @@
-"""`curvescope diagnose`: findings, worst first, as text or as a list of objects."""
+"""`curvescope diagnose`: print findings, worst first, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from curvescope.cli import printing
-from curvescope.cli.study_run import Wish, carry_out
+from curvescope.cli.study_run import RunOptions, run_or_load
 from curvescope.cli.watch import run_finding_row
 from curvescope.core.config import Settings
 from curvescope.core.errors import UsageError
@@ -22,26 +22,26 @@ from curvescope.runs.live_history import HISTORY
 from curvescope.studies.diagnose import Diagnosis, Finding
 from curvescope.studies.diagnose.view import finding_row, verdict
 
-WIDTH = 100  # of a line, in characters
+WIDTH = 100  # characters in a line
 INDENT = " " * 4
 
 
-def show(pairs: list[str], given: Settings, wish: Wish) -> None:
-    """Diagnose a model, or the folder of a monitor, and print what was found."""
+def show(pairs: list[str], given: Settings, options: RunOptions) -> None:
+    """Diagnose a model, or the folder of a monitor, and print the findings."""
     if _is_monitored(str(given["model"])):
-        _show_run(Path(str(given["model"])), pairs, given, wish)
+        _show_run(Path(str(given["model"])), pairs, given, options)
         return
-    path, found = carry_out("diagnose", None, pairs, given, wish)
-    assert isinstance(found, Diagnosis)
-    if wish.as_json:
-        unseen = [check for check in found.checks if check.severity == "not looked at"]
-        printing.as_json([finding_row(check) for check in [*found.findings, *unseen]])
+    path, result = run_or_load("diagnose", None, pairs, given, options)
+    assert isinstance(result, Diagnosis)
+    if options.as_json:
+        skipped = [check for check in result.checks if check.severity == "not looked at"]
+        printing.as_json([finding_row(check) for check in [*result.findings, *skipped]])
     else:
-        _print(path, found)
+        _print(path, result)
 
 
 def _is_monitored(source: str) -> bool:
-    """Whether this is the folder of a monitor; raise if it is the folder of another run."""
+    """Return True if this is the folder of a monitor. Raise if it is the folder of a study."""
     if (Path(source) / HISTORY).exists():
         return True
     try:
@@ -56,8 +56,8 @@ def _is_monitored(source: str) -> bool:
     )
 
 
-def _show_run(folder: Path, pairs: list[str], given: Settings, wish: Wish) -> None:
-    """Print what the history of a training run says."""
+def _show_run(folder: Path, pairs: list[str], given: Settings, options: RunOptions) -> None:
+    """Print the findings about a training run, from its history."""
     used = [name for name, value in given.items() if value not in (None, []) and name != "model"]
     if used or pairs:
         raise UsageError(
@@ -65,12 +65,12 @@ def _show_run(folder: Path, pairs: list[str], given: Settings, wish: Wish) -> No
             hint="a run is diagnosed from its history, without settings",
         )
     history = read_history(folder)
-    found = diagnosis.diagnose_run(history)
-    if wish.as_json:
-        printing.as_json([run_finding_row(finding) for finding in found])
+    findings = diagnosis.diagnose_run(history)
+    if options.as_json:
+        printing.as_json([run_finding_row(finding) for finding in findings])
         return
-    typer.echo(f"{folder}: {diagnosis.verdict(found)} in {plural(len(history.at), 'measurement')}")
-    for finding in found:
+    typer.echo(f"{folder}: {diagnosis.verdict(findings)} in {plural(len(history.at), 'measurement')}")
+    for finding in findings:
         typer.echo(f"\n{finding.severity}: {finding.name}, step {finding.step}")
         _print_parts({"": finding.evidence, "do: ": finding.remedy, "limit: ": _limit(finding)})
     if (rate := stable_rate(history)) is not None:
@@ -81,17 +81,17 @@ def _limit(finding: RunFinding) -> str:
     return f"{finding.unit} {rounded(finding.value, 3)}, limit {finding.limit:g}: {finding.reason}"
 
 
-def _print(path: Path, found: Diagnosis) -> None:
-    typer.echo(f"{found.model} on {found.data}: {verdict(found)}")
-    for finding in found.findings:
+def _print(path: Path, result: Diagnosis) -> None:
+    typer.echo(f"{result.model} on {result.data}: {verdict(result)}")
+    for finding in result.findings:
         typer.echo("")
         _print_finding(finding)
-    unseen = [check for check in found.checks if check.severity == "not looked at"]
-    if unseen:
+    skipped = [check for check in result.checks if check.severity == "not looked at"]
+    if skipped:
         typer.echo("\nnot looked at")
-        printing.lines([(f"{INDENT}{check.name}", "", check.meaning) for check in unseen])
+        printing.lines([(f"{INDENT}{check.name}", "", check.meaning) for check in skipped])
     typer.echo("")
-    for note in found.notes:
+    for note in result.notes:
         typer.echo(f"note: {note}")
     typer.echo(f"\n{path}")
 

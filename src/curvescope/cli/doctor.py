@@ -1,4 +1,4 @@
-"""`curvescope doctor`: what is here, and whether it works."""
+"""`curvescope doctor`: check which packages and devices are present and work."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ USES = {
     "wandb": "writer of the monitor",
     "lightning": "callback of the monitor",
 }
-"""What optional packages are for."""
-SLOWER = 2.0  # times that several threads may be slower than one
+"""Purpose of each optional package."""
+SLOWER = 2.0  # largest time of all threads, divided by that of one thread, that is not reported
 INTERNAL = ("dev", "docs")  # extras that no command needs
 PEERS = ("hessian-eigenthings", "curvlinops-for-pytorch")
 ASSETS = ("stories260K", "stories15M", "gpt-nano-sort", "gpt2-attention", "gpt2-tokenizer")
 
 
 def show(*, as_json: bool) -> bool:
-    """Print what was found; whether everything needed works."""
+    """Print the results of the checks. Return True if everything that is needed works."""
     rows = [*_packages(), *_devices(), threads_row(torch.get_num_threads(), thread_slowdown()), *_assets()]
     if as_json:
-        printing.as_json([{"what": w, "state": s, "words": t} for w, s, t in rows])
+        printing.as_json([{"what": name, "state": state, "words": details} for name, state, details in rows])
     else:
         printing.table(["what", "state", ""], rows)
     return all(state != "broken" for _, state, _ in rows)
@@ -51,13 +51,21 @@ def show(*, as_json: bool) -> bool:
 def _packages() -> list[tuple[str, str, str]]:
     rows = [("curvescope", "ok", __version__), ("python", "ok", platform.python_version())]
     try:
-        rows += [_package(one.name, one.extra) for one in requirements() if one.extra not in INTERNAL]
+        rows += [
+            _package(requirement.name, requirement.extra)
+            for requirement in requirements()
+            if requirement.extra not in INTERNAL
+        ]
     except PackageNotFoundError:
-        rows.append(("dependencies", "absent", "unknown: the package is imported, but not installed"))
+        rows.append(("dependencies", "absent", "unknown: curvescope is imported from source, not installed"))
     for name in PEERS:
-        found = _version(name)
+        installed = _version(name)
         rows.append(
-            (name, "absent" if found is None else "ok", f"{found or ''} (comparison, make peers)".strip())
+            (
+                name,
+                "absent" if installed is None else "ok",
+                f"{installed or ''} (comparison, make peers)".strip(),
+            )
         )
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     rows.append(("C compiler", "ok" if compiler else "absent", "for torch.compile"))
@@ -65,15 +73,15 @@ def _packages() -> list[tuple[str, str, str]]:
 
 
 def _package(name: str, extra: str) -> tuple[str, str, str]:
-    found = _version(name)
+    installed = _version(name)
     if not extra:
-        return name, "broken" if found is None else "ok", found or "not installed, and needed"
+        return name, "broken" if installed is None else "ok", installed or "required, but not installed"
     words = f"({USES[name]}, extra '{extra}')" if name in USES else f"(extra '{extra}')"
-    return name, "absent" if found is None else "ok", f"{found or ''} {words}".strip()
+    return name, "absent" if installed is None else "ok", f"{installed or ''} {words}".strip()
 
 
 def _devices() -> list[tuple[str, str, str]]:
-    """The Hessian of a tiny model on every device, by every engine, against a finite difference."""
+    """Compare the Hessian of a tiny model on every device and engine with a finite difference."""
     rows = []
     devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     for device in devices:
@@ -96,17 +104,17 @@ def _product_error(device: str, engine: EngineName) -> float:
     v = torch.linspace(-1, 1, H.shape[0], dtype=H.dtype, device=H.device)
     gradients, step = [], 1e-5
     for sign in (1, -1):
-        moved = load(Transformer(config), dtype="float64", device=device)
+        shifted = load(Transformer(config), dtype="float64", device=device)
         with torch.no_grad():
             for name, shift in H.space.scatter(v).items():
-                moved.get_parameter(name).add_(shift, alpha=sign * step)
-        gradients.append(Problem(moved, problem.batches).gradient())
+                shifted.get_parameter(name).add_(shift, alpha=sign * step)
+        gradients.append(Problem(shifted, problem.batches).gradient())
     difference = (gradients[0] - gradients[1]) / (2 * step)
     return float((H @ v - difference).norm() / difference.norm())
 
 
 def threads_row(num_threads: int, slowdown: float) -> tuple[str, str, str]:
-    """The row about threads, from the time of a product with all of them divided by that with one."""
+    """Return the row about threads, from the time of a product with all threads divided by that with one."""
     if slowdown <= SLOWER:
         return "threads", "ok", f"{num_threads} threads take {slowdown:.2f} times as long as one"
     words = f"{num_threads} threads take {slowdown:.0f} times as long as one: the machine is busy"

@@ -1,4 +1,4 @@
-"""`curvescope info`: what a model is made of, and what a study of it would take."""
+"""`curvescope info`: describe a model, and predict time and memory of a study of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from pathlib import Path
 import typer
 
 from curvescope.cli import printing
-from curvescope.cli.typed.settings_parsing import check_options, choose_device, merge, names_of, spoken
+from curvescope.cli.arguments.settings_parsing import (
+    check_options,
+    choose_device,
+    merge,
+    names_of,
+    with_option_hints,
+)
 from curvescope.core.blocks import Block
 from curvescope.core.config import Settings
 from curvescope.core.errors import UsageError
@@ -22,10 +28,10 @@ from curvescope.studies.preflight import forecast, sizes, view
 def show_model(
     source: str, *, revision: str | None, heads: bool, blocks: Iterable[str] = (), as_json: bool
 ) -> None:
-    """Print what is known of a model, its roles and its blocks.
+    """Print facts about a model, its roles and its blocks.
 
     Args:
-        blocks: globs of the blocks to list; without one, all of them, and single heads if `heads`.
+        blocks: globs of the blocks to list. By default all blocks, and single heads if `heads`.
     """
     model = load(source, revision=revision)
     patterns = tuple(blocks)
@@ -41,8 +47,8 @@ def show_model(
         typer.echo(", ".join(facts))
     if dtype in PRECISION:
         typer.echo(PRECISION[dtype])
-    left = frozen(model)
-    for note in [*notes(model), *frozen_notes(model, left)]:
+    frozen_parameters = frozen(model)
+    for note in [*notes(model), *frozen_notes(model, frozen_parameters)]:
         typer.echo(f"note: {note}")
     if not patterns:
         typer.echo("")
@@ -55,23 +61,33 @@ def show_model(
     printing.table(
         ["block", "shape", "parameters", "share", "stored in"],
         [
-            [b.name, times(b.shape), f"{b.size:,}", f"{b.size / model.num_parameters:.2%}", _stored(b, left)]
+            [
+                b.name,
+                times(b.shape),
+                f"{b.size:,}",
+                f"{b.size / model.num_parameters:.2%}",
+                _stored(b, frozen_parameters),
+            ]
             for b in listed
         ],
         right=(2, 3),
     )
 
 
-def _stored(block: Block, left: frozenset[str]) -> str:
-    """The parameter that a block lies in, where that has another name; whether it is `left` out."""
+def _stored(block: Block, frozen_parameters: frozenset[str]) -> str:
+    """Return the parameter that stores a block, if its name differs, and whether it is frozen."""
     part = " (part)" if block.narrow else ""
     words = ["" if block.parameter == block.name else block.parameter + part]
-    words += ["frozen"] if block.parameter in left else []
+    words += ["frozen"] if block.parameter in frozen_parameters else []
     return ", ".join(filter(None, words))
 
 
-BEGUN = "measuring products of {model} as {study} takes them: 15 s or so, more where one is slow"
-MEASURED = "measuring a pilot and other data for a precision of {precision}: about two small runs"
+MEASURING_PRODUCTS = (
+    "measuring the products that {study} needs on {model}: about 15 s, more if products are slow"
+)
+MEASURING_PRECISION = (
+    "measuring a pilot and other data for a precision of {precision}: takes about two small runs"
+)
 
 
 def show_plan(
@@ -90,38 +106,41 @@ def show_plan(
     Args:
         config: TOML file with settings.
         pairs: NAME=VALUE of --set.
-        given: options by name, the model among them.
-        limit: what the run would be given; settings are chosen as it would choose them.
-        precision: such as 10%: the data that the Hessian's numbers need for it are predicted too.
+        given: options by name, including the model.
+        limit: profile and time limit of the run, which determine the settings that are left out.
+        precision: relative precision such as 10%. If given, also predict the tokens that the Hessian's
+            numbers need for it.
     """
-    found = find(study)
-    wanted = None if precision is None else sizes.precision_of(precision)
-    with spoken(study, found.Config):
-        check_options(study, found.Config, given)
-        settings = merge([found.Config], config, pairs, given)
-        if "device" in names_of(found.Config):
+    study_module = find(study)
+    target_precision = None if precision is None else sizes.precision_of(precision)
+    with with_option_hints(study, study_module.Config):
+        check_options(study, study_module.Config, given)
+        settings = merge([study_module.Config], config, pairs, given)
+        if "device" in names_of(study_module.Config):
             settings = choose_device(settings, lambda line: None if quiet else typer.echo(line, err=True))
-        if found.plan is not None and not quiet:
-            typer.echo(BEGUN.format(model=given["model"], study=study), err=True)
-        chosen = run_study.fitted(found, settings, limit, timed=False)
+        if study_module.plan is not None and not quiet:
+            typer.echo(MEASURING_PRODUCTS.format(model=given["model"], study=study), err=True)
+        chosen = run_study.fitted(study_module, settings, limit, timed=False)
         if chosen.choice and not quiet:
             typer.echo(chosen.choice, err=True)
-        predicted = forecast(study, found, chosen.cfg, model=chosen.model)
+        prediction = forecast(study, study_module, chosen.cfg, model=chosen.model)
         needed = None
-        if predicted is not None and found.plan is not None and wanted is not None:
+        if prediction is not None and study_module.plan is not None and target_precision is not None:
             if not quiet:
-                typer.echo(MEASURED.format(precision=precision), err=True)
-            model = predicted.problem.model
-            needed = sizes.data_needed(study, found.plan, predicted.cfg, wanted, model=model)
-    if predicted is None:
+                typer.echo(MEASURING_PRECISION.format(precision=precision), err=True)
+            model = prediction.problem.model
+            needed = sizes.data_needed(
+                study, study_module.plan, prediction.cfg, target_precision, model=model
+            )
+    if prediction is None:
         _show_model(study, given, as_json=as_json)
         return
     if as_json:
-        sized = {} if needed is None else {"precision": needed.as_dict()}
-        plan = {**view.as_dict(predicted), **sized}
-        printing.as_json({**describe(predicted.problem.model, ()), "plan": plan})
+        data_sizes = {} if needed is None else {"precision": needed.as_dict()}
+        plan = {**view.as_dict(prediction), **data_sizes}
+        printing.as_json({**describe(prediction.problem.model, ()), "plan": plan})
         return
-    for line in view.lines(predicted):
+    for line in view.lines(prediction):
         typer.echo(line)
     if needed is not None:
         typer.echo("")
@@ -130,20 +149,18 @@ def show_plan(
 
 
 def refuse_options(given: Settings) -> None:
-    """Raise where an option of a study is given without one."""
+    """Raise UsageError if an option of a study is given without --plan."""
     for option, value in given.items():
         if value not in (None, []):
-            raise UsageError(
-                f"--{option} is an option of a study, and none was named", hint="add --plan STUDY"
-            )
+            raise UsageError(f"expected --plan STUDY with --{option}, got no study", hint="add --plan STUDY")
 
 
 def _show_model(study: str, given: Settings, *, as_json: bool) -> None:
-    """Describe the model for a study without a plan, and say that there is no plan."""
+    """Describe the model and print that the study has no plan."""
     model = load(str(given["model"]), revision=str(given["revision"]) if given.get("revision") else None)
-    said = view.NO_PLAN.format(study=study)
+    note = view.NO_PLAN.format(study=study)
     if as_json:
-        printing.as_json({**describe(model, ()), "plan": None, "note": said})
+        printing.as_json({**describe(model, ()), "plan": None, "note": note})
         return
-    for line in [*view.about(model), said]:
+    for line in [*view.about(model), note]:
         typer.echo(line)

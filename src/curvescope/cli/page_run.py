@@ -1,4 +1,4 @@
-"""`curvescope report`: a page from run folders, or from what a model needs for one."""
+"""`curvescope report` and `curvescope runs`: write the page; list and remove run folders."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NamedTuple
 import typer
 
 from curvescope.cli import printing
-from curvescope.cli.run_progress import watched
-from curvescope.cli.study_run import say_how_to_go_on
-from curvescope.cli.typed.line import wants_traceback
-from curvescope.cli.typed.settings_parsing import choose_device
+from curvescope.cli.arguments.command_line import wants_traceback
+from curvescope.cli.arguments.settings_parsing import choose_device
+from curvescope.cli.run_progress import progress_display
+from curvescope.cli.study_run import exit_after_interrupt
 from curvescope.core.config import Config, Settings
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.number_format import data_size, duration
@@ -35,7 +35,7 @@ MODELS = ("config.json", "adapter_config.json", "ckpt.pt", "model.safetensors")
 PROFILES = ("quick", "full")
 
 
-class Wish(NamedTuple):
+class PageOptions(NamedTuple):
     """Options of a page besides the settings of its studies."""
 
     page: Path
@@ -48,36 +48,36 @@ class Wish(NamedTuple):
     open: bool
 
 
-def show(what: Sequence[str], given: Settings, wish: Wish) -> None:
-    """Write the page, say where it is, and what is not in it; the exit code is 1 where a study failed."""
-    if wish.page.is_dir() or not wish.page.parent.is_dir():
-        raise UsageError(f"expected a file in an existing folder for the page, got {wish.page}")
-    check_writable(wish.page.parent)
-    made = Made({}, {})
-    if what and not _is_model(what):
-        _check_unused(given, wish)
-        folders = _finished([Path(path) for path in what])
+def show(sources: Sequence[str], given: Settings, options: PageOptions) -> None:
+    """Write the page and print its path and what is missing. The exit code is 1 if a study failed."""
+    if options.page.is_dir() or not options.page.parent.is_dir():
+        raise UsageError(f"expected a file in an existing folder for the page, got {options.page}")
+    check_writable(options.page.parent)
+    batch = Made({}, {})
+    if sources and not _is_model(sources):
+        _check_unused(given, options)
+        folders = _finished_runs([Path(path) for path in sources])
     else:
-        made = _run(what[0] if what else "tiny-gpt", given, wish)
-        folders = list(made.folders.values())
-    _write(folders, made, wish)
-    if made.failed:
+        batch = _run(sources[0] if sources else "tiny-gpt", given, options)
+        folders = list(batch.folders.values())
+    _write(folders, batch, options)
+    if batch.failed:
         raise typer.Exit(1)
 
 
-def _is_model(what: Sequence[str]) -> bool:
-    """Return True if a model is named, and not run folders."""
-    models = [name for name in what if _names_model(name)]
-    if models and len(what) > 1:
+def _is_model(sources: Sequence[str]) -> bool:
+    """Return True if the argument names a model. Run folders give False."""
+    models = [name for name in sources if _names_model(name)]
+    if models and len(sources) > 1:
         raise UsageError(
-            f"expected one model, or run folders, got {models[0]!r} among {len(what)}",
+            f"expected one model, or run folders, got {models[0]!r} among {len(sources)}",
             hint="curvescope compare takes several models",
         )
     return bool(models)
 
 
 def _names_model(name: str) -> bool:
-    """A bundled name, a file, a folder with a model in it, or a hub id, which is no path to anything here."""
+    """Return True for a bundled name, a file, a folder with a model in it, or a hub id."""
     path = Path(name)
     if name in BUNDLED or path.is_file():
         return True
@@ -91,10 +91,10 @@ def _is_run(path: Path) -> bool:
     return (path / CONFIG).exists() or is_reproduction(path)
 
 
-def _check_unused(given: Settings, wish: Wish) -> None:
-    """Raise where settings are given for runs that are there."""
+def _check_unused(given: Settings, options: PageOptions) -> None:
+    """Raise UsageError if settings are given for existing run folders."""
     words = [name for name, value in given.items() if value not in (None, [])]
-    words += [name for name in ("profile", "sections", "force") if getattr(wish, name)]
+    words += [name for name in ("profile", "sections", "force") if getattr(options, name)]
     if words:
         raise UsageError(
             f"expected a model with --{words[0]}, got run folders, which are shown as they are",
@@ -102,100 +102,101 @@ def _check_unused(given: Settings, wish: Wish) -> None:
         )
 
 
-def _run(model: str, given: Settings, wish: Wish) -> Made:
-    """Run what the sections need."""
+def _run(model: str, given: Settings, options: PageOptions) -> Made:
+    """Run the studies that the sections need."""
     from curvescope.studies.batch_run import unsuited
 
-    profile = wish.profile or "quick"
+    profile = options.profile or "quick"
     if profile not in PROFILES:
         raise UsageError(f"expected the profile quick or full, got {profile!r}")
     given = {**given, "model": model}
-    wanted = choose(wish.sections, profile)
-    with watched(wish.quiet) as watch:
-        given = choose_device(given, watch.say)
-        left_out = unsuited([one.study for one in wanted], given)
+    wanted = choose(options.sections, profile)
+    with progress_display(options.quiet) as display:
+        given = choose_device(given, display.say)
+        left_out = unsuited([entry.study for entry in wanted], given)
         for study, reason in left_out.items():
-            watch.say(f"left out: {study}: {reason}")
-        wanted = [one for one in wanted if one.study not in left_out]
+            display.say(f"left out: {study}: {reason}")
+        wanted = [entry for entry in wanted if entry.study not in left_out]
         if not wanted:
             raise UsageError(f"nothing is left to show of {model}: {next(iter(left_out.values()))}")
         for line in _plan(model, wanted, profile):
-            watch.say(line)
+            display.say(line)
 
-        def begin(number: int, one: Wanted) -> None:
+        def begin(number: int, entry: Wanted) -> None:
             done = sum(other.seconds for other in wanted[: number - 1])
-            words = f"{number} of {len(wanted)}: {one.study}, {one.why}"
-            watch.part(words, done, done + one.seconds, sum(other.seconds for other in wanted))
+            name = f"{number} of {len(wanted)}: {entry.study}, {entry.why}"
+            display.part(name, done, done + entry.seconds, sum(other.seconds for other in wanted))
 
-        def fail(one: Wanted, error: Exception) -> None:
-            watch.fail(f"{one.study} failed: {_sentence(error)}")
+        def fail(entry: Wanted, error: Exception) -> None:
+            display.fail(f"{entry.study} failed: {_sentence(error)}")
 
         try:
             return run_all(
-                wanted, given, out=wish.out, profile=profile, force=wish.force, strict=wants_traceback(),
-                begin=begin, fail=fail, progress=watch.piece, say=watch.say, tell=watch.answer,
+                wanted, given, out=options.out, profile=profile, force=options.force,
+                strict=wants_traceback(), begin=begin, fail=fail,
+                progress=display.piece, say=display.say, tell=display.answer,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
-            raise say_how_to_go_on(watch, stop) from None
+            raise exit_after_interrupt(display, stop) from None
 
 
 def _plan(model: str, wanted: Sequence[Wanted], profile: str) -> list[str]:
     """Describe the studies that will run, the reason for each, and the expected time."""
-    total = sum(one.seconds for one in wanted) + AROUND
+    total = sum(study.seconds for study in wanted) + AROUND
     if profile == "full":
         everything = model in BUNDLED and len(wanted) == len(choose([], profile))
-        known = f", about {duration(FULL)} of one core" if everything else ", which may take long"
-        long = f"with the studies' own settings{known}"
+        expectation = f", about {duration(FULL)} of one core" if everything else ", which may take long"
+        expected_time = f"with the studies' own settings{expectation}"
     elif model in BUNDLED:
-        long = f"about {duration(total)} of one core"
+        expected_time = f"about {duration(total)} of one core"
     else:
-        long = "at most about a minute each, where a study can choose"
-    width = max(len(one.study) for one in wanted)
-    rows = [f"  {one.study.ljust(width)}  {one.why}" for one in wanted]
-    return [f"{len(wanted)} studies of {model}, {long}; finished ones are taken as they are:", *rows]
+        expected_time = "most of them about a minute at most"
+    width = max(len(study.study) for study in wanted)
+    rows = [f"  {study.study.ljust(width)}  {study.why}" for study in wanted]
+    return [f"{len(wanted)} studies of {model}, {expected_time}; finished ones are reused:", *rows]
 
 
-def _finished(paths: list[Path]) -> list[Path]:
-    """The runs among these that are finished; says which are not."""
+def _finished_runs(paths: list[Path]) -> list[Path]:
+    """Return the finished runs among these, and print which are not finished."""
     folders, unfinished = choose_runs(paths)
-    if nothing := next((path for path in folders if not _is_run(path)), None):
-        why = "neither" if nothing.exists() else "not there"
+    if other := next((path for path in folders if not _is_run(path)), None):
+        reason = "neither" if other.exists() else "missing"
         raise UsageError(
-            f"expected a run folder or a model, got {nothing}, which is {why}",
+            f"expected a run folder or a model, got {other}, which is {reason}",
             hint=f"a run folder has {CONFIG} and {RESULT} (curvescope runs lists them), "
             f"the folder of a model one of {', '.join(MODELS)}",
         )
     if not folders:
         raise CurvescopeError(
             f"expected a finished run for the page, got {unfinished[0].path}, which is not finished",
-            hint=_finishing(unfinished[0]),
+            hint=_command_to_finish(unfinished[0]),
         )
     for run in unfinished:
-        typer.echo(f"left out: {run.path} is not finished; to finish it: {_finishing(run)}", err=True)
+        typer.echo(f"left out: {run.path} is not finished; to finish it: {_command_to_finish(run)}", err=True)
     return folders
 
 
-def _write(folders: list[Path], made: Made, wish: Wish) -> None:
+def _write(folders: list[Path], batch: Made, options: PageOptions) -> None:
     if not folders:
-        raise next(iter(made.failed.values()))
-    there = wish.page.exists()
-    write_page(folders, wish.page)
-    if there:
-        typer.echo(f"{wish.page} was there and is written anew", err=True)
-    for study, error in made.failed.items():
+        raise next(iter(batch.failed.values()))
+    existed = options.page.exists()
+    write_page(folders, options.page)
+    if existed:
+        typer.echo(f"{options.page} existed and was overwritten", err=True)
+    for study, error in batch.failed.items():
         typer.echo(f"error: {study} failed and is not on the page: {_sentence(error)}", err=True)
-    if wish.as_json:
+    if options.as_json:
         printing.as_json(
             {
-                "page": str(wish.page.resolve()),
+                "page": str(options.page.resolve()),
                 "runs": [str(folder) for folder in folders],
-                "failed": {study: _sentence(error) for study, error in made.failed.items()},
+                "failed": {study: _sentence(error) for study, error in batch.failed.items()},
             }
         )
     else:
-        typer.echo(f"the report is in {wish.page.resolve()}")
-    if wish.open:
-        webbrowser.open(wish.page.resolve().as_uri())
+        typer.echo(f"the report is in {options.page.resolve()}")
+    if options.open:
+        webbrowser.open(options.page.resolve().as_uri())
 
 
 def _sentence(error: Exception) -> str:
@@ -204,8 +205,8 @@ def _sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _finishing(run: RunInfo) -> str:
-    """The command that goes on with a run that is not finished; a monitor's goes on with its loop."""
+def _command_to_finish(run: RunInfo) -> str:
+    """Return the command that resumes an unfinished run; for a monitor, start its training loop again."""
     if run.study == "monitor":
         return f"start its training loop again, with out={str(run.path)!r}"
     root = run.path.parent.parent
@@ -214,13 +215,16 @@ def _finishing(run: RunInfo) -> str:
     )
 
 
-WIDTH = 60  # of the settings in short
-NONE = "–"
+WIDTH = 60  # characters of the column "settings"
+EMPTY_CELL = "–"
 
 
 def show_runs(out: Path, *, as_json: bool) -> None:
-    """Print every run folder: study, model, data, settings that are not the study's own, date, size."""
-    runs = [*list_runs(out, depth=1), *list_runs(out)]  # those that were watched, and those of studies
+    """Print every run folder: study, model, data, settings that differ from the defaults, date, size."""
+    runs = [
+        *list_runs(out, depth=1),
+        *list_runs(out),
+    ]  # runs of monitors, then those of studies
     if as_json:
         printing.as_json([_run_as_dict(run) for run in runs])
         return
@@ -230,8 +234,8 @@ def show_runs(out: Path, *, as_json: bool) -> None:
     rows = [
         [
             str(run.path),
-            run.model or NONE,
-            run.data or NONE,
+            run.model or EMPTY_CELL,
+            run.data or EMPTY_CELL,
             f"{run.start_time:%Y-%m-%d %H:%M}",
             data_size(run.size),
             "yes" if run.finished else "no",
@@ -244,11 +248,13 @@ def show_runs(out: Path, *, as_json: bool) -> None:
 
 
 def ask_and_remove(paths: list[Path], *, sure: bool) -> None:
-    """Remove run folders, after a question unless `sure`."""
+    """Remove run folders. Ask before that unless `sure`."""
     runs = [read_run(path) for path in paths]
     for run in runs:
         state = "" if run.finished else ", not finished"
-        typer.echo(f"{run.path}: {run.study} of {run.model or NONE}, {data_size(run.size)}{state}", err=True)
+        typer.echo(
+            f"{run.path}: {run.study} of {run.model or EMPTY_CELL}, {data_size(run.size)}{state}", err=True
+        )
     if not sure and not typer.confirm(
         f"remove {len(runs)} run folder{'s' if len(runs) > 1 else ''}?", err=True
     ):

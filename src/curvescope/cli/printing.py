@@ -1,4 +1,4 @@
-"""Tables and JSON on stdout; both read without color."""
+"""Print tables and JSON to stdout, readable without color."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from curvescope.core.config import Config, Value
 
 
 def as_json(value: Any) -> None:
-    """Print JSON; what is no number there (nan) is null."""
+    """Print JSON. Values that JSON does not have, such as nan, become null."""
     typer.echo(json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False, default=str))
 
 
@@ -26,32 +26,32 @@ def _plain(value: Any) -> Any:
 
 
 def lines(rows: Sequence[tuple[str, str, str]]) -> None:
-    """Print label, value and words of each row, aligned."""
+    """Print label, value and description of each row in aligned columns."""
     widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
     for label, value, words in rows:
         typer.echo(f"{label.ljust(widths[0])}  {value.rjust(widths[1])}  {words}".rstrip())
 
 
 def setting(value: Value) -> str:
-    """A setting as it is typed."""
+    """Return a setting as the user types it."""
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def settings(kind: type[Config]) -> None:
-    """Print every setting with its default, what it takes, and what it means."""
+    """Print every setting with its default, kind and meaning."""
     rows = [
         [s.name, "–" if s.default in (None, ()) else setting(s.default), s.kind, s.meaning]
         for s in kind.settings()
     ]
-    rows += [["", "", "", f"{s.name} is an option, too: --{s.name}"] for s in kind.settings() if s.option]
+    rows += [["", "", "", f"{s.name} is also an option: --{s.name}"] for s in kind.settings() if s.option]
     table(["setting", "default", "kind", "meaning"], rows)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, right: Sequence[int] = ()) -> None:
-    """Print aligned columns; those in `right` are numbers, aligned to the right."""
-    words = [[_word(cell) for cell in row] for row in [header, *rows]]
+    """Print aligned columns. `right` lists the columns to align to the right."""
+    words = [[_cell_text(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(row[i]) for row in words) for i in range(len(header))]
     for number, row in enumerate(words):
         cells = [
@@ -63,7 +63,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, right: Sequen
             typer.echo("  ".join("-" * width for width in widths))
 
 
-def _word(cell: Any) -> str:
+def _cell_text(cell: Any) -> str:
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     if isinstance(cell, float):

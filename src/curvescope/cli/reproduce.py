@@ -1,4 +1,4 @@
-"""`curvescope reproduce`: a paper's figures, published next to measured."""
+"""`curvescope reproduce`: compare a paper's published numbers with measured ones."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import typer
 
 from curvescope.cli import printing
-from curvescope.cli.run_progress import watched
-from curvescope.cli.typed.line import go_on
-from curvescope.cli.typed.settings_parsing import AUTO, choose_device, merge
+from curvescope.cli.arguments.command_line import resume_hint
+from curvescope.cli.arguments.settings_parsing import AUTO, choose_device, merge
+from curvescope.cli.run_progress import progress_display
 from curvescope.core.config import Settings
 from curvescope.core.errors import UsageError
 from curvescope.papers import PAPERS, check_settings, figures_of, find_figure
@@ -22,7 +22,7 @@ HEADER = ("claim", "published", "measured", "verdict", "published in", "whose")
 
 
 def check_model(paper: str, figures: list[str], model: str | None, *, draw: bool) -> None:
-    """Raise where a model is given to figures that have their own, or that are only drawn."""
+    """Raise UsageError if a model is given for figures that have their own, or with --draw."""
     if model is None:
         return
     if draw:
@@ -39,14 +39,14 @@ def check_model(paper: str, figures: list[str], model: str | None, *, draw: bool
 
 
 def show_settings(paper: str, figures: list[str]) -> None:
-    """Print every setting of the figures, of all by default, with its default and meaning."""
+    """Print every setting of the figures (by default all figures) with its default and meaning."""
     words = figures_of(paper, more=True)
     for name in figures or words:
         kind = find_figure(paper, name).Config
         typer.echo(f"{name}: {words[name]}\n")
         printing.settings(kind)
         typer.echo("")
-    typer.echo(f"set one: curvescope reproduce {paper} --set NAME=VALUE; a list is written 0,1")
+    typer.echo(f"To change a setting: curvescope reproduce {paper} --set NAME=VALUE; a list is written 0,1")
 
 
 def show(
@@ -61,32 +61,32 @@ def show(
     force: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Compute or draw the figures, print what was claimed and what came out, and where the files are."""
+    """Compute or draw the figures. Print published and measured values and the folder of the files."""
 
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
     if draw:
-        found = redraw(paper, figures, out=out, say=say)
+        results = redraw(paper, figures, out=out, say=say)
     else:
         kinds = [find_figure(paper, name).Config for name in figures or figures_of(paper)]
         check_settings(paper, (pair.partition("=")[0].strip() for pair in pairs))
         settings = merge(kinds, None, pairs, given)
-        with watched(quiet) as watch:
+        with progress_display(quiet) as display:
             if settings.get("device") == AUTO:  # a paper's own device is the CPU
-                settings = choose_device(settings, watch.say)
+                settings = choose_device(settings, display.say)
             try:
-                how = {"progress": watch.piece, "say": watch.say, "force": force}
-                found = reproduce(paper, figures, settings=settings, out=out, **how)
+                callbacks = {"progress": display.piece, "say": display.say, "force": force}
+                results = reproduce(paper, figures, settings=settings, out=out, **callbacks)
             except KeyboardInterrupt:
-                typer.echo(f"stopped; what is finished is kept\n{go_on()}", err=True)
+                typer.echo(f"stopped; finished pieces are saved\n{resume_hint()}", err=True)
                 raise typer.Exit(130) from None
     folder = default_folder(paper) if out is None else out
     if as_json:
-        claims = {name: [claim._asdict() for claim in result.claims()] for name, result in found.items()}
+        claims = {name: [claim._asdict() for claim in result.claims()] for name, result in results.items()}
         printing.as_json({"paper": paper, "folder": str(folder.resolve()), "figures": claims})
         return
-    for name, result in found.items():
+    for name, result in results.items():
         typer.echo(f"{name}")
         printing.table(HEADER, [tuple(claim) for claim in result.claims()])
         typer.echo("")

@@ -1,4 +1,4 @@
-"""Progress of a run: bars on a terminal, a line for every finished piece elsewhere, and how to resume."""
+"""Show the progress of a run: bars on a terminal, a line for every finished piece elsewhere."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from curvescope.core.progress import Progress, listening
 from curvescope.runs.folder import SavedProgress, Say
 
 Part = Callable[[str, float, float, float], None]
-"""Called with (what, before, behind, total) as one of several studies begins: the work that is done before
-and behind it, and all of it, in any unit.
+"""Called with (name, start, end, total) when one of several studies begins: the work that is done before it,
+the work that is done after it, and the total work, in any unit.
 """
-
-
-MOST_LINES = 10  # of finished pieces, when stderr is not a terminal
+MAX_LINES = 10  # of finished pieces, when stderr is not a terminal
 
 
 @final
-class Watch:
-    """Latest messages of the studies, of the pieces of a study, and of the loop inside the current piece."""
+class ProgressDisplay:
+    """Callbacks that show messages and progress, and the current position in the run."""
 
     def __init__(
         self,
@@ -35,137 +33,137 @@ class Watch:
         fail: Say | None = None,
     ):
         self._part, self._piece, self._loop = part, piece, loop
-        self.say = say  # lines for a person
-        self.answer = say if answer is None else answer  # what came out of a piece
-        self.fail = say if fail is None else fail  # why the piece in hand did not end
-        self.words, self.number, self.total, self.steps = "", 0, 0, 0
+        self.say = say  # messages
+        self.answer = say if answer is None else answer  # the result of a piece
+        self.fail = say if fail is None else fail  # the error that ended the current piece
+        self.name, self.number, self.total, self.steps = "", 0, 0, 0
 
-    def part(self, what: str, before: float, behind: float, total: float) -> None:
-        """One of several studies begins."""
-        self.words, self.number, self.total, self.steps = "", 0, 0, 0
-        self._part(what, before, behind, total)
+    def part(self, name: str, start: float, end: float, total: float) -> None:
+        """Show that one of several studies begins."""
+        self.name, self.number, self.total, self.steps = "", 0, 0, 0
+        self._part(name, start, end, total)
 
-    def piece(self, what: str, number: int, total: int) -> None:
-        """A piece begins."""
-        self.words, self.number, self.total, self.steps = what, number, total, 0
-        self._piece(what, number, total)
+    def piece(self, name: str, number: int, total: int) -> None:
+        """Show that a piece begins."""
+        self.name, self.number, self.total, self.steps = name, number, total, 0
+        self._piece(name, number, total)
 
-    def loop(self, what: str, done: int, total: int) -> None:
-        """A step of the loop inside is done."""
+    def loop(self, name: str, done: int, total: int) -> None:
+        """Show that a step of the loop inside the piece is done."""
         self.steps = total
-        self._loop(what, done, total)
+        self._loop(name, done, total)
 
-    def stopped(self, kept: SavedProgress) -> str:
-        """Say where the same command resumes."""
-        if kept.steps:
+    def saved_progress(self, saved: SavedProgress) -> str:
+        """Describe where the same command will resume."""
+        if saved.steps:
             of = f" of {self.steps}" if self.steps else ""
-            where = f"step {kept.steps}{of} of piece {self.number} of {self.total}: {self.words}"
-            return f"stopped; the same command goes on from {where}"
-        if kept.pieces:
-            return f"stopped; the same command goes on behind {kept.pieces} of {kept.total} pieces"
-        return "stopped; nothing is kept yet, the same command begins anew"
+            position = f"step {saved.steps}{of} of piece {self.number} of {self.total}: {self.name}"
+            return f"stopped; the same command resumes from {position}"
+        if saved.pieces:
+            return f"stopped; the same command resumes after {saved.pieces} of {saved.total} pieces"
+        return "stopped; nothing is saved yet, the same command starts again"
 
 
 @final
 class Lines:
-    """Lines for finished pieces, at most about ten for a study: every piece of a few, a tenth of many.
+    """Print lines about finished pieces: all pieces of a short study, about ten of a long one.
 
-    A piece that answers is named together with its answer; of many pieces only those at a tenth are printed.
+    A piece that has a result is printed together with its result.
     """
 
     def __init__(self) -> None:
-        self._open, self._front, self._due = "", "", True
+        self._pending, self._indent, self._due = "", "", True
 
-    def part(self, what: str, before: float, behind: float, total: float) -> None:
-        """The study that begins."""
+    def part(self, name: str, start: float, end: float, total: float) -> None:
+        """Print the study that begins."""
         self.close()
-        typer.echo(what, err=True)
-        self._front = "  "
+        typer.echo(name, err=True)
+        self._indent = "  "
 
-    def piece(self, what: str, number: int, total: int) -> None:
-        """The piece before is done."""
+    def piece(self, name: str, number: int, total: int) -> None:
+        """Print the previous piece and store the name of this one."""
         self.close()
-        self._open = f"{self._front}{number}/{total} {what}"
-        tenth = MOST_LINES * number // total > MOST_LINES * (number - 1) // total
-        self._due = number == 1 or total <= MOST_LINES or tenth
+        self._pending = f"{self._indent}{number}/{total} {name}"
+        tenth = MAX_LINES * number // total > MAX_LINES * (number - 1) // total
+        self._due = number == 1 or total <= MAX_LINES or tenth
 
     def say(self, line: str) -> None:
-        """A line of its own."""
-        typer.echo(f"{self._front}{line}", err=True)
+        """Print a message on its own line."""
+        typer.echo(f"{self._indent}{line}", err=True)
 
     def answer(self, line: str) -> None:
         """Show the result of a piece after its name."""
-        if not self._open:
+        if not self._pending:
             self.say(line)
             return
-        self._open = f"{self._open}: {line}"
+        self._pending = f"{self._pending}: {line}"
         self.close()
 
     def fail(self, line: str) -> None:
-        """The piece in hand is not done."""
-        self._open = ""
+        """Print the error that ended the current piece, instead of the piece."""
+        self._pending = ""
         self.say(line)
 
     def close(self) -> None:
-        """The last piece is done."""
-        if self._open and self._due:
-            typer.echo(self._open, err=True)
-        self._open = ""
+        """Print the last piece."""
+        if self._pending and self._due:
+            typer.echo(self._pending, err=True)
+        self._pending = ""
 
 
-def _nothing(what: str, *numbers: float) -> None:
+def _nothing(name: str, *numbers: float) -> None:
     pass
 
 
 @contextmanager
-def watched(quiet: bool) -> Iterator[Watch]:
-    """Bars on a terminal: all studies where there are several, the pieces of one, the loop inside a piece."""
+def progress_display(quiet: bool) -> Iterator[ProgressDisplay]:
+    """Show progress in this block: bars on a terminal, lines elsewhere, nothing if `quiet`."""
     if quiet:
-        watch = Watch(_nothing, _nothing, _nothing, lambda line: None)
-        with listening(watch.loop):
-            yield watch
+        display = ProgressDisplay(_nothing, _nothing, _nothing, lambda line: None)
+        with listening(display.loop):
+            yield display
         return
     if not sys.stderr.isatty():
         lines = Lines()
-        watch = Watch(lines.part, lines.piece, _nothing, lines.say, lines.answer, lines.fail)
-        with listening(watch.loop):
-            yield watch
+        display = ProgressDisplay(lines.part, lines.piece, _nothing, lines.say, lines.answer, lines.fail)
+        with listening(display.loop):
+            yield display
         lines.close()
         return
-    with _bars() as watch, listening(watch.loop):
-        yield watch
+    with _bars() as display, listening(display.loop):
+        yield display
 
 
 @contextmanager
-def _bars() -> Iterator[Watch]:
-    """Three bars with what is done and the time that is left; that of all studies goes on with the pieces."""
+def _bars() -> Iterator[ProgressDisplay]:
+    """Show three bars with the time left: all studies, the pieces of a study, the loop in a piece."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    left = TimeRemainingColumn(compact=True)
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), left, TextColumn("left")
+    time_left = TimeRemainingColumn(compact=True)
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), time_left, TextColumn("left")
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        whole, pieces, inner = (bars.add_task("", total=None, visible=False) for _ in range(3))
-        here = (0.0, 0.0)
+        studies_bar, pieces_bar, loop_bar = (bars.add_task("", total=None, visible=False) for _ in range(3))
+        study_start, study_end = 0.0, 0.0
 
-        def part(what: str, before: float, behind: float, total: float) -> None:
-            nonlocal here
-            here = before, behind
-            bars.update(whole, description=what, completed=before, total=total, visible=True)
-            bars.update(pieces, visible=False)
-            bars.update(inner, visible=False)
+        def part(name: str, start: float, end: float, total: float) -> None:
+            nonlocal study_start, study_end
+            study_start, study_end = start, end
+            bars.update(studies_bar, description=name, completed=start, total=total, visible=True)
+            bars.update(pieces_bar, visible=False)
+            bars.update(loop_bar, visible=False)
 
-        def piece(what: str, number: int, total: int) -> None:
-            done, words = number - 1, f"piece {number} of {total}: {what}"
-            bars.update(whole, completed=here[0] + (here[1] - here[0]) * done / total)
-            bars.update(pieces, description=words, completed=done, total=total, visible=True)
-            bars.update(inner, visible=False)
+        def piece(name: str, number: int, total: int) -> None:
+            done, description = number - 1, f"piece {number} of {total}: {name}"
+            bars.update(studies_bar, completed=study_start + (study_end - study_start) * done / total)
+            bars.update(pieces_bar, description=description, completed=done, total=total, visible=True)
+            bars.update(loop_bar, visible=False)
 
-        def loop(what: str, done: int, total: int) -> None:
-            bars.update(inner, description=f"  {what}", completed=done, total=total or None, visible=True)
+        def loop(name: str, done: int, total: int) -> None:
+            bars.update(loop_bar, description=f"  {name}", completed=done, total=total or None, visible=True)
 
         def echo(line: str) -> None:
             bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-        yield Watch(part, piece, loop, echo)
+        yield ProgressDisplay(part, piece, loop, echo)

@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from curvescope.cli import printing
-from curvescope.cli.commands.ranks import shared_out, speaks
-from curvescope.cli.run_progress import Watch, watched
-from curvescope.cli.typed.line import go_on
-from curvescope.cli.typed.settings_parsing import check_options, choose_device, merge, names_of, spoken
+from curvescope.cli.arguments.command_line import resume_hint
+from curvescope.cli.arguments.settings_parsing import (
+    check_options,
+    choose_device,
+    merge,
+    names_of,
+    with_option_hints,
+)
+from curvescope.cli.multi_rank import divided_over_ranks, prints_output
+from curvescope.cli.run_progress import ProgressDisplay, progress_display
 from curvescope.core.config import Settings
 from curvescope.runs.folder import RunStopped, SavedProgress
 from curvescope.runs.verification import checks
@@ -23,29 +29,29 @@ if TYPE_CHECKING:
     from curvescope.runs.study_result import Shown
 
 
-class Wish(NamedTuple):
+class RunOptions(NamedTuple):
     """Options of a run besides its settings."""
 
     out: Path = Path("runs")
-    quiet: bool = False  # no progress, no words on what is done
-    alone: bool = False  # the folder and nothing else
+    quiet: bool = False  # no progress messages
+    print_only_folder: bool = False
     force: bool = False
     tables: bool = False
     as_json: bool = False
     profile: str | None = None
     budget: str | None = None
-    parallel: str = "auto"  # what several ranks divide
+    parallel: str = "auto"  # what to divide over several ranks
 
 
-def show(study: str, config: Path | None, pairs: list[str], given: Settings, wish: Wish) -> None:
-    """Run a study, or find it finished, and print its headline numbers and where it is."""
-    path, result = carry_out(study, config, pairs, given, wish)
-    if wish.as_json:
+def show(study: str, config: Path | None, pairs: list[str], given: Settings, options: RunOptions) -> None:
+    """Run a study, or load it if it is finished, and print its headline numbers and its folder."""
+    path, result = run_or_load(study, config, pairs, given, options)
+    if options.as_json:
         printing.as_json(_as_dict(path, result))
-    elif wish.alone:
+    elif options.print_only_folder:
         typer.echo(str(path))
     else:
-        _print(path, result, tables=wish.tables)
+        _print(path, result, tables=options.tables)
 
 
 def show_settings(study: str) -> None:
@@ -55,47 +61,51 @@ def show_settings(study: str) -> None:
     kind = find(study).Config
     typer.echo(f"{study}: {STUDIES[study]}\n")
     printing.settings(kind)
-    typer.echo(f"\nset one: curvescope run {study} --set NAME=VALUE; a list is written 0,1")
+    typer.echo(f"\nTo change a setting: curvescope run {study} --set NAME=VALUE; a list is written 0,1")
 
 
-def carry_out(
-    study: str, config: Path | None, pairs: list[str], given: Settings, wish: Wish
+def run_or_load(
+    study: str, config: Path | None, pairs: list[str], given: Settings, options: RunOptions
 ) -> tuple[Path, Shown]:
-    """Run a study, or find it finished: its folder and its result."""
-    begun = time.monotonic()  # of a budget: libraries are not loaded yet
+    """Run a study, or load it if it is finished. Return its folder and its result."""
+    start_time = time.monotonic()  # the budget includes the time to import the libraries
     from curvescope.studies import find, run_study
 
     kind = find(study).Config
-    with spoken(study, kind), shared_out(wish.parallel), watched(wish.quiet or not speaks()) as watch:
+    with (
+        with_option_hints(study, kind),
+        divided_over_ranks(options.parallel),
+        progress_display(options.quiet or not prints_output()) as display,
+    ):
         check_options(study, kind, given)
         settings = merge([kind], config, pairs, given)
         if "device" in names_of(kind):
-            settings = choose_device(settings, watch.say)
-        limit = run_study.Limit(wish.profile, wish.budget, begun=begun)
+            settings = choose_device(settings, display.say)
+        limit = run_study.Limit(options.profile, options.budget, begun=start_time)
         try:
             return run_study.run(
                 study,
                 settings,
-                out=wish.out,
-                force=wish.force,
+                out=options.out,
+                force=options.force,
                 limit=limit,
-                progress=watch.piece,
-                say=watch.say,
-                tell=watch.answer,
+                progress=display.piece,
+                say=display.say,
+                tell=display.answer,
             )
         except KeyboardInterrupt as stop:
-            raise say_how_to_go_on(watch, stop) from None
+            raise exit_after_interrupt(display, stop) from None
 
 
-def say_how_to_go_on(watch: Watch, stop: KeyboardInterrupt) -> typer.Exit:
-    """Print what is kept of a run that was stopped and the command that goes on; the exit to raise."""
-    kept = stop.standing if isinstance(stop, RunStopped) else SavedProgress(0, 0, 0)
-    typer.echo(f"{watch.stopped(kept)}\n{go_on()}", err=True)
+def exit_after_interrupt(display: ProgressDisplay, stop: KeyboardInterrupt) -> typer.Exit:
+    """Print the progress that was saved and the command that resumes. Return the exit to raise."""
+    saved = stop.standing if isinstance(stop, RunStopped) else SavedProgress(0, 0, 0)
+    typer.echo(f"{display.saved_progress(saved)}\n{resume_hint()}", err=True)
     return typer.Exit(130)
 
 
 def _print(path: Path, result: Shown, *, tables: bool) -> None:
-    """The cards of the page, the tables if they are wanted, what was chosen, and the folder."""
+    """Print the headline numbers, the tables on request, the settings that were chosen, and the folder."""
     if tables:
         for name, frame in result.tables().items():
             typer.echo(f"{name}")
@@ -104,14 +114,12 @@ def _print(path: Path, result: Shown, *, tables: bool) -> None:
             typer.echo("")
     summary = result.summary()
     printing.lines([(label, value, words) for label, value, words in summary if label != "note"])
-    said = [words for label, _, words in summary if label == "note"]
-    for note in dict.fromkeys([*said, *result.notes]):
+    notes = [words for label, _, words in summary if label == "note"]
+    for note in dict.fromkeys([*notes, *result.notes]):
         typer.echo(f"note: {note}")
     if smaller := _config(path)[1]:
         words = ", ".join(f"{name}={value}" for name, value in smaller.items())
-        typer.echo(
-            f"note: chosen to be in time: {words}; --profile full for the study's own, --budget for more"
-        )
+        typer.echo(f"note: chosen to save time: {words}; --profile full takes the study's own settings")
     if checked := checks.describe_errors(checks.read_verifications(path)):
         typer.echo(f"checked: {checked}")
     typer.echo(f"\n{path}")
@@ -137,7 +145,7 @@ def _as_dict(path: Path, result: Shown) -> dict[str, object]:
 
 
 def _config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a run, and those of them that were chosen to be in time."""
+    """Return the settings of a run, and those of them that were chosen to meet the time limit."""
     from curvescope.studies import run_study
 
     return run_study.read_config(path), run_study.chosen(path)

@@ -4,15 +4,14 @@
     softmax     its derivatives, and the moments under its weights
     norms       LayerNorm and RMSNorm
     ffn         feed-forward layers, plain and gated
-    network     primitives, blocks, stacks and how they are put together; a whole model
-    spectra     spectra that are known exactly
-    bounds      certified bounds, and how blocks grow
-    landscape   the mean loss as the sample grows, at a point and around it
-    printed     what papers print: Kronecker forms, theorems and bounds, as stated and put right
+    network     primitives, blocks and stacks, up to a complete model
+    spectra     exact spectra
+    bounds      certified bounds, and the growth of blocks
+    landscape   the mean loss as a function of the sample size
+    printed     formulas of papers, as printed and corrected: Kronecker forms, theorems and bounds
 
-Everything here is written out, and nothing knows the matrix-free operators, so that each can be the
-other's oracle. The one exception is `attention.model_layer`: what a layer sees of the network behind it is
-differentiated by machine.
+All formulas are written out and do not use the matrix-free operators, so that each can test the other. The
+one exception is `attention.model_layer`, which uses autograd for the derivatives of the later layers.
 """
 
 from importlib import import_module
@@ -21,7 +20,7 @@ from types import ModuleType
 
 
 def __getattr__(name: str) -> ModuleType:
-    """`closed_form.attention` and so on, imported when first used."""
+    """Import a submodule such as `closed_form.attention` at its first use."""
     if name in __dir__():
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

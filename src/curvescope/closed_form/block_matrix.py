@@ -1,4 +1,4 @@
-"""A symmetric matrix cut into named blocks."""
+"""A symmetric matrix split into named blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BlockMatrix(Mapping[Pair, Tensor]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the rows, which are those of the columns, in order."""
+        """Names of the rows and columns, in order."""
         return tuple(self.sizes)
 
     @property
@@ -52,7 +52,7 @@ class BlockMatrix(Mapping[Pair, Tensor]):
         return BlockMatrix(self.matrix + other.matrix, self.sizes)
 
     def to_dense(self, names: Sequence[str] | None = None) -> Tensor:
-        """The matrix over the given names in that order; over all of them without."""
+        """Return the matrix over the given names, in their order; by default over all names."""
         if names is None:
             return self.matrix
         index = torch.cat([torch.arange(self.matrix.shape[0])[self._slice(name)] for name in names])
@@ -60,7 +60,7 @@ class BlockMatrix(Mapping[Pair, Tensor]):
         return self.matrix[index[:, None], index]
 
     def select(self, names: Sequence[str]) -> BlockMatrix:
-        """The blocks of the given names only."""
+        """Return the blocks of the given names only."""
         return BlockMatrix(self.to_dense(names), {name: self.sizes[name] for name in names})
 
     def _slice(self, name: str) -> slice:
@@ -70,21 +70,21 @@ class BlockMatrix(Mapping[Pair, Tensor]):
 
 
 def slices(sizes: Mapping[str, int]) -> dict[str, slice]:
-    """Consecutive slices of the given lengths."""
-    found, start = {}, 0
+    """Return consecutive slices of the given lengths."""
+    result, start = {}, 0
     for name, size in sizes.items():
-        found[name] = slice(start, start + size)
+        result[name] = slice(start, start + size)
         start += size
-    return found
+    return result
 
 
 def symmetric(blocks: Mapping[Pair, Tensor], sizes: Mapping[str, int], like: Tensor) -> BlockMatrix:
-    """The symmetric matrix of blocks given once: (a, b) also fills (b, a); blocks not given are zero."""
-    n, place = sum(sizes.values()), slices(sizes)
-    found = torch.zeros(n, n, dtype=like.dtype, device=like.device)
+    """Return the symmetric matrix of blocks: (a, b) also fills (b, a), and missing blocks are zero."""
+    n, positions = sum(sizes.values()), slices(sizes)
+    full = torch.zeros(n, n, dtype=like.dtype, device=like.device)
     for (a, b), block in blocks.items():
         matrix = block.reshape(sizes[a], sizes[b])
-        found[place[a], place[b]] = matrix
+        full[positions[a], positions[b]] = matrix
         if a != b:
-            found[place[b], place[a]] = matrix.T
-    return BlockMatrix(found, dict(sizes))
+            full[positions[b], positions[a]] = matrix.T
+    return BlockMatrix(full, dict(sizes))

@@ -1,9 +1,9 @@
-"""The mean loss as the sample grows: exact laws, and the bounds of petrov2025 on the same quantity.
+"""The mean loss as a function of the sample size: exact laws, and the bounds of petrov2025.
 
-L_k(w) = (1/k) Σ_{i ≤ k} l_i(w), so that L_{k+1} − L_k = (l_{k+1} − L_k)/(k + 1) for any numbers l_i whatever.
+L_k(w) = (1/k) Σ_{i ≤ k} l_i(w), so that L_{k+1} − L_k = (l_{k+1} − L_k)/(k + 1) for any numbers l_i.
 Samples are drawn independently, or without replacement from N of them; then variances and covariances have
 the divisor N − 1 and the same laws are exact for every k < N. At a point w* + δ, δ ~ N(0, s² I), a sample's
-loss is taken as l_x + g_xᵀδ + ½ δᵀH_xδ: laws that say so are those of this quadratic model.
+loss is approximated by l_x + g_xᵀδ + ½ δᵀH_xδ in the laws that mention the quadratic model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ThreeTerms(NamedTuple):
 
     @property
     def total(self) -> float:
-        """The three of them."""
+        """Sum of the three terms."""
         return self.loss + self.gradient + self.hessian
 
 
@@ -45,13 +45,13 @@ def three_terms(
     gradient_covariance: float,
     fluctuation: float,
 ) -> ThreeTerms:
-    """The law with a probe of radius s.
+    """Return the three terms for a probe of radius s.
 
     Var(l + ½ s² t) = Var l + s² Cov(l, t) + ¼ s⁴ Var t with t = tr H_x;
     E(gᵀδ)² and E(δᵀAδ)² − (E δᵀAδ)² of δ ~ N(0, s² I) are s²‖g‖² and 2 s⁴‖A‖_F².
 
     Args:
-        s: Of every entry of δ.
+        s: Standard deviation of every entry of δ.
         loss_variance: Var_x l.
         loss_trace_covariance: Cov_x(l, tr H_x).
         trace_variance: Var_x tr H_x.
@@ -70,9 +70,9 @@ def gradient_mean_square(covariance: Numbers, mean: Numbers, k: Numbers, N: int)
 
     Args:
         covariance: tr Cov of the samples' gradients, with the divisor N.
-        mean: ‖ḡ‖² of all N; zero at their minimizer.
-        k: Samples.
-        N: All of them.
+        mean: ‖ḡ‖² of all N samples; zero at their minimizer.
+        k: Number of samples drawn.
+        N: Number of all samples.
     """
     return mean + covariance / k * (N - k) / (N - 1)
 
@@ -84,10 +84,10 @@ def increment_bound(loss: Numbers, M: Numbers, distance: Numbers, k: Numbers) ->
     ball around w* of radius max(r, √(2L/M)): ‖∇l_i(w*)‖² ≤ 2 M L, so that l_i(w) ≤ 2 L + M r².
 
     Args:
-        loss: L, of the samples' losses at w*.
-        M: Of their Hessians' spectral norms.
+        loss: L, a bound of the samples' losses at w*.
+        M: A bound of the spectral norms of their Hessians.
         distance: r = ‖w − w*‖.
-        k: Samples.
+        k: Number of samples.
     """
     return (2 * loss + M * distance**2) / (k + 1)
 
@@ -97,8 +97,8 @@ def quadratic_mean_square(a: Numbers, c: np.ndarray, B: np.ndarray, sigma: float
 
     Args:
         a: (…,) L_{k+1} − L_k.
-        c: (…, D) the same of the gradients, in an orthonormal basis of a subspace.
-        B: (…, D, D) the same of the Hessians, symmetric.
+        c: (…, D) the same difference of gradients, in an orthonormal basis of a subspace.
+        B: (…, D, D) the same difference of Hessians, symmetric.
         sigma: σ.
     """
     trace = np.trace(B, axis1=-2, axis2=-1)
@@ -112,18 +112,18 @@ def quadratic_bound(
 
     Args:
         loss: M_l ≥ |l_i|.
-        gradient: M_g, of the gradients' differences: ‖g_{k+1} − ∇L_k‖ ≤ M_g in the subspace.
-        hessian: M_H, of the Hessians' differences: ‖H_{k+1} − ∇²L_k‖ ≤ 2 M_H in the subspace.
+        gradient: M_g with ‖g_{k+1} − ∇L_k‖ ≤ M_g in the subspace.
+        hessian: M_H with ‖H_{k+1} − ∇²L_k‖ ≤ 2 M_H in the subspace.
         sigma: σ.
-        D: Of the subspace.
-        k: Samples.
+        D: Dimension of the subspace.
+        k: Number of samples.
     """
     top = 12 * loss**2 + 3 * sigma**2 * gradient**2 + 3 * sigma**4 * (D**2 + 2 * D) * hessian**2
     return top / (k + 1) ** 2
 
 
 def samples_for(variance: float, tolerance: float) -> int:
-    """The least k with E(L_{k+1} − L_k)² ≤ tolerance²: k(k + 1) ≥ Var/τ², so k ≈ √Var/τ."""
+    """Return the least k with E(L_{k+1} − L_k)² ≤ tolerance²: k(k + 1) ≥ Var/τ², so k ≈ √Var/τ."""
     if tolerance <= 0:
         raise UsageError(f"expected a tolerance above 0, got {tolerance}")
     ratio = variance / tolerance**2

@@ -6,7 +6,7 @@ Per token y = γ ∘ x̂ + β with x̂ = P x / σ, σ = √(|P x|²/d + ε), whe
     J = ∂x̂/∂x = (P − x̂ x̂ᵀ/d) / σ,      D²x̂ = −(x̂ ⊗ J in its three placements) / (d σ).
 
 J has the eigenvalues 0 (layernorm, along 1), λ = ε/σ³ (along x̂) and 1/σ (the m others, m = d − 2 or
-d − 1); everything below follows from that. Axes in front of the last are tokens.
+d − 1); everything below follows from that.
 
 Third derivatives. Since x̂ = d ∇σ, Dᵏx̂ is symmetric in all k + 1 indices, cotangent included, and
 
@@ -15,8 +15,8 @@ Third derivatives. Since x̂ = d ∇σ, Dᵏx̂ is symmetric in all k + 1 indice
                    + (x̂·u) D²x̂[v,w] + (x̂·v) D²x̂[u,w] + (x̂·w) D²x̂[u,v]
                    + (u·D²x̂[v,w]) x̂] / (dσ)                               four placements of x̂ ⊗ D²x̂
 
-Every contraction costs O(d) per token; only `norm_third_tensor` forms an array of all entries. Axes in front
-of the last are tokens.
+Every contraction costs O(d) per token; only `norm_third_tensor` forms an array of all entries. All axes but
+the last are tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NormKind = Literal["layernorm", "rmsnorm"]
 
 @dataclass(frozen=True)
 class NormPoint:
-    """A norm at tokens x: all that its derivatives need. Make one with `norm_point`."""
+    """A norm at tokens x, with the quantities that its derivatives need. `norm_point` makes it."""
 
     x_hat: Tensor  # (…, d)
     sigma: Tensor  # (…, 1)
@@ -48,7 +48,7 @@ class NormPoint:
 
     @property
     def multiplicity(self) -> int:
-        """m: how often J has the eigenvalue 1/σ."""
+        """m, the multiplicity of the eigenvalue 1/σ of J."""
         return max(self.d - (2 if self.kind == "layernorm" else 1), 0)
 
     @property
@@ -64,7 +64,7 @@ class NormPoint:
         return (centering - outer / self.d) / self.sigma[..., None]
 
     def apply(self, u: Tensor) -> Tensor:
-        """J u in O(d)."""
+        """Return J u in O(d)."""
         along = (self.x_hat * u).sum(-1, keepdim=True) / self.d
         return (project(u, self.kind) - self.x_hat * along) / self.sigma
 
@@ -75,7 +75,7 @@ def project(u: Tensor, kind: NormKind) -> Tensor:
 
 
 def norm_point(x: Tensor, *, kind: NormKind = "layernorm", eps: float = 0.0) -> NormPoint:
-    """Normalize tokens (…, d) and keep x̂ and σ. Refuses a token whose σ is zero."""
+    """Normalize tokens (…, d) and return x̂ and σ. Raise UsageError if σ of a token is zero."""
     if kind not in get_args(NormKind):
         raise UsageError(f"expected a norm of {', '.join(get_args(NormKind))}, got {kind!r}")
     if eps < 0:
@@ -84,7 +84,7 @@ def norm_point(x: Tensor, *, kind: NormKind = "layernorm", eps: float = 0.0) -> 
     sigma = (centered.square().mean(-1, keepdim=True) + eps).sqrt()
     if x.numel() and not bool((sigma > 0).all()):
         raise UsageError(
-            "expected tokens with some spread, got a constant row: no derivative there without eps",
+            "expected tokens that are not constant: without eps the norm has no derivative there",
             hint="use eps > 0 or other tokens",
         )
     return NormPoint(centered / sigma, sigma, float(eps), kind)
@@ -114,8 +114,8 @@ def norm_second_derivative(at: NormPoint, gamma: Tensor | None = None) -> Tensor
         + J[..., :, None, :] * x[..., None, :, None]
         + J[..., None, :, :] * x[..., :, None, None]
     )
-    found = -three / (at.d * at.sigma[..., None, None])
-    return found if gamma is None else gamma[:, None, None] * found
+    derivative = -three / (at.d * at.sigma[..., None, None])
+    return derivative if gamma is None else gamma[:, None, None] * derivative
 
 
 def norm_second_along(at: NormPoint, u: Tensor, v: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def norm_second_along(at: NormPoint, u: Tensor, v: Tensor) -> Tensor:
 
 def norm_curvature(at: NormPoint, g: Tensor, gamma: Tensor | None = None) -> Tensor:
     """K_xx = ∇²_x ⟨g, y⟩ = −(w x̂ᵀ + x̂ wᵀ + κ J)/(dσ), w = J(γ∘g), κ = x̂·(γ∘g): (…, d, d)."""
-    w, kappa = _pulled(at, g, gamma)
+    w, kappa = _input_cotangent(at, g, gamma)
     mixed = w[..., :, None] * at.x_hat[..., None, :]
     return -(mixed + mixed.mT + kappa[..., None] * at.jacobian) / (at.d * at.sigma[..., None])
 
@@ -155,15 +155,15 @@ def norm_curvature_product(
 def norm_jacobian_spectrum(at: NormPoint) -> Tensor:
     """Eigenvalues of J (γ = 1), ascending: 0 (layernorm), ε/σ³, then m times 1/σ: (…, d)."""
     zeros = torch.zeros_like(at.sigma)
-    found = [zeros] if at.kind == "layernorm" else []
-    if at.d > len(found):
-        found.append(at.slope)
-    found.extend([1 / at.sigma] * at.multiplicity)
-    return torch.cat(found, dim=-1)
+    eigenvalues = [zeros] if at.kind == "layernorm" else []
+    if at.d > len(eigenvalues):
+        eigenvalues.append(at.slope)
+    eigenvalues.extend([1 / at.sigma] * at.multiplicity)
+    return torch.cat(eigenvalues, dim=-1)
 
 
 def norm_jacobian_norm(at: NormPoint, gamma: Tensor | None = None) -> Tensor:
-    """‖diag(γ) J‖₂: (…). Without γ 1/σ, or ε/σ³ where J has no such direction (m = 0)."""
+    """‖diag(γ) J‖₂: (…). Without γ it is 1/σ, or ε/σ³ if m = 0."""
     if gamma is None:
         return norm_jacobian_spectrum(at)[..., -1]
     return torch.linalg.matrix_norm(norm_jacobian(at, gamma), ord=2)
@@ -195,21 +195,21 @@ def norm_curvature_spectrum(at: NormPoint, g: Tensor, gamma: Tensor | None = Non
     """Eigenvalues of K_xx, ascending: (…, d), without an eigenvalue problem.
 
     0 (layernorm), −κ/(dσ²) (m − 1 times), and the two of −[[3λκ, r], [r, κ/σ]]/(dσ) on span(x̂, w), with
-    r = |x̂| |w − x̂ (x̂·w)/|x̂|²|; −3λκ/(dσ) alone where m = 0. All are 0 at x̂ = 0.
+    r = |x̂| |w − x̂ (x̂·w)/|x̂|²|; only −3λκ/(dσ) if m = 0. All are 0 at x̂ = 0.
     """
-    w, kappa = _pulled(at, g, gamma)
-    found = [torch.zeros_like(kappa)] if at.kind == "layernorm" else []
+    w, kappa = _input_cotangent(at, g, gamma)
+    eigenvalues = [torch.zeros_like(kappa)] if at.kind == "layernorm" else []
     first, second = 3 * at.slope * kappa, kappa / at.sigma
     if at.multiplicity == 0:
-        found.extend([first] if at.d > len(found) else [])
+        eigenvalues.extend([first] if at.d > len(eigenvalues) else [])
     else:
         square = dot(at.x_hat, at.x_hat)
         share = torch.where(square > 0, dot(at.x_hat, w) / torch.where(square > 0, square, 1.0), 0.0)
         r = (square * (w - at.x_hat * share).square().sum(-1, keepdim=True)).sqrt()
         half = torch.hypot((first - second) / 2, r)
-        found.extend([(first + second) / 2 + half, (first + second) / 2 - half])
-        found.extend([second] * (at.multiplicity - 1))
-    return (-torch.cat(found, dim=-1) / (at.d * at.sigma)).sort(dim=-1).values
+        eigenvalues.extend([(first + second) / 2 + half, (first + second) / 2 - half])
+        eigenvalues.extend([second] * (at.multiplicity - 1))
+    return (-torch.cat(eigenvalues, dim=-1) / (at.d * at.sigma)).sort(dim=-1).values
 
 
 def norm_curvature_norm(at: NormPoint, g: Tensor, gamma: Tensor | None = None) -> Tensor:
@@ -221,7 +221,7 @@ def norm_curvature_supremum(at: NormPoint) -> Tensor:
     """max ‖K_xx‖₂ over cotangents of unit length (γ = 1), exact: (…).
 
     For a symmetric tensor the maximum lies at three equal directions: max 3t(1 − t²)/(√d σ²) over
-    0 ≤ t ≤ √η, η = |x̂|²/d. It is (2/√3)/(√d σ²) once η ≥ 1/3 and m > 0; with m = 0 only t = √η is there.
+    0 ≤ t ≤ √η, η = |x̂|²/d. It is (2/√3)/(√d σ²) if η ≥ 1/3 and m > 0; with m = 0 only t = √η is possible.
     """
     t = (dot(at.x_hat, at.x_hat) / at.d).sqrt()
     if at.multiplicity:
@@ -231,21 +231,21 @@ def norm_curvature_supremum(at: NormPoint) -> Tensor:
 
 def norm_curvature_trace(at: NormPoint, g: Tensor, gamma: Tensor | None = None) -> Tensor:
     """tr K_xx = −(2 x̂·w + κ tr J)/(dσ): (…)."""
-    w, kappa = _pulled(at, g, gamma)
+    w, kappa = _input_cotangent(at, g, gamma)
     trace = norm_jacobian_spectrum(at).sum(-1, keepdim=True)
     return (-(2 * dot(at.x_hat, w) + kappa * trace) / (at.d * at.sigma))[..., 0]
 
 
 def norm_curvature_frobenius(at: NormPoint, g: Tensor, gamma: Tensor | None = None) -> Tensor:
     """‖K_xx‖_F, from ‖·‖²(dσ)² = 2|w|²|x̂|² + 2(w·x̂)² + 4κ x̂ᵀJw + κ²‖J‖²_F: (…)."""
-    w, kappa = _pulled(at, g, gamma)
+    w, kappa = _input_cotangent(at, g, gamma)
     x = at.x_hat
     square = norm_jacobian_spectrum(at).square().sum(-1, keepdim=True)
     total = 2 * dot(w, w) * dot(x, x) + 2 * dot(w, x) ** 2 + 4 * kappa * dot(x, at.apply(w))
     return ((total + kappa**2 * square).clamp(min=0).sqrt() / (at.d * at.sigma))[..., 0]
 
 
-def _pulled(at: NormPoint, g: Tensor, gamma: Tensor | None) -> tuple[Tensor, Tensor]:
+def _input_cotangent(at: NormPoint, g: Tensor, gamma: Tensor | None) -> tuple[Tensor, Tensor]:
     """w = J(γ∘g) (…, d) and κ = x̂·(γ∘g) (…, 1)."""
     pulled = scaled(g, gamma)
     return at.apply(pulled), dot(at.x_hat, pulled)
@@ -262,13 +262,13 @@ def norm_third_along(at: NormPoint, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
     Ju, Jv, Jw = at.apply(u), at.apply(v), at.apply(w)
     vw = norm_second_along(at, v, w)
     pairs = dot(u, Jv) * Jw + dot(u, Jw) * Jv + dot(v, Jw) * Ju
-    moved = (
+    placements = (
         dot(x, u) * vw
         + dot(x, v) * norm_second_along(at, u, w)
         + dot(x, w) * norm_second_along(at, u, v)
         + dot(u, vw) * x
     )
-    return -(pairs + moved) / (at.d * at.sigma)
+    return -(pairs + placements) / (at.d * at.sigma)
 
 
 def norm_third_derivative(
@@ -279,8 +279,8 @@ def norm_third_derivative(
     dgamma: Tensor | None = None,
 ) -> Tensor:
     """D³y[δ,δ,δ] of y = γ∘x̂ + β along δ = (dx, dγ): γ ∘ D³x̂[dx,dx,dx] + 3 dγ ∘ D²x̂[dx,dx], (…, d)."""
-    found = scaled(norm_third_along(at, dx, dx, dx), gamma)
-    return found if dgamma is None else found + 3 * dgamma * norm_second_along(at, dx, dx)
+    derivative = scaled(norm_third_along(at, dx, dx, dx), gamma)
+    return derivative if dgamma is None else derivative + 3 * dgamma * norm_second_along(at, dx, dx)
 
 
 def norm_third_product(
@@ -314,16 +314,16 @@ def norm_third_tensor(at: NormPoint, gamma: Tensor | None = None) -> Tensor:
         torch.einsum(f"...{one},...{three}->...abce", x, S)
         for one, three in (("a", "bce"), ("b", "ace"), ("c", "abe"), ("e", "abc"))
     )
-    found = -total / (at.d * at.sigma[..., None, None, None])
-    return found if gamma is None else gamma[:, None, None, None] * found
+    derivative = -total / (at.d * at.sigma[..., None, None, None])
+    return derivative if gamma is None else gamma[:, None, None, None] * derivative
 
 
 def norm_third_supremum(at: NormPoint) -> Tensor:
-    """max |D³x̂[u,v,w]| over u, v, w of unit length, exact: (…). It is 3/(dσ³) wherever J has a 1/σ (m > 0).
+    """max |D³x̂[u,v,w]| over u, v, w of unit length, exact: (…). It is 3/(dσ³) if m > 0.
 
     For a symmetric tensor the maximum lies at equal directions, where the form is
     −3 (p − t²)(p − 5t²)/(dσ³), p = |Pu|², t = x̂·u/√d; |…| is largest at u ⊥ x̂. With m = 0 only t² = |x̂|²/d
-    is there.
+    is possible.
     """
     largest = 3 / (at.d * at.sigma**3)
     if not at.multiplicity:

@@ -15,21 +15,23 @@ from curvescope.core.tensors import IGNORED
 
 
 @dataclass(frozen=True)
-class Objective:
-    """A loss at given outputs z: all normalization is inside."""
+class OutputObjective:
+    """A loss at given outputs z, including its normalization."""
 
     value: Tensor
     gradient: Tensor  # G, in the shape of z
     product: Callable[[Tensor], Tensor]  # u ↦ B u for u of shape (…, *z.shape)
 
     def to_dense(self) -> Tensor:
-        """B as a matrix over the entries of z. Small sizes only."""
+        """Return B as a matrix over the entries of z. Small sizes only."""
         n = self.gradient.numel()
         directions = torch.eye(n).to(self.gradient).reshape(n, *self.gradient.shape)
         return self.product(directions).reshape(n, n)
 
 
-def squared_error_objective(outputs: Tensor, targets: Tensor, *, num_terms: float | None = None) -> Objective:
+def squared_error_objective(
+    outputs: Tensor, targets: Tensor, *, num_terms: float | None = None
+) -> OutputObjective:
     """Σ (z − y)² / num_terms; without `num_terms` the mean over all entries."""
     if outputs.shape != targets.shape:
         raise ShapeError(
@@ -37,10 +39,12 @@ def squared_error_objective(outputs: Tensor, targets: Tensor, *, num_terms: floa
         )
     c = 2 / (outputs.numel() if num_terms is None else num_terms)
     residual = outputs - targets
-    return Objective(c / 2 * residual.square().sum(), c * residual, lambda u: c * u)
+    return OutputObjective(c / 2 * residual.square().sum(), c * residual, lambda u: c * u)
 
 
-def cross_entropy_objective(outputs: Tensor, targets: Tensor, *, num_terms: float | None = None) -> Objective:
+def cross_entropy_objective(
+    outputs: Tensor, targets: Tensor, *, num_terms: float | None = None
+) -> OutputObjective:
     """−Σ_t Σ_v y_tv log softmax(z_t)_v / num_terms for outputs (…, V); targets as in `class_targets`.
 
     G_t = (p_t − y_t)/n and B_t = (diag p_t − p_t p_tᵀ)/n; targets of −100 do not count. Without `num_terms` n
@@ -49,23 +53,23 @@ def cross_entropy_objective(outputs: Tensor, targets: Tensor, *, num_terms: floa
     y, weight = class_targets(targets, outputs, num_terms=num_terms)
     log_p = outputs.log_softmax(-1)
     p = log_p.exp()
-    value = -(weight * torch.where(y > 0, y * log_p, 0.0)).sum()  # a class that cannot be has log p = −∞
-    return Objective(value, weight * (p - y), lambda u: weight * softmax_along(p, u))
+    value = -(weight * torch.where(y > 0, y * log_p, 0.0)).sum()  # an impossible class has log p = −∞
+    return OutputObjective(value, weight * (p - y), lambda u: weight * softmax_along(p, u))
 
 
 def class_targets(
     targets: Tensor, logits: Tensor, *, num_terms: float | None = None, ignore_index: int = IGNORED
 ) -> tuple[Tensor, Tensor]:
-    """Targets of a softmax as probabilities, and the weight of each token in the mean.
+    """Return the targets of a softmax as probabilities, and the weight of each token in the mean.
 
     Args:
         targets: classes (…), `ignore_index` for none, or probabilities (…, V), as with smoothed labels.
         logits: (…, V).
-        num_terms: what the sum over tokens is divided by; the number of tokens with a target by default.
+        num_terms: divisor of the sum over tokens; by default the number of tokens with a target.
         ignore_index: the class that stands for no target.
 
     Returns:
-        y (…, V), and 1/num_terms, or 0 where a token does not count: (…, 1).
+        y (…, V), and weights (…, 1): 1/num_terms, or 0 for tokens without a target.
     """
     if targets.shape == logits.shape and _distributions(targets):
         y, counted = targets, torch.ones_like(logits[..., :1])
@@ -84,7 +88,7 @@ def class_targets(
 
 
 def _distributions(y: Tensor) -> bool:
-    """Return True if the last axis holds probabilities; B is another matrix if they do not sum to one."""
+    """Return True if the last axis holds probabilities; otherwise the formula for B does not hold."""
     if not y.is_floating_point():
         return False
     slack = torch.finfo(y.dtype).eps ** 0.5
@@ -132,7 +136,7 @@ def cross_entropy(
 
 
 def token_curvature(B: float | Tensor, G: Tensor) -> Tensor:
-    """B as one symmetric matrix for each row of G (N, o): (N, o, o)."""
+    """Return B as one symmetric matrix for each row of G (N, o): (N, o, o)."""
     N, o = G.shape
     if not isinstance(B, Tensor) or B.dim() == 0:
         return (B * torch.eye(o).to(G)).expand(N, o, o)

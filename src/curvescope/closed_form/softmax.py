@@ -1,17 +1,17 @@
-"""Softmax: its derivatives up to the third as deviations from the mean, and the moments of what it weighs.
+"""Softmax: its derivatives up to the third, and the moments of tokens under its weights.
 
-At p = softmax(z) the Jacobian diag(p) − p pᵀ maps u to p ∘ (u − Σ p u). Differences to the likeliest entry
-come before the mean is taken off: small variances then keep their digits, however concentrated p is and
-however large the part that all entries of u share.
+At p = softmax(z) the Jacobian diag(p) − p pᵀ maps u to p ∘ (u − Σ p u). The code subtracts the most probable
+entry of u before the mean. Small variances then keep their digits, even if p is concentrated or all entries
+of u share a large part.
 
 Attention moments: mean, covariance and third central moment of the tokens under each query's weights.
 
     M₁,i = Σ_j A_ij x_j,   M₂,i = Σ_j A_ij x̃ x̃ᵀ,   M₃,i = Σ_j A_ij x̃ ⊗ x̃ ⊗ x̃,   x̃ = x_j − M₁,i.
 
-They are what the data enter the Hessian of softmax attention through (Ormaniec et al. 2025, section 3): the
-derivatives of log Σ_j exp(x_j · u) at the query's u.
+The Hessian of softmax attention depends on the data through these moments (Ormaniec et al. 2025, section 3).
+They are the derivatives of log Σ_j exp(x_j · u) at the query's u.
 
-Third derivatives of the softmax, in closed form, and the cumulants that they are.
+Third derivatives of the softmax are joint cumulants.
 
 p = ∇ logsumexp, so its derivatives are joint cumulants of the directions under p. With ũ = u − Σ p u, ⟨·⟩ the
 mean under p,
@@ -33,7 +33,7 @@ from curvescope.core.errors import ShapeError, UsageError
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Softmax over the last axis where `mask` is true (everywhere without); a row of −∞ alone gives zeros."""
+    """Return the softmax over entries of the last axis with a true `mask`; a row of only −∞ gives zeros."""
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     blind = torch.isneginf(scores).all(-1, keepdim=True)
@@ -41,7 +41,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def centered(p: Tensor, u: Tensor) -> Tensor:
-    """u − Σ p u over the last axis, for probabilities p (…, V) and u (…, V); axes in front broadcast."""
+    """Return u − Σ p u over the last axis, for probabilities p (…, V) and u (…, V); other axes broadcast."""
     if p.shape[-1:] != u.shape[-1:]:
         raise ShapeError(f"expected directions over {p.shape[-1]} entries, got {tuple(u.shape)}")
     shape = torch.broadcast_shapes(p.shape, u.shape)
@@ -72,10 +72,10 @@ class AttentionMoments:
 
 
 def attention_moments(A: Tensor, X: Tensor) -> AttentionMoments:
-    """The moments of tokens X (…, S, d) under attention weights A (…, L, S); leading axes broadcast.
+    """Return the moments of tokens X (…, S, d) under attention weights A (…, L, S); other axes broadcast.
 
-    Rows of A are distributions; a row of zeros, a query that sees nothing, has moments zero. A moment keeps
-    its digits however concentrated its row is: differences to the most attended token come first.
+    Rows of A are distributions; a row of zeros (a query that sees no token) has zero moments. Moments keep
+    their digits for concentrated rows, because the most attended token is subtracted first.
     """
     deviation = deviations(A, X)
     weighted = A[..., None] * deviation
@@ -110,7 +110,7 @@ def _check(A: Tensor, X: Tensor) -> None:
     if bool(((total - 1).abs().minimum(total.abs()) > slack).any()) or bool((A < 0).any()):
         raise UsageError(
             "expected every row of A to be non-negative and to sum to one, or to be zero",
-            hint="moments are of softmax attention; linear attention has none",
+            hint="the moments are defined for softmax attention only",
         )
 
 
@@ -127,7 +127,7 @@ class Cumulants:
 def cumulants(p: Tensor, u: Tensor) -> Cumulants:
     """κ₁ … κ₄ of u (…, V) under probabilities p (…, V).
 
-    From the second on they are the derivatives along u of the cross-entropy ℓ = logsumexp(z) − z_y too.
+    From the second on they are also the derivatives along u of the cross-entropy ℓ = logsumexp(z) − z_y.
     """
     du = centered(p, u)
     second, third, fourth = ((p * du**k).sum(-1) for k in (2, 3, 4))

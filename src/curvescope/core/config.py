@@ -1,4 +1,4 @@
-"""Configurations: frozen dataclasses that say what settings mean, and refuse what they do not know."""
+"""Configurations: frozen dataclasses that describe their settings and reject unknown ones."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false
 
 
 def setting(default: T, meaning: str, *, option: bool = False, least: float | None = None) -> T:
-    """A field of a configuration with its default and a line that says what it means.
+    """Field of a configuration with its default and a one-line description.
 
     Args:
-        option: `curvescope run STUDY` takes it as an option of its own, `--name VALUE`.
-        least: the smallest number that it may be; of a field that may be left out, if it is given.
+        option: If True, `curvescope run STUDY` has an option `--name VALUE` for this setting.
+        least: Smallest allowed number; a value of None is not checked.
     """
     return cast(T, field(default=default, metadata={MEANING: meaning, OPTION: option, LEAST: least}))
 
@@ -43,9 +43,9 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Config:
-    """Base of every configuration. A `Literal` field takes one of its choices, a number is a number.
+    """Base of every configuration, which checks the types of its fields.
 
-    A field that holds several values may be given a single one, and is a tuple.
+    A field for several values is a tuple; a list or a single value is converted.
     """
 
     def __post_init__(self) -> None:
@@ -55,29 +55,29 @@ class Config:
                 value = tuple(value) if isinstance(value, list) else (value,)
                 object.__setattr__(self, name, value)
             _check_value(name, kind, value)
-        for one in fields(self):
-            if (least := one.metadata.get(LEAST)) is not None and getattr(self, one.name) is not None:
-                at_least(self, least, one.name)
+        for entry in fields(self):
+            if (least := entry.metadata.get(LEAST)) is not None and getattr(self, entry.name) is not None:
+                at_least(self, least, entry.name)
 
     @classmethod
     def from_dict(cls, values: Settings) -> Self:
-        """A configuration from names and values; an unknown name is an error."""
+        """Make a configuration from names and values; an unknown name is an error."""
         for name in values:
             cls.check_known(name)
         hints = get_type_hints(cls)
-        given: dict[str, Any] = {name: _as_field(value, hints[name]) for name, value in values.items()}
-        return cls(**given)
+        converted: dict[str, Any] = {name: _as_field(value, hints[name]) for name, value in values.items()}
+        return cls(**converted)
 
     @classmethod
     def check_known(cls, name: str) -> None:
-        """Raise unless there is a setting of that name."""
+        """Raise unless there is a setting with this name."""
         known = [field.name for field in fields(cls)]
         if name not in known:
             raise UsageError(f"unknown setting {name!r}", hint=near_misses(name, known))
 
     @classmethod
     def read(cls, name: str, text: str) -> Value:
-        """The value of a setting from what a person typed: a TOML value, or words; a list may be `0,1`."""
+        """Parse the value of a setting as typed by a user: a TOML value or text; a list may be `0,1`."""
         cls.check_known(name)
         value = typed_value(text)
         if _holds_several(get_type_hints(cls)[name]) and isinstance(value, str) and value == text:
@@ -100,7 +100,7 @@ class Config:
         ]
 
     def to_dict(self) -> dict[str, Plain | list[Plain]]:
-        """Names and values of everything that is set (TOML has no None)."""
+        """Names and values of all settings that are not None (TOML has no None)."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
@@ -109,18 +109,18 @@ class Config:
 
 
 def at_least(cfg: Config, fewest: float, *names: str) -> None:
-    """Raise unless the numbers are large enough."""
+    """Raise unless the named settings are at least `fewest`."""
     for name in names:
         if getattr(cfg, name) < fewest:
             raise UsageError(f"{name}: expected at least {fewest}, got {getattr(cfg, name)}")
 
 
 def _holds_several(kind: Any) -> bool:
-    return any(get_origin(one) is tuple for one in _kinds(kind))
+    return any(get_origin(alternative) is tuple for alternative in _kinds(kind))
 
 
 def _as_field(value: Value, kind: Any) -> Any:
-    """A list as a tuple; a single value too, where the field holds several."""
+    """Convert a list to a tuple, and a single value to a tuple if the field holds several."""
     if isinstance(value, list):
         return tuple(value)
     single = value is not None and not isinstance(value, tuple)
@@ -140,21 +140,21 @@ def _default(value: Any) -> Value:
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:
-    """The alternatives of a type; itself where it is one."""
+    """Alternatives of a union; the type itself otherwise."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _words(kind: Any) -> str:
-    """A type in words: `whole number`, `quick | full`, `list of text`."""
-    found = []
-    for one in _kinds(kind):
-        if get_origin(one) is Literal:
-            found += map(str, get_args(one))
-        elif get_origin(one) is tuple:
-            found.append(f"list of {_words(get_args(one)[0])}s".replace("texts", "text"))
-        elif one is not NoneType:
-            found.append(WORDS.get(one, getattr(one, "__name__", str(one))))
-    return " | ".join(found)
+    """Describe a type in words: `whole number`, `quick | full`, `list of text`."""
+    words = []
+    for alternative in _kinds(kind):
+        if get_origin(alternative) is Literal:
+            words += map(str, get_args(alternative))
+        elif get_origin(alternative) is tuple:
+            words.append(f"list of {_words(get_args(alternative)[0])}s".replace("texts", "text"))
+        elif alternative is not NoneType:
+            words.append(WORDS.get(alternative, getattr(alternative, "__name__", str(alternative))))
+    return " | ".join(words)
 
 
 def _check_value(name: str, kind: Any, value: Any) -> None:
@@ -162,7 +162,7 @@ def _check_value(name: str, kind: Any, value: Any) -> None:
         if value not in get_args(kind):
             raise UsageError(f"{name}: expected one of {', '.join(map(str, get_args(kind)))}, got {value!r}")
         return
-    parts = [get_args(one)[0] for one in _kinds(kind) if get_origin(one) is tuple]
+    parts = [get_args(alternative)[0] for alternative in _kinds(kind) if get_origin(alternative) is tuple]
     if parts and isinstance(value, tuple):
         for item in value:
             _check_value(name, parts[0], item)

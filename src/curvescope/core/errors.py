@@ -1,4 +1,4 @@
-"""Errors that say what was expected, what came, and what to do; and warnings of the line that called us."""
+"""Errors that say what was expected, what came, and how to fix it; and warnings at the user's own line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import warnings
 
 
 class CurvescopeError(Exception):
-    """Something went wrong that a person can act on.
+    """Base of errors that a user can fix.
 
-    The text is one sentence; `hint` is what to try. The command line prints both, without a
-    traceback, and exits with `exit_code`.
+    The message is one sentence; `hint` says what to try. The command line prints both without a traceback
+    and exits with `exit_code`.
     """
 
     exit_code = 1
@@ -33,15 +33,15 @@ class ShapeError(UsageError):
 
 
 class ModuleError(CurvescopeError, RuntimeError):
-    """The user's own module raised an error, whatever we do with it."""
+    """The user's module raised an error that it also raises without curvescope."""
 
 
 class MissingExtra(CurvescopeError, ImportError):
-    """An optional package is needed and not installed."""
+    """A required optional package is not installed."""
 
 
 def warn(message: str) -> None:
-    """Warn of the line from which a person called this package, however many calls lie between."""
+    """Warn and point to the user's line that called this package, through any number of calls."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "curvescope":
         frame, level = frame.f_back, level + 1
@@ -58,17 +58,17 @@ def near_misses(name: str, known: list[str], count: int = 3) -> str | None:
     folded: dict[str, list[str]] = {}
     for word in known:
         folded.setdefault(word.casefold(), []).append(word)
-    asked = name.casefold()
-    short = [key for key in folded if asked in _abbreviations(key)]
-    close = short or get_close_matches(asked, folded, n=count, cutoff=0.6)
-    found = [word for key in close for word in folded[key]][:count]
-    if found:
-        return "did you mean " + " or ".join(repr(word) for word in found) + "?"
+    wanted = name.casefold()
+    abbreviated = [key for key in folded if wanted in _abbreviations(key)]
+    close = abbreviated or get_close_matches(wanted, folded, n=count, cutoff=0.6)
+    suggestions = [word for key in close for word in folded[key]][:count]
+    if suggestions:
+        return "did you mean " + " or ".join(repr(word) for word in suggestions) + "?"
     return f"known: {', '.join(known[:8])}{', …' if len(known) > 8 else ''}" if known else None
 
 
 def _abbreviations(word: str) -> set[str]:
-    """The initials of its parts, and its longer parts: `ce`, `cross`, `entropy`."""
+    """Initials of the parts of a word, and its longer parts: `ce`, `cross`, `entropy`."""
     parts = [part for part in re.split(r"[_\-. ]", word) if part]
     initials = {"".join(part[0] for part in parts)} if len(parts) > 1 else set()
     return initials | {part for part in parts if len(part) > 2}

@@ -1,4 +1,4 @@
-"""The names of a Hessian and of its two parts: one vocabulary for formulas, operators, studies and figures.
+"""Names of the Hessian and of its two parts, shared by formulas, operators, studies and figures.
 
     H = H_o + H_f,   H_o = Jᵀ B J,   H_f = Σ_i G_i ∂²F_i
 
@@ -20,7 +20,7 @@ Symbol = Literal["H_o", "H_f", "H"]
 Half = Literal["outer", "functional"]
 MatrixName = Literal["hessian", "ggn", "functional"]
 LossPart = Literal["hessian", "functional"]
-"""Scalar that one pass differentiates twice: the loss, or ⟨G, F⟩ with G held fixed."""
+"""Scalar that a pass differentiates twice: the loss, or ⟨G, F⟩ with G held fixed."""
 
 PARTS: tuple[Part, ...] = get_args(Part)
 HALVES: tuple[Half, ...] = get_args(Half)
@@ -29,11 +29,11 @@ MATRICES: tuple[MatrixName, ...] = get_args(MatrixName)
 SYMBOLS: Mapping[Part, Symbol] = MappingProxyType({"outer": "H_o", "functional": "H_f", "total": "H"})
 PART_OF: Mapping[Symbol, Part] = MappingProxyType({symbol: part for part, symbol in SYMBOLS.items()})
 MATRIX_SYMBOLS: Mapping[str, Symbol] = MappingProxyType({"hessian": "H", "ggn": "H_o", "functional": "H_f"})
-"""By the name of a matrix."""
+"""Symbol by name of a matrix."""
 TITLES: Mapping[str, str] = MappingProxyType(
     {"hessian": "Hessian", "ggn": "GGN", "functional": "functional Hessian"}
 )
-"""By the name of a matrix."""
+"""Title by name of a matrix."""
 
 
 def check_part(part: str) -> None:

@@ -6,23 +6,21 @@ import math
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-MOST_DIGITS = 6  # that a value with an error is shown with
+MAX_DIGITS = 6  # of a value with an error
 DAY, YEAR = 86400.0, 365.25 * 86400.0  # seconds
-LEAST, MOST = 1e-4, 1e7  # sizes that are written without an exponent
+MIN_PLAIN, MAX_PLAIN = 1e-4, 1e7  # absolute values that are written without an exponent
 
 
 LIES_BETWEEN = "x to y: it lies between them, with 95 % certainty"
-"""Meaning of `between` if its two numbers are a lower and an upper bound."""
+"""Explanation of `between` for a lower and an upper bound."""
 
 
 def with_error(value: float, stderr: float) -> str:
-    """`21,800 ± 1,000`: the error with two digits, the value to the same place; only the value if the error
-    is zero.
+    """Format a value with its error: `21,800 ± 1,000`.
 
-    If the error is infinite, the value has two digits: `1.2 ± ∞`.
-
-    The value has six digits at most: then the error has one (`0.314860 ± 0.000005`), and a value whose error
-    would only show behind its sixth digit stands alone.
+    The error has two digits and the value ends at the same decimal place. A value has at most six digits: its
+    error may then have one digit (`0.314860 ± 0.000005`), and an error too small for six digits is omitted.
+    An error of zero is omitted, too. If the error is infinite, the value has two digits: `1.2 ± ∞`.
     """
     if math.isnan(stderr) or stderr <= 0 or not math.isfinite(value):
         return _alone(value, 4)
@@ -30,15 +28,15 @@ def with_error(value: float, stderr: float) -> str:
         return f"{rounded(value, 2)} ± ∞"
     size = max(abs(value), stderr)
     exponent = _exponent(size)
-    last = exponent - MOST_DIGITS + 1
+    last = exponent - MAX_DIGITS + 1
     if stderr <= 0.5 * 10.0**last:
-        return _alone(value, MOST_DIGITS)
+        return _alone(value, MAX_DIGITS)
     place = max(_exponent(float(f"{stderr:.1e}")) - 1, last)
-    if LEAST <= size < MOST:
+    if MIN_PLAIN <= size < MAX_PLAIN:
         shown = round(value, -place) + 0.0, round(stderr, -place)  # + 0.0: without the sign of zero
         return " ± ".join(f"{x:,.{max(-place, 0)}f}" for x in shown)
     digits = max(exponent - place, 0)
-    shown = (float(Decimal(x).scaleb(-exponent)) for x in (value, stderr))  # 10^exponent may be no float
+    shown = (float(Decimal(x).scaleb(-exponent)) for x in (value, stderr))  # 10.0**exponent may overflow
     value, stderr = (round(x, digits) + 0.0 for x in shown)
     return f"({value:.{digits}f} ± {stderr:.{digits}f})e{exponent:+d}"
 
@@ -54,17 +52,17 @@ def _alone(value: float, digits: int) -> str:
 
 
 def rounded(value: float, digits: int = 4) -> str:
-    """`6,753`, `0.01235`, `1.235e+08`: a number to so many digits, with commas."""
-    if not math.isfinite(value) or value == 0 or not LEAST <= abs(value) < MOST:
+    """Format a number with a number of significant digits and commas: `6,753`, `0.01235`, `1.235e+08`."""
+    if not math.isfinite(value) or value == 0 or not MIN_PLAIN <= abs(value) < MAX_PLAIN:
         return f"{value + 0.0:.{digits}g}"
     place = digits - 1 - _exponent(abs(value))
     return f"{round(value, place):,.{max(place, 0)}f}"
 
 
 def to_error(value: float, error: float) -> str:
-    """`21,800`: a value to the second digit of its error, which stands elsewhere; four digits at most.
+    """Format a value without its error, to the error's second digit: `21,800`.
 
-    Two digits if the error is infinite.
+    It has at most four digits, and two if the error is infinite.
     """
     if error == math.inf:
         return rounded(value, 2)
@@ -75,9 +73,9 @@ def to_error(value: float, error: float) -> str:
 
 
 def between(low: float, high: float, digits: int = 4) -> str:
-    """`5,430 to 6,753`: where a number lies; one of the two where both read alike, or one is not known.
+    """Format an interval: `5,430 to 6,753`, or one number if both ends look the same or one is NaN.
 
-    Two are rounded away from each other, so that what lies between them does so as they are written.
+    The ends are rounded outward, so that a number between them also lies between the printed ones.
     """
     ends = [rounded(end, digits) for end in (low, high) if not math.isnan(end)]
     if len(set(ends)) < 2:
@@ -86,7 +84,7 @@ def between(low: float, high: float, digits: int = 4) -> str:
 
 
 def bound(value: float, digits: int = 4, *, up: bool) -> str:
-    """`2,893` for 2892.1: as `rounded`, but never below an upper bound (`up`) or above a lower one."""
+    """Format like `rounded`, but round an upper bound (`up`) up and a lower one down: `2,893` for 2892.1."""
     if not math.isfinite(value):
         return rounded(value, digits)
     context = Context(prec=digits, rounding=ROUND_CEILING if up else ROUND_FLOOR)
@@ -99,12 +97,12 @@ def below_noise(value: float, high: float) -> float | str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 probe`, `16 probes`, `1,024 blocks`."""
+    """Format a count with its noun: `1 probe`, `16 probes`, `1,024 blocks`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def one_of(names: Sequence[str], most: int = 3) -> str:
-    """`a`, `a or b`, `a, b, c or one of 5 more`: things of which one is meant, and it is not known which."""
+    """Format alternatives: `a`, `a or b`, `a, b, c or one of 5 more`."""
     shown, rest = list(names[:most]), len(names) - most
     if rest > 0:
         return f"{', '.join(shown)} or {'another' if rest == 1 else f'one of {rest:,} more'}"
@@ -112,7 +110,7 @@ def one_of(names: Sequence[str], most: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`40 s`, `3 min`, `2.5 h`, `3.5 days`, `2.6 years`."""
+    """Format a duration: `40 s`, `3 min`, `2.5 h`, `3.5 days`, `2.6 years`."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     if seconds < 5400:
@@ -124,12 +122,12 @@ def duration(seconds: float) -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """`0.0021 s`, `1.8 s`, `3 min`: as `duration`, with two digits below ten seconds."""
+    """Format like `duration`, with two digits below ten seconds: `0.0021 s`, `1.8 s`, `3 min`."""
     return f"{seconds:.2g} s" if seconds < 9.95 else duration(seconds)
 
 
 def data_size(count: int) -> str:
-    """Bytes as `12 kB`, `3.4 MB`, `120 MB`, `1.2 GB`, in steps of 1024."""
+    """Format a number of bytes, in steps of 1024: `12 kB`, `3.4 MB`, `120 MB`, `1.2 GB`."""
     if count < 2**20:
         return f"{count / 2**10:.0f} kB"
     if count < 2**30:

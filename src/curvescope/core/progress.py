@@ -1,4 +1,4 @@
-"""Progress for loops that take more than a moment: a bar on stderr, and only when someone looks."""
+"""Progress of slow loops: a bar on stderr, only in a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 PATIENCE_SECONDS = 2.0
 Progress = Callable[[str, int, int], None]
-"""Called with (what, done, total) after each step."""
+"""Function called with (what, done, total) after each step."""
 
 _listener: ContextVar[Progress | None] = ContextVar("curvescope_progress", default=None)
 _inside: ContextVar[bool] = ContextVar("curvescope_progress_inside", default=False)
@@ -30,10 +30,10 @@ def listening(listener: Progress | None) -> Iterator[None]:
 
 
 def track(items: Sequence[T] | Iterable[T], what: str, *, total: int | None = None) -> Iterator[T]:
-    """Yield `items`, showing how far the outermost loop has come once it has taken two seconds.
+    """Yield `items` and show the progress of the outermost loop after two seconds.
 
-    Loops inside a tracked loop stay quiet, unless that has only one step. Without a terminal
-    and without a listener nothing is shown.
+    Loops inside a tracked loop show nothing, unless the outer loop has only one step. Without a terminal and
+    without a listener, nothing is shown.
     """
     if _inside.get():
         yield from items
@@ -59,7 +59,7 @@ def track(items: Sequence[T] | Iterable[T], what: str, *, total: int | None = No
 
 
 class _Bar:
-    """One rich progress bar that appears only after PATIENCE_SECONDS."""
+    """Progress bar of rich that appears after PATIENCE_SECONDS."""
 
     def __init__(self, what: str, total: int):
         self.what, self.total, self.start, self.progress = what, total, time.monotonic(), None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Requirement(NamedTuple):
-    """A package, the versions that are taken, `>=2.11`, and its extra, "" where it is needed."""
+    """A package, the supported versions (`>=2.11`), and its extra, or "" if the package is required."""
 
     name: str
     versions: str
@@ -16,25 +16,27 @@ class Requirement(NamedTuple):
 
 
 def requirements() -> list[Requirement]:
-    """All of them, those of extras too.
+    """All requirements of curvescope, with those of its extras.
 
     Raises:
         PackageNotFoundError: The package is imported, but not installed.
     """
-    found = []
+    result = []
     for line in requires("curvescope") or []:
-        asked, _, condition = line.partition(";")
-        parts = re.fullmatch(r"([\w.-]+)(?:\[.*\])?\s*(.*)", asked.strip())
+        specifier, _, condition = line.partition(";")
+        parts = re.fullmatch(r"([\w.-]+)(?:\[.*\])?\s*(.*)", specifier.strip())
         assert parts is not None, line
         extra = re.search(r"extra\s*==\s*['\"]([\w-]+)", condition)
-        found.append(Requirement(parts[1], parts[2], "" if extra is None else extra[1]))
-    return found
+        result.append(Requirement(parts[1], parts[2], "" if extra is None else extra[1]))
+    return result
 
 
 def how_to_install(package: str) -> str:
-    """The command that brings an optional package, however curvescope itself was installed."""
+    """Command that installs an optional package, for every way of installing curvescope itself."""
     try:
-        versions = next((one.versions for one in requirements() if one.name == package), "")
+        versions = next(
+            (requirement.versions for requirement in requirements() if requirement.name == package), ""
+        )
     except PackageNotFoundError:
         versions = ""
     return f"pip install '{package}{versions}'" if versions else f"pip install {package}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 NOT_FINITE = "not_finite"
 """In result.json: JSON pointers (RFC 6901) to each null that stands for NaN, Infinity or -Infinity."""
-FEW = 6  # entries that are printed
+MAX_SHOWN = 6  # entries
 SOURCE = Path(__file__).parents[1]
 RENAMED_IN = {
     "studies.landscape": {
@@ -72,12 +72,13 @@ RENAMED_IN = {
     },
     "papers.ormaniec2025.statements": {"Group": "StatementGroup"},
 }
-"""By package: names of its classes in older results, and their names now."""
+"""Current class name by package and class name in older results."""
 RENAMED = {
     "curvescope.studies.blocks_heterogeneity.Heterogeneity": "curvescope.algorithms.Heterogeneity",
     "curvescope.studies.blocks_probes.OwnProbes": "curvescope.algorithms.OwnProbes",
     "curvescope.studies.weight_norms.ranks.Correlation": "curvescope.algorithms.Correlation",
     "curvescope.algorithms.block_map.BlockMap": "curvescope.algorithms.BlockNorms",
+    "curvescope.algorithms.Share": "curvescope.algorithms.SpectrumShare",
     "curvescope.operators.taylor.line.Line": "curvescope.operators.LossLine",
     "curvescope.operators.taylor.plane.Plane": "curvescope.operators.LossPlane",
     "curvescope.studies.optimisers.course.Course": "curvescope.studies.optimizers.TrainingRun",
@@ -97,29 +98,29 @@ _CLASSES: dict[str, type[Result]] = {}
 
 
 class UnreadableResult(CurvescopeError):
-    """The files of a saved result are missing or damaged."""
+    """Raised if the files of a saved result are missing or damaged."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Base of every result.
+    """Base of all results.
 
     Fields are numpy arrays, torch tensors, numbers, strings, booleans, None, lists or dicts of these, or
     results. Vectors of an operator are tensors on its device; eigenvalues, residuals and other numbers are
     numpy arrays. `save(folder)` writes `result.json` (everything but arrays) and `arrays.npz` (the arrays,
     keyed by their path in the result); `load` of the same class reads them back, tensors as tensors on the
-    CPU. JSON has no NaN and no infinity: such a number is null, and `not_finite` at the end of the file says
-    which one it was.
+    CPU. JSON has no NaN and no infinity: such a number is null, and `not_finite` at the end of the file
+    names its value.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__repr__" not in vars(cls):
-            cls.__repr__ = Result.__repr__  # in the place of the one that dataclass would make
+            cls.__repr__ = Result.__repr__  # otherwise dataclass defines its own
         _CLASSES[saved_name(cls)] = cls
 
     def __repr__(self) -> str:
-        """The fields in short: of an array its shape and type, of a long list its beginning."""
+        """Return the fields in short: the shape and type of an array, the first entries of a long list."""
         shown = ", ".join(f"{f.name}={_short(getattr(self, f.name))}" for f in fields(self))
         return f"{type(self).__name__}({shown})"
 
@@ -127,19 +128,19 @@ class Result:
         """HTML for a notebook: numbers, the first rows of the table or the fields, and the figure."""
         from curvescope.viz import notebook
 
-        own: Any = self
+        result: Any = self
         parts = [lambda: notebook.facts(_numbers(self))]
         if hasattr(self, "to_frame"):
-            parts.append(lambda: notebook.frame(own.to_frame()))
+            parts.append(lambda: notebook.frame(result.to_frame()))
         else:
             rest = [[f.name, _short(getattr(self, f.name))] for f in fields(self)]
             parts.append(lambda: notebook.table(["field", "value"], rest))
         if hasattr(self, "plot"):
-            parts.append(lambda: notebook.picture(lambda: own.plot().figure, type(self).__name__))
+            parts.append(lambda: notebook.picture(lambda: result.plot().figure, type(self).__name__))
         return notebook.box(self, type(self).__name__, *parts)
 
     def save(self, folder: str | Path) -> Path:
-        """Write result.json and arrays.npz into `folder`, each complete or absent; return the folder."""
+        """Write result.json and arrays.npz to `folder`, each completely or not at all; return the folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, np.ndarray] = {}
@@ -155,7 +156,7 @@ class Result:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """The result that `save` wrote into `folder`."""
+        """Read the result that `save` wrote to `folder`."""
         folder = Path(folder)
         try:
             tree = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -164,7 +165,7 @@ class Result:
             _restore_not_finite(tree)
             if tree.get("schema") != SCHEMA:
                 raise CurvescopeError(f"expected schema {SCHEMA} in {folder}, found {tree.get('schema')}")
-            found = _unpack(tree, arrays)
+            result = _unpack(tree, arrays)
         except (
             OSError,
             ValueError,
@@ -182,43 +183,43 @@ class Result:
                 f"expected a folder with result.json and arrays.npz, could not read {folder}: {error}",
                 hint=damaged if (folder / "result.json").exists() else killed,
             ) from error
-        if not isinstance(found, cls):
+        if not isinstance(result, cls):
             raise CurvescopeError(
-                f"expected a saved {cls.__name__} in {folder}, found {type(found).__name__}"
+                f"expected a saved {cls.__name__} in {folder}, found {type(result).__name__}"
             )
-        return found
+        return result
 
 
 def _numbers(result: Result) -> dict[str, Any]:
-    """The fields that are one number or word that says something, a value with its standard error."""
-    every: dict[str, Any] = {f.name: getattr(result, f.name) for f in fields(result)}
+    """Fields that are one number or word; `value` includes its standard error."""
+    values: dict[str, Any] = {f.name: getattr(result, f.name) for f in fields(result)}
     single = bool | int | float | str | np.generic
-    found = {name: x for name, x in every.items() if isinstance(x, single) and x != ""}
-    if "value" in found and "stderr" in found:
-        found["value"] = with_error(found["value"], found.pop("stderr"))
-    return found
+    numbers = {name: x for name, x in values.items() if isinstance(x, single) and x != ""}
+    if "value" in numbers and "stderr" in numbers:
+        numbers["value"] = with_error(numbers["value"], numbers.pop("stderr"))
+    return numbers
 
 
 def _short(value: Any) -> str:
-    """A value of a result in a few words."""
+    """Describe a value of a result in a few words."""
     if _is_tensor(value):
         return f"tensor of {tuple(value.shape)} {value.dtype}"
-    if isinstance(value, np.ndarray) and (value.ndim > 1 or value.size > FEW):
+    if isinstance(value, np.ndarray) and (value.ndim > 1 or value.size > MAX_SHOWN):
         return f"array of {value.shape} {value.dtype}"
     if isinstance(value, np.ndarray):
         shown = [f"{x:.6g}" if isinstance(x, float) else repr(x) for x in value.reshape(-1).tolist()]
         return f"[{', '.join(shown)}]" if value.ndim else shown[0]
     if isinstance(value, list | tuple):
-        shown = [_short(x) for x in value[: FEW // 2 if len(value) > FEW else FEW]]
-        return f"[{', '.join([*shown, *([f'… of {len(value)}'] if len(value) > FEW else [])])}]"
+        shown = [_short(x) for x in value[: MAX_SHOWN // 2 if len(value) > MAX_SHOWN else MAX_SHOWN]]
+        return f"[{', '.join([*shown, *([f'… of {len(value)}'] if len(value) > MAX_SHOWN else [])])}]"
     if isinstance(value, dict):
         shown = ", ".join(f"{key!r}: {_short(x)}" for key, x in value.items())
-        return f"{{{shown}}}" if len(value) <= FEW else f"{{{len(value)} entries}}"
+        return f"{{{shown}}}" if len(value) <= MAX_SHOWN else f"{{{len(value)} entries}}"
     return repr(value)
 
 
 def _is_tensor(value: Any) -> bool:
-    """Return True if it is a torch tensor; asked without importing torch."""
+    """Return True if the value is a torch tensor, without importing torch."""
     return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
 
 
@@ -231,7 +232,7 @@ def _write_npz(file: IO[bytes], arrays: dict[str, np.ndarray]) -> None:
 
 
 def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
-    """`value` as JSON, its arrays moved to `arrays` under their path."""
+    """Convert `value` to JSON and store its arrays in `arrays` by their path."""
     if isinstance(value, Result):
         packed = {f.name: _pack(getattr(value, f.name), _join(path, f.name), arrays) for f in fields(value)}
         return {"@class": saved_name(type(value)), "fields": packed}
@@ -255,7 +256,7 @@ def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def strict_json(tree: dict[str, Any]) -> dict[str, Any]:
-    """A JSON object without NaN and infinities: null instead, and their words under `not_finite`."""
+    """Replace NaN and infinities in a JSON object by null and name them under `not_finite`."""
     words: dict[str, str] = {}
 
     def strict(value: Any, pointer: str) -> Any:
@@ -269,18 +270,18 @@ def strict_json(tree: dict[str, Any]) -> dict[str, Any]:
             return None
         return value
 
-    found = strict(tree, "")
-    return {**found, NOT_FINITE: words} if words else found
+    strict_tree = strict(tree, "")
+    return {**strict_tree, NOT_FINITE: words} if words else strict_tree
 
 
 def _restore_not_finite(tree: dict[str, Any]) -> None:
-    """Put the numbers that `strict_json` took out back into a tree that was just read."""
+    """Undo `strict_json` in a tree that was just read: put NaN and infinities back."""
     for pointer, word in tree.pop(NOT_FINITE, {}).items():
         *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
-        place: Any = tree
+        container: Any = tree
         for part in parents:
-            place = place[int(part) if isinstance(place, list) else part]
-        place[int(last) if isinstance(place, list) else last] = float(word)
+            container = container[int(part) if isinstance(container, list) else part]
+        container[int(last) if isinstance(container, list) else last] = float(word)
 
 
 def _join(path: str, name: str) -> str:
@@ -313,7 +314,7 @@ def _unpack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def saved_name(cls: type[Result]) -> str:
-    """Name of a class in saved results: of our own its package and name, so that files may move inside it."""
+    """Name of a class in saved results: its package and name, so that files may move inside the package."""
     package = cls.__module__.split(".")
     if package[0] == "curvescope":
         package = package[: {"studies": 3, "papers": 4}.get(package[1], 2)]
@@ -321,19 +322,19 @@ def saved_name(cls: type[Result]) -> str:
 
 
 def result_class(name: str) -> type[Result]:
-    """Result class of a saved name; modules of this package that define it are imported, nothing else is."""
+    """Result class with a saved name; imports only modules of this package that define it."""
     name = RENAMED.get(name, name)
     if name in _CLASSES:
         return _CLASSES[name]
     package, _, short = name.rpartition(".")
     ours = package.startswith("curvescope.")
     parts = package.split(".")[1:] if ours else []
-    while parts:  # in the files of its package, then in those of the packages around
+    while parts:  # search the files of the package, then those of its parent packages
         renamed = RENAMED.get(".".join(["curvescope", *parts, short]))
-        if renamed is not None:  # a class with a new name, saved under the name of an old module
+        if renamed is not None:  # saved under the name of an old module
             return result_class(renamed)
-        found = [getattr(import_module(module), short) for module in _defining(parts, short)]
-        results = [cls for cls in found if issubclass(cls, Result)]
+        candidates = [getattr(import_module(module), short) for module in _defining(parts, short)]
+        results = [cls for cls in candidates if issubclass(cls, Result)]
         if len(results) == 1:
             return results[0]
         parts.pop()
@@ -342,10 +343,10 @@ def result_class(name: str) -> type[Result]:
 
 
 def _defining(parts: list[str], short: str) -> list[str]:
-    """Modules of a package that define a class of this name."""
-    place = SOURCE.joinpath(*parts)
-    file = place.with_suffix(".py")
-    files = [file] if file.is_file() else sorted(place.rglob("*.py"))
+    """Modules of a package that define a class with this name."""
+    folder = SOURCE.joinpath(*parts)
+    file = folder.with_suffix(".py")
+    files = [file] if file.is_file() else sorted(folder.rglob("*.py"))
     defining = [f for f in files if re.search(rf"^class {short}\(", f.read_text(encoding="utf-8"), re.M)]
     names = [".".join(f.relative_to(SOURCE.parent).with_suffix("").parts) for f in defining]
     return [name.removesuffix(".__init__") for name in names]
@@ -353,14 +354,14 @@ def _defining(parts: list[str], short: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Tabular(Result):
-    """A result that is a table, too."""
+    """A result that can be shown as a table."""
 
     def table(self) -> Any:
-        """Columns by name, or a list of rows."""
+        """Return the columns by name, or a list of rows."""
         raise NotImplementedError
 
     def to_frame(self) -> pd.DataFrame:
-        """The table as a data frame."""
+        """Return the table as a data frame."""
         import pandas as pd
 
         return pd.DataFrame(self.table())

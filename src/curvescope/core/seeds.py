@@ -8,19 +8,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from curvescope.core.ranks.shard_layout import Pieces
+from curvescope.core.ranks.shard_layout import VectorShard
 
 Probe = Literal["rademacher", "gaussian"]
-PIECE = 2**20  # entries drawn at once
-LONG = 2**20  # entries of a vector from which a GPU draws its own: a CPU takes up to 50 times as long
-WORD = 64  # signs in a random word: a CPU draws those of a long vector ten times as fast as one by one
+CHUNK = 2**20  # entries drawn in one call
+LONG = 2**20  # entries; longer vectors are drawn on their GPU, because a CPU takes up to 50 times as long
+WORD = 64  # signs per random word; for a long vector a CPU is ten times as fast with words as with bytes
 
 
 def generator(seed: int, *stream: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator for `seed`; integers in `stream` give independent children of it.
+    """Generator for `seed`; integers in `stream` give independent child generators.
 
-    CPU draws are the same on every machine, so what is drawn there does not depend on the device it is used
-    on. The generator takes 32 bits of seed, so children are told apart by a hash of that length.
+    A CPU generator draws the same numbers on every machine, independently of the device that uses them. Its
+    seed has 32 bits, so each child has a hash of this length as its seed.
     """
     seed, stream = int(seed), tuple(int(i) for i in stream)  # NumPy's integers print differently
     if not stream:
@@ -45,31 +45,31 @@ def probes(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
     out: Tensor | None = None,
-    pieces: Pieces | None = None,
+    shard: VectorShard | None = None,
 ) -> Tensor:
     """Columns `first, …, first + k − 1` of an endless random matrix with n rows: (n, k).
 
-    Column j depends on (seed, j) alone, and for n ≥ LONG on whether a GPU draws it: more probes extend a run
-    and batching changes nothing. They are drawn into `out` if it is given, some entries at a time. For n ≥
-    LONG a CPU takes −1 and 1 from the bits of whole words. With `pieces` the rows are those that are here of
-    columns that are spread over ranks: each draws all entries and keeps its own.
+    Column j depends only on (seed, j), and for n ≥ LONG on whether a GPU draws it. So more probes extend a
+    run, and batching changes nothing. If `out` is given, the columns are written to it in chunks. For n ≥
+    LONG a CPU draws signs from the bits of 64-bit words. With `shard`, columns are sharded over ranks: each
+    rank draws all entries and keeps its own.
     """
-    size = n if pieces is None else pieces.size
-    found = torch.empty(size, k, dtype=dtype, device=device) if out is None else out
-    place = drawn_on(n, found.device)
-    by_words = kind == "rademacher" and n >= LONG and place.type == "cpu"
+    size = n if shard is None else shard.size
+    columns = torch.empty(size, k, dtype=dtype, device=device) if out is None else out
+    drawing_device = drawn_on(n, columns.device)
+    by_words = kind == "rademacher" and n >= LONG and drawing_device.type == "cpu"
     for j in range(k):
-        source = generator(seed, first + j, device=place)
-        lengths = (stop - start for start, stop in _pieces(n))
-        drawn = (_signs(m, source, found.dtype) if by_words else _probe(m, source, kind) for m in lengths)
-        write(drawn, found[:, j], pieces)
-    return found
+        source = generator(seed, first + j, device=drawing_device)
+        lengths = (stop - start for start, stop in _chunks(n))
+        drawn = (_signs(m, source, columns.dtype) if by_words else _probe(m, source, kind) for m in lengths)
+        write(drawn, columns[:, j], shard)
+    return columns
 
 
-def write(drawn: Iterator[Tensor], out: Tensor, pieces: Pieces | None) -> None:
-    """Entries that come piece by piece, written to `out`: all of them, or those that are here."""
-    if pieces is not None:
-        pieces.keep(drawn, out)
+def write(drawn: Iterator[Tensor], out: Tensor, shard: VectorShard | None) -> None:
+    """Write entries that arrive in chunks to `out`: all of them, or those of this rank's shard."""
+    if shard is not None:
+        shard.write_local(drawn, out)
         return
     start = 0
     for piece in drawn:
@@ -77,20 +77,20 @@ def write(drawn: Iterator[Tensor], out: Tensor, pieces: Pieces | None) -> None:
         start += len(piece)
 
 
-def _pieces(n: int) -> Iterator[tuple[int, int]]:
-    """Bounds of pieces of a column; drawn one after the other they are the draws of the whole column.
+def _chunks(n: int) -> Iterator[tuple[int, int]]:
+    """Bounds of chunks of a column; drawing them one after the other equals drawing the column at once.
 
-    A CPU generator makes normal numbers sixteen at a time, so the last piece has at least that many.
+    A CPU generator makes normal numbers sixteen at a time, so the last chunk has at least that many.
     """
     start = 0
     while start < n:
-        stop = start + PIECE if n - start >= 2 * PIECE else n
+        stop = start + CHUNK if n - start >= 2 * CHUNK else n
         yield start, stop
         start = stop
 
 
 def _probe(n: int, source: torch.Generator, kind: Probe) -> Tensor:
-    """One piece of a column: real numbers, or −1 and 1, of a byte each on the way to a GPU."""
+    """One chunk of a column: normal numbers, or signs as bytes, which are faster to copy to a GPU."""
     if kind == "gaussian":
         return torch.randn(n, generator=source, dtype=torch.float64, device=source.device)
     bits = torch.randint(0, 2, (n,), generator=source, dtype=torch.int8, device=source.device)
@@ -98,12 +98,12 @@ def _probe(n: int, source: torch.Generator, kind: Probe) -> Tensor:
 
 
 def _signs(n: int, source: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """−1 and 1 by the bits of 64-bit words, the lowest first, on a CPU: entry 64 i + j is bit j of word i."""
+    """Signs −1 and 1 from the bits of random 64-bit words on a CPU: entry 64 i + j is bit j of word i."""
     words = torch.empty(-(-n // WORD), dtype=torch.int64).random_(-(2**63), None, generator=source)
     return torch.index_select(_signs_of_bytes(dtype), 0, words.view(torch.uint8).int()).view(-1)[:n]
 
 
 @cache
 def _signs_of_bytes(dtype: torch.dtype) -> Tensor:
-    """The eight signs of each byte, (256, 8)."""
+    """Eight signs of each byte, (256, 8)."""
     return ((torch.arange(256)[:, None] >> torch.arange(8)) % 2 * 2 - 1).to(dtype)

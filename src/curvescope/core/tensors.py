@@ -1,4 +1,4 @@
-"""Tensors: trees of them, the autograd graph behind one, and how much memory is left for them."""
+"""Trees of tensors, inspection of autograd graphs, and free memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
 
 IGNORED = -100
-"""A target that does not count, in sums and in the number of terms."""
+"""Target label that is ignored in sums and in the number of terms."""
 
 
 Tree = Any
-"""A tensor, or a tuple (named ones too), list or mapping of trees."""
+"""A tensor, or a tuple, named tuple, list or mapping of trees."""
 
 
 def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """The tree with `function` applied to each leaf; lists become tuples, mappings dictionaries."""
+    """Apply `function` to each leaf of a tree; lists become tuples, mappings dictionaries."""
     if isinstance(tree, Mapping):
         return {key: tree_map(function, value) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
@@ -32,119 +32,132 @@ def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """The leaves, from the first to the last."""
+    """Leaves of a tree, in order."""
     branches = tree.values() if isinstance(tree, Mapping) else tree
     if isinstance(tree, Mapping | tuple | list):
         return [leaf for branch in branches for leaf in leaves(branch)]
     return [tree]
 
 
-_ONCE = once_differentiable(lambda ctx: None).__code__  # the code of every backward that is so marked
+_ONCE_DIFFERENTIABLE_CODE = once_differentiable(
+    lambda ctx: None
+).__code__  # shared by all backwards with this mark
 
 
-def nodes(z: Tensor) -> list[Node]:
-    """Return all nodes of the graph that made z, each once."""
-    found = [] if z.grad_fn is None else [z.grad_fn]
-    seen = set(found)
-    for node in found:  # which grows meanwhile
-        for other, _ in node.next_functions:
-            if other is not None and other not in seen:
-                seen.add(other)
-                found.append(other)
-    return found
+def graph_nodes(z: Tensor) -> list[Node]:
+    """Return all nodes of the autograd graph of z, each once."""
+    result = [] if z.grad_fn is None else [z.grad_fn]
+    seen = set(result)
+    for node in result:  # the list grows during the loop
+        for next_node, _ in node.next_functions:
+            if next_node is not None and next_node not in seen:
+                seen.add(next_node)
+                result.append(next_node)
+    return result
 
 
-def leaves_of(z: Tensor) -> Iterator[Tensor]:
-    """The tensors that the graph of z begins with."""
-    for node in nodes(z):
+def graph_leaves(z: Tensor) -> Iterator[Tensor]:
+    """Leaf tensors of the autograd graph of z."""
+    for node in graph_nodes(z):
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, Tensor):
             yield leaf
 
 
+def lookup_settings(node: Node) -> tuple[Any, ...]:
+    """The settings of an embedding that its gradient alone depends on; () for any other function."""
+    names = ("padding_idx", "scale_grad_by_freq", "sparse")
+    return tuple(getattr(node, f"_saved_{name}", None) for name in names) if is_lookup(node) else ()
+
+
+def is_lookup(node: Node) -> bool:
+    """Return True if a function in the graph is that of an embedding."""
+    return node.name().startswith("Embedding")
+
+
 def lookup_option(node: Node) -> str | None:
-    """The option of an embedding that makes its gradient sparse, or another one than that of the loss."""
-    if not node.name().startswith("Embedding"):
+    """Option of an embedding that makes its gradient sparse or different from the gradient of the loss."""
+    if not is_lookup(node):
         return None
     options = ("scale_grad_by_freq", "sparse")
     return next((option for option in options if getattr(node, f"_saved_{option}", False)), None)
 
 
 def constant_rows(z: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """Leaves of the graph of z with the row that a lookup holds constant: that of its `padding_idx`.
+    """Leaves of the graph of z with the row of their `padding_idx`, which an embedding holds constant.
 
-    Autograd has no derivative in it, but a finite difference that moves it has.
+    Autograd's derivative with respect to this row is zero, but a finite difference would not be.
     """
-    for node in nodes(z):
+    for node in graph_nodes(z):
         row = getattr(node, "_saved_padding_idx", None)
-        if node.name().startswith("Embedding") and row is not None:
+        if is_lookup(node) and row is not None:
             leaf = getattr(node.next_functions[0][0], "variable", None)
             if isinstance(leaf, Tensor) and 0 <= row < len(leaf):  # −1, no padding, may be stored unsigned
                 yield leaf, row
 
 
 def once_differentiable_node(z: Tensor) -> Node | None:
-    """A function marked @once_differentiable in the graph that made z, if there is one.
+    """Return a node of the graph of z whose function is marked @once_differentiable, or None.
 
-    Such a function cuts the graph of the gradient, so that its second derivative would silently be zero.
+    Such a function cuts the graph of the gradient, so its second derivative would silently be zero.
     """
-    return next((node for node in nodes(z) if _is_marked(node)), None)
+    return next((node for node in graph_nodes(z) if _is_marked(node)), None)
 
 
 def custom_functions(z: Tensor) -> list[str]:
-    """Names of functions with a hand-written backward in the graph that made z, without this package's."""
-    return sorted({name for node in nodes(z) if (name := _custom_name(node)) is not None})
+    """Names of custom autograd functions in the graph of z, except those of this package."""
+    return sorted({name for node in graph_nodes(z) if (name := _custom_name(node)) is not None})
 
 
 def _custom_name(node: Node) -> str | None:
     cls = getattr(node, "_forward_cls", None)
-    if cls is None:  # one written in C++ has no class of its own in Python
+    if cls is None:  # a function written in C++ has no Python class
         return node.name() if type(node).__name__ == "CppFunction" else None
     return None if cls.__module__.split(".")[0] == __name__.split(".")[0] else cls.__qualname__
 
 
 def _is_marked(node: Node) -> bool:
-    """Return True if the node's backward is marked, also beneath further decorators."""
+    """Return True if the node's backward is marked @once_differentiable, also beneath other decorators."""
     backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
     while backward is not None:
-        if getattr(backward, "__code__", None) is _ONCE:
+        if getattr(backward, "__code__", None) is _ONCE_DIFFERENTIABLE_CODE:
             return True
         backward = getattr(backward, "__wrapped__", None)
     return False
 
 
-def take_each(
+def receive_gradients(
     ends: Sequence[Tensor],
     leaves: Sequence[Tensor],
-    take: Callable[[int, Tensor], object],
+    receive: Callable[[int, Tensor], object],
     *,
     cotangents: Sequence[Tensor] | None = None,
     create_graph: bool = False,
 ) -> None:
-    """Hand Σ cᵀ ∂end/∂leaf over, `take(number of the leaf, derivative)`, as soon as it is whole.
+    """Call `receive(index of leaf, Σ cᵀ ∂end/∂leaf)` for each leaf as soon as its derivative is complete.
 
-    Leaves that nothing depends on are left out. The memory of a derivative is free once `take` has let it go.
+    Leaves that no end depends on are skipped. A derivative's memory is freed once `receive` drops it.
     """
 
     def hook(number: int, derivative: Tensor | None) -> Tensor | None:
-        if derivative is None:  # some function's result for a leaf that it does not depend on
+        if derivative is None:  # a function returned None for a leaf that it does not depend on
             return None
-        take(number, derivative)
+        receive(number, derivative)
         return derivative.new_zeros(()).expand(derivative.shape)
 
-    hooks = [leaf.register_hook(partial(hook, number)) for number, leaf in enumerate(leaves)]
+    handles = [leaf.register_hook(partial(hook, number)) for number, leaf in enumerate(leaves)]
     try:
         torch.autograd.grad(ends, leaves, cotangents, create_graph=create_graph, allow_unused=True)
     finally:
-        for one in hooks:
-            one.remove()
+        for handle in handles:
+            handle.remove()
 
 
-GROUP = Path("/sys/fs/cgroup")  # where Linux says what a container may have
+GROUP = Path("/sys/fs/cgroup")  # memory limits of a container on Linux
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that could be allocated now."""
+    """Number of bytes that can be allocated now."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
@@ -153,15 +166,17 @@ def free_bytes(device: torch.device) -> int:
             lines = dict(line.split(":", 1) for line in file)
         return int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
-        return 2 * 2**30  # no way to ask: assume a small machine
+        return 2 * 2**30  # unknown: assume a small machine
 
 
 def free_host_bytes() -> int:
-    """Memory of the machine that this process could have, in a container too."""
+    """Number of bytes of host memory that this process can allocate, also in a container."""
     free = free_bytes(torch.device("cpu"))
-    with suppress(OSError, ValueError, IndexError):  # no container, or "max", which is no number
-        most = int((GROUP / "memory.max").read_text())
+    with suppress(OSError, ValueError, IndexError):  # no container, or the limit is "max"
+        limit = int((GROUP / "memory.max").read_text())
         used = int((GROUP / "memory.current").read_text())
-        files = next(x for x in (GROUP / "memory.stat").read_text().splitlines() if x.startswith("file "))
-        free = min(free, most - used + int(files.split()[1]))  # files in its memory give way
+        file_cache = next(
+            x for x in (GROUP / "memory.stat").read_text().splitlines() if x.startswith("file ")
+        )
+        free = min(free, limit - used + int(file_cache.split()[1]))  # the kernel frees cached files
     return max(free, 0)

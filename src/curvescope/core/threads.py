@@ -1,8 +1,8 @@
-"""Numbers of threads: the same on every rank where ranks repeat a computation, and whether several help.
+"""Equal numbers of threads on all ranks, and a test of whether threads speed up products.
 
-Ranks that run one algorithm on whole vectors compute its inner products and its small dense matrices each for
-itself, and decide by them. The order of a sum depends on the number of threads, so ranks with unequal numbers
-would round differently, drift apart, and stop after different numbers of steps.
+Ranks that run one algorithm on full vectors repeat its inner products and small dense matrices, and branch on
+them. The order of a sum depends on the number of threads. So ranks with different numbers of threads would
+round differently, drift apart, and stop after different numbers of steps.
 """
 
 from __future__ import annotations
@@ -16,43 +16,45 @@ from contextvars import ContextVar
 import torch
 from threadpoolctl import threadpool_limits
 
-NUM_TIMED = 30  # matrix products that `thread_slowdown` times with each number of threads
-_own: ContextVar[int | None] = ContextVar("curvescope_own_threads", default=None)  # None: nothing is limited
+NUM_TIMED = 30  # matrix products that `thread_slowdown` times for each number of threads
+_original_threads: ContextVar[int | None] = ContextVar(
+    "curvescope_own_threads", default=None
+)  # None: no limit
 
 
 @contextmanager
-def same_threads(least_of_ranks: Callable[[float], float]) -> Iterator[None]:
-    """Inside, torch, numpy and scipy compute with the smallest number of threads that any rank has.
+def equal_threads(least_of_ranks: Callable[[float], float]) -> Iterator[None]:
+    """Inside, torch, numpy and scipy use the smallest number of threads of any rank.
 
-    Nothing changes if all ranks have the same number. All ranks enter this together.
+    Nothing changes if all ranks have the same number. All ranks must enter this together.
 
     Args:
-        least_of_ranks: Returns the smallest of the numbers that the ranks give.
+        least_of_ranks: Function that returns the smallest of the ranks' numbers.
     """
-    own = torch.get_num_threads()
-    least, most = int(least_of_ranks(own)), -int(least_of_ranks(-own))
-    if least == most:
+    num_threads = torch.get_num_threads()
+    fewest, largest = int(least_of_ranks(num_threads)), -int(least_of_ranks(-num_threads))
+    if fewest == largest:
         yield
         return
-    token = _own.set(own if _own.get() is None else _own.get())
+    token = _original_threads.set(num_threads if _original_threads.get() is None else _original_threads.get())
     try:
-        with threadpool_limits(limits=least, user_api="blas"):  # of numpy and scipy
-            torch.set_num_threads(least)
+        with threadpool_limits(limits=fewest, user_api="blas"):  # of numpy and scipy
+            torch.set_num_threads(fewest)
             yield
     finally:
-        torch.set_num_threads(own)
-        _own.reset(token)
+        torch.set_num_threads(num_threads)
+        _original_threads.reset(token)
 
 
 @contextmanager
-def own_threads() -> Iterator[None]:
-    """Inside, this rank computes its part of a product with its own number of threads."""
-    own = _own.get()
-    if own is None:
+def unlimited_threads() -> Iterator[None]:
+    """Inside, this rank computes its part of a product with its original number of threads."""
+    num_threads = _original_threads.get()
+    if num_threads is None:
         yield
         return
     limited = torch.get_num_threads()
-    torch.set_num_threads(own)
+    torch.set_num_threads(num_threads)
     try:
         yield
     finally:
@@ -60,10 +62,10 @@ def own_threads() -> Iterator[None]:
 
 
 def thread_slowdown() -> float:
-    """Time of a small matrix product with torch's number of threads, divided by that with one thread.
+    """Time of a small matrix product with torch's number of threads, divided by its time with one thread.
 
-    A number far above 1 says that the machine is busy: threads wait for each other. Takes milliseconds on an
-    idle machine.
+    A ratio far above 1 means that the machine is busy: threads wait for each other. The test takes
+    milliseconds on an idle machine.
     """
     num_threads = torch.get_num_threads()
     shared = _product_seconds()
@@ -75,10 +77,10 @@ def thread_slowdown() -> float:
 
 
 def _product_seconds() -> float:
-    """The median seconds of a small matrix product."""
-    A, taken = torch.ones(256, 256), []
+    """Median duration of a small matrix product in seconds."""
+    A, seconds = torch.ones(256, 256), []
     for _ in range(NUM_TIMED):
         start = time.perf_counter()
         torch.mm(A, A)
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)

@@ -1,4 +1,4 @@
-"""Losses of models that know nothing, or only how frequent each token is: what a loss is measured against."""
+"""Baseline losses: equal probabilities, and token frequencies."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def unigram_loss(ids_train: Sequence[int], ids_eval: Sequence[int], vocab_size: 
 
     −1/M Σ_m log (c(e_m) + 1)/(N + V), where c counts among the N training ids and V is `vocab_size`.
     """
-    train, held = _ids("ids_train", ids_train, vocab_size), _ids("ids_eval", ids_eval, vocab_size)
-    if not held.size:
+    train, held_out = _ids("ids_train", ids_train, vocab_size), _ids("ids_eval", ids_eval, vocab_size)
+    if not held_out.size:
         raise UsageError("expected at least one id in ids_eval, got none")
     counts = np.bincount(train, minlength=vocab_size) + 1
-    return float(-np.log(counts[held] / counts.sum()).mean())
+    return float(-np.log(counts[held_out] / counts.sum()).mean())
 
 
 def _ids(name: str, ids: Sequence[int], vocab_size: int) -> np.ndarray:
-    found = np.asarray(ids).reshape(-1)
-    if found.size == 0:
-        return found.astype(np.int64)
-    if found.dtype.kind not in "iu":
-        raise UsageError(f"expected {name} to be integers, got {found.dtype}")
-    if int(found.min()) < 0 or int(found.max()) >= vocab_size:
+    array = np.asarray(ids).reshape(-1)
+    if array.size == 0:
+        return array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise UsageError(f"expected {name} to be integers, got {array.dtype}")
+    if int(array.min()) < 0 or int(array.max()) >= vocab_size:
         raise UsageError(
-            f"expected {name} from 0 to {vocab_size - 1}, got from {int(found.min())} to {int(found.max())}"
+            f"expected {name} from 0 to {vocab_size - 1}, got from {int(array.min())} to {int(array.max())}"
         )
-    return found
+    return array

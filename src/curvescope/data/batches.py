@@ -1,4 +1,4 @@
-"""Batches: data that can be read again, in the same order, and that counts its terms."""
+"""Batches: data that can be read repeatedly in the same order, and that counts its terms."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Inputs = Tensor | Mapping[str, Tensor]
 class Batch:
     """Inputs, targets and optional weights of some sequences; axis 0 counts the sequences.
 
-    Targets align with the model's outputs: integers (B, …) where −100 does not count, or floats of the
-    outputs' shape; or what a loss of one's own takes, a tuple or dictionary of tensors (B, …). A "sequence"
-    is whatever the terms of the loss do not cross: for a loss over pairs, one pair. Weights (None = all 1)
-    have one number per term, or anything that broadcasts to that.
+    Targets align with the model's outputs: integers (B, …) of which −100 does not count, or floats of the
+    outputs' shape. A custom loss may take a tuple or dictionary of tensors (B, …). No term of the loss
+    depends on more than one "sequence": for a loss over pairs, a sequence is one pair. Weights (None = all 1)
+    have one number per term, or a shape that broadcasts to that.
     """
 
     inputs: Inputs
@@ -38,7 +38,7 @@ class Batch:
         return leaves(self.targets)[0].shape[0]
 
     def tensors(self) -> list[Tensor]:
-        """Inputs, targets and weights, as far as they are there."""
+        """All tensors of inputs, targets and weights."""
         return [
             *leaves(self.inputs),
             *leaves(self.targets),
@@ -46,7 +46,7 @@ class Batch:
         ]
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Batch:
-        """The batch with `move` applied to each tensor."""
+        """Apply `move` to each tensor of the batch."""
         weights = None if self.weights is None else move(self.weights)
         return Batch(tree_map(move, self.inputs), tree_map(move, self.targets), weights)
 
@@ -54,29 +54,29 @@ class Batch:
         return self.map(lambda tensor: tensor[index])
 
     def share(self, rows: range) -> Batch:
-        """Some sequences; if there are none, one that counts for nothing."""
+        """Return some sequences; if there are none, one sequence with weight zero."""
         if rows:
             return self[rows.start : rows.stop]
         return Batch(self[:1].inputs, self[:1].targets, torch.zeros(1))
 
 
-class Share(NamedTuple):
-    """Part of the data that some batches are: consecutive sequences; other ranks have the rest."""
+class DataShare(NamedTuple):
+    """Description of a rank's part of the data: consecutive sequences."""
 
-    first: int  # the number of the first sequence among all
-    total: int  # sequences of all
-    empty: bool = False  # whether it has none: the batches hold a sequence of others, which does not count
-    cut: tuple[tuple[Batch, slice], ...] = ()  # batches of which others have a part, and the sequences here
+    first: int  # number of the first sequence in all data
+    total: int  # number of sequences of all data
+    empty: bool = False  # True if the part is empty: the batches then hold one sequence that does not count
+    cut: tuple[tuple[Batch, slice], ...] = ()  # batches divided over ranks, with this rank's sequences
 
 
 class Batches(Sequence[Batch]):
     """A re-readable sequence of batches.
 
-    Curvature is a sum over terms, read once per product: data that could be read only once would give
-    the zero operator the second time, so generators are refused.
+    Every product reads the data once. A generator would be empty in the second product, so generators are
+    refused.
 
     Args:
-        share: Where these are a part of the data of several processes (`distributed.share`).
+        share: Position in the data of all processes, if these batches are a part of it (`distributed.share`).
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Batches(Sequence[Batch]):
         *,
         name: str = "data",
         notes: Sequence[str] = (),
-        share: Share | None = None,
+        share: DataShare | None = None,
     ):
         if not isinstance(batches, Sequence):
             raise UsageError(
@@ -94,7 +94,7 @@ class Batches(Sequence[Batch]):
             )
         checked = map(_checked, batches)
         if not isinstance(batches, list | tuple | Batches):
-            checked = map(_copied, checked)  # one buffer may be behind all of them
+            checked = map(_copied, checked)  # the batches may share one buffer
         self._batches = tuple(batch for batch in checked if batch.num_sequences)
         self.name, self.notes, self.share = name, tuple(notes), share
         if not self._batches:
@@ -110,66 +110,68 @@ class Batches(Sequence[Batch]):
         batch_size: int | None = None,
         name: str = "tensors",
     ) -> Self:
-        """Consecutive batches of `batch_size` sequences (default: one batch) of tensors in memory."""
+        """Cut tensors in memory into consecutive batches of `batch_size` sequences (default: one batch)."""
         if batch_size is not None and (not isinstance(batch_size, Integral) or batch_size < 1):
             raise UsageError(f"expected a batch_size of at least 1, got {batch_size}")
-        everything = _checked(Batch(inputs, _as_targets(targets), weights))
-        total = everything.num_sequences
+        all_data = _checked(Batch(inputs, _as_targets(targets), weights))
+        total = all_data.num_sequences
         step = total if batch_size is None else batch_size
-        return cls([everything[i : i + step] for i in range(0, total, max(step, 1))], name=name)
+        return cls([all_data[i : i + step] for i in range(0, total, max(step, 1))], name=name)
 
     @classmethod
     def from_loader(
         cls, loader: Iterable[Any], *, max_bytes: int = 2**30, name: str = "loader", shift: bool = True
     ) -> Self:
-        """Read every batch of a DataLoader, or of any finite iterable, once, and keep them in that order.
+        """Read every batch of a DataLoader, or of any finite iterable, once, and store them in this order.
 
-        Items are (inputs, targets[, weights]), or dictionaries with labels, which are shifted as Hugging Face
-        does it unless `shift` is False; `notes` says so. Rows of a `datasets.Dataset` are put together. The
-        tensors of a list or tuple are kept themselves; those of any other loader are copied, since it may
-        write every batch into one buffer. Raises when the tensors pass `max_bytes`.
+        Items are (inputs, targets[, weights]), or dictionaries with labels, which are shifted like in Hugging
+        Face unless `shift` is False; `notes` mentions it. Rows of a `datasets.Dataset` are combined to
+        batches. The tensors of a list or tuple are not copied; those of any other loader are, because it may
+        write every batch into the same buffer. Raise if the tensors exceed `max_bytes`.
         """
         refuse_iterator(loader)
-        kept: list[Batch] = []
+        batches: list[Batch] = []
         size, any_shifted = 0, False
-        for item in _whole_batches(loader):
+        for item in _complete_batches(loader):
             batch, shifted = (item, False) if isinstance(item, Batch) else _batch_of(item, shift)
             any_shifted |= shifted
-            kept.append(batch if isinstance(loader, list | tuple) else _copied(_checked(batch)))
+            batches.append(batch if isinstance(loader, list | tuple) else _copied(_checked(batch)))
             size += _bytes(batch)
             if size > max_bytes:
                 raise UsageError(
-                    f"the loader holds more than max_bytes={max_bytes} ({len(kept)} batches read)",
+                    f"the loader holds more than max_bytes={max_bytes} ({len(batches)} batches read)",
                     hint="take fewer sequences, or raise max_bytes",
                 )
         notes = [*shuffle_notes(loader), *([dict_batches.SHIFTED] if any_shifted else [])]
-        return cls(kept, name=name, notes=notes)
+        return cls(batches, name=name, notes=notes)
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._batches[index]
-        return found if isinstance(found, Batch) else Batches(found, name=self.name, notes=self.notes)
+        selected = self._batches[index]
+        return (
+            selected if isinstance(selected, Batch) else Batches(selected, name=self.name, notes=self.notes)
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._batches)
 
     @property
     def first_sequence(self) -> int:
-        """The number of the first sequence among the data of all processes: 0 unless this is a share."""
+        """Number of the first sequence in the data of all processes; 0 without a share."""
         return 0 if self.share is None else self.share.first
 
     @property
     def num_sequences(self) -> int:
-        """Sequences in all batches."""
+        """Number of sequences in all batches."""
         return sum(batch.num_sequences for batch in self._batches)
 
     @property
     def num_terms(self) -> int:
-        """Counted targets (integers other than −100), or sequences where targets are anything else.
+        """Number of counted targets (integers other than −100), or of sequences for other kinds of targets.
 
-        A loss may weigh its terms: `Problem.num_terms` is what a product is divided by.
+        A loss may weigh its terms, so products are divided by `Problem.num_terms` instead.
         """
         return sum(map(_num_terms, self._batches))
 
@@ -179,7 +181,7 @@ class Batches(Sequence[Batch]):
 
 
 def as_batches(data: Any, *, shift: bool = True) -> Batches:
-    """`data` as Batches: itself, a DataLoader or list of pairs or dictionaries, or one pair or dictionary.
+    """Convert data to Batches: a DataLoader or list of pairs or dictionaries, or one pair or dictionary.
 
     Labels in dictionaries are shifted by one position unless `shift` is False.
     """
@@ -202,35 +204,35 @@ def as_batches(data: Any, *, shift: bool = True) -> Batches:
 
 
 def _checked(batch: Batch) -> Batch:
-    """The batch, its tensors such as a graph can keep; raises where they do not fit together."""
+    """Check a batch, and copy inference tensors, which autograd cannot save."""
     if not isinstance(batch, Batch):
         raise UsageError(f"expected a Batch, got {type(batch).__name__}")
     check_arrays(batch.tensors())
     check_lengths(leaves(batch.inputs), leaves(batch.targets))
     if batch.weights is not None:
         check_weights(batch.weights, batch.num_sequences)
-    same = not any(t.is_inference() for t in batch.tensors())
-    return batch if same and not isinstance(batch.targets, list) else batch.map(usable)
+    is_usable = not any(t.is_inference() for t in batch.tensors())
+    return batch if is_usable and not isinstance(batch.targets, list) else batch.map(usable)
 
 
-def _whole_batches(loader: Iterable[Any]) -> Iterator[Any]:
-    """The loader's items, dictionaries of single rows put together to batches."""
+def _complete_batches(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield the loader's items; single rows given as dictionaries are combined to batches."""
     rows: list[dict_batches.Row] = []
     for item in loader:
-        found = dict_batches.row_of(item) if isinstance(item, Mapping) else item
-        if not isinstance(found, dict) or not dict_batches.is_single(found):
-            yield found
+        row = dict_batches.row_of(item) if isinstance(item, Mapping) else item
+        if not isinstance(row, dict) or not dict_batches.is_single(row):
+            yield row
             continue
-        rows.append({key: value.clone() for key, value in found.items()})  # one buffer may be behind all
+        rows.append({key: value.clone() for key, value in row.items()})  # the rows may share one buffer
         if len(rows) == dict_batches.ROWS:
-            yield dict_batches.together(rows)
+            yield dict_batches.combine_rows(rows)
             rows = []
     if rows:
-        yield dict_batches.together(rows)
+        yield dict_batches.combine_rows(rows)
 
 
 def _batch_of(item: Any, shift: bool) -> tuple[Batch, bool]:
-    """The batch of a loader's item, and whether its labels were shifted."""
+    """Return the batch of a loader's item, and True if its labels were shifted."""
     if isinstance(item, dict):
         inputs, targets, shifted = dict_batches.inputs_and_targets(item, shift=shift)
         return _checked(Batch(inputs, targets)), shifted
@@ -243,7 +245,7 @@ def _batch_of(item: Any, shift: bool) -> tuple[Batch, bool]:
 
 
 def _as_targets(targets: Any) -> Tree:
-    """A tree of tensors as it is, anything else (numbers, arrays) as a tensor."""
+    """Return a tree of tensors unchanged, and convert numbers and arrays to a tensor."""
     if isinstance(targets, Mapping | tuple | list) and any(isinstance(t, Tensor) for t in leaves(targets)):
         return targets
     try:
@@ -260,17 +262,17 @@ def _num_terms(batch: Batch) -> int:
     y = batch.targets
     if not isinstance(y, Tensor) or y.is_floating_point():
         return batch.num_sequences
-    return int((y.long() != IGNORED).sum())  # among bytes −100 is 156
+    return int((y.long() != IGNORED).sum())  # as a byte, −100 is 156
 
 
 def _bytes(batch: Batch) -> int:
     return sum(t.numel() * t.element_size() for t in batch.tensors())
 
 
-SHUFFLED = "the loader shuffles: its batches are read once and stay in the order of that reading"
+SHUFFLED = "the loader shuffles: its batches are read once and stored in this order"
 DRAWN = (
-    "the loader draws its batches anew at every reading: they are read once and stay what they were then, "
-    "random augmentation included"
+    "the loader draws new batches in every reading: they are read once and stored, including their random "
+    "augmentation"
 )
 
 
@@ -283,8 +285,8 @@ def check_arrays(items: Sequence[Any]) -> None:
                 hint="torch.as_tensor(x) makes one",
             )
         if item.layout is not torch.strided or item.is_nested or item.is_quantized or item.is_meta:
-            named = {"nested": item.is_nested, "meta": item.is_meta, "quantized": item.is_quantized}
-            kind = next((name for name, it_is in named.items() if it_is), str(item.layout))
+            layouts = {"nested": item.is_nested, "meta": item.is_meta, "quantized": item.is_quantized}
+            kind = next((name for name, it_is in layouts.items() if it_is), str(item.layout))
             raise UsageError(
                 f"expected dense tensors, got a {kind.removeprefix('torch.')} one",
                 hint="x.to_dense(), or padding, makes one",
@@ -300,7 +302,7 @@ def check_lengths(inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         shapes = ", ".join(str(tuple(t.shape)) for t in (*inputs, *targets))
         raise ShapeError(
             f"expected inputs and targets with the same number of sequences, got shapes {shapes}",
-            hint="a batch has sequences on axis 0 of all its tensors; loss_fn takes batches of any kind",
+            hint="axis 0 of all tensors of a batch counts sequences; loss_fn takes batches of any kind",
         )
 
 
@@ -315,7 +317,7 @@ def check_weights(weights: Tensor, num_sequences: int) -> None:
 
 
 def usable(tensor: Tensor) -> Tensor:
-    """The tensor, or its copy outside inference mode, which a graph can keep."""
+    """Return the tensor, or a copy if it is an inference tensor, which autograd cannot save."""
     if not tensor.is_inference():
         return tensor
     with torch.inference_mode(False):
@@ -339,25 +341,25 @@ def shuffle_notes(loader: Any) -> list[str]:
 
 
 def shuffles(loader: Any) -> bool:
-    """Return True if a DataLoader draws the order of its items anew at every reading."""
+    """Return True if a DataLoader shuffles its items in every reading."""
     kinds = RandomSampler, SubsetRandomSampler, WeightedRandomSampler
     return isinstance(getattr(loader, "sampler", None), kinds)
 
 
 def _redraws(loader: DataLoader[Any]) -> bool:
-    """Return True if the first batch differs between two readings; torch's random state stays as it was."""
+    """Return True if the first batch differs between two readings; torch's random state is restored."""
     with torch.random.fork_rng(devices=[]):
-        first = [_kept(x) for x in leaves(next(iter(loader), ()))]
+        first_reading = [_copied_leaf(x) for x in leaves(next(iter(loader), ()))]
         second = leaves(next(iter(loader), ()))
-    return len(first) != len(second) or not all(map(_same, first, second))
+    return len(first_reading) != len(second) or not all(map(_entries_equal, first_reading, second))
 
 
-def _kept(x: Any) -> Any:
+def _copied_leaf(x: Any) -> Any:
     return x.clone() if isinstance(x, Tensor) else x
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Return True if two entries hold the same numbers; what is no tensor is not compared."""
+def _entries_equal(a: Any, b: Any) -> bool:
+    """Return True if two entries have the same numbers; entries that are not tensors are not compared."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return True
     return torch.equal(a, b) or (a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()))

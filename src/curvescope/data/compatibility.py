@@ -1,10 +1,9 @@
-"""Check once, before the work, that data and model fit together.
+"""Checks that data and model fit together, made once before the computation.
 
-Batches for a function of one's own, loss_fn(model, batch): any tree, passed on as it is.
-
-Such a batch is never cut. Here it is one sequence: every tensor in it gets an axis of length one in front, so
-that code that moves, compares or counts data need not know. Other values (words, numbers) stay in a `Wholes`
-until the batch is put together again.
+Batches for a user's function loss_fn(model, batch) may be any tree, and the function gets them unchanged.
+Such a batch is never cut. It is treated as one sequence: every tensor gets a leading axis of length one, so
+that other code can move, compare and count it. Other values (words, numbers) are stored in `OpaqueBatches`
+until the batch is rebuilt.
 """
 
 from __future__ import annotations
@@ -38,31 +37,31 @@ DECODED = ("decoder_input_ids", "decoder_inputs_embeds")
 
 
 def predicts_next(model: Any) -> bool:
-    """Return True if a model's outputs at t are about the token at t + 1, as far as it says."""
+    """Return True if a model declares that its outputs at t predict the token at t + 1."""
     task, causal = model.facts.get("task"), model.facts.get("causal")
     return task == "causal-lm" if task is not None else causal is not False
 
 
 def fitted(batches: Batches, model: Any) -> Batches:
-    """The batches as the module takes them.
+    """Convert batches to the arguments of the module.
 
-    A module without the argument `input_ids` gets the ids alone, and a decoder behind an encoder the labels,
-    shifted to the right.
+    A module without the argument `input_ids` gets only the ids, and a decoder after an encoder gets the
+    labels, shifted to the right.
     """
     if model.facts.get("task") == "seq2seq-lm":
         return with_decoder_inputs(batches, model.module)
     if not any(isinstance(b.inputs, Mapping) and IDS in b.inputs for b in batches) or _takes_names(model):
         return batches
-    found = [Batch(_alone(b.inputs, model), b.targets, b.weights) for b in batches]
-    return Batches(found, name=batches.name, notes=batches.notes, share=batches.share)
+    fitted_batches = [Batch(_ids_only(b.inputs, model), b.targets, b.weights) for b in batches]
+    return Batches(fitted_batches, name=batches.name, notes=batches.notes, share=batches.share)
 
 
 def with_decoder_inputs(batches: Batches, module: Any) -> Batches:
     """Add the decoder inputs that the library derives from labels (B, T) to batches without them."""
-    found = [_with_decoder_inputs(batch, module) for batch in batches]
-    if all(a is b for a, b in zip(found, batches, strict=True)):
+    completed = [_with_decoder_inputs(batch, module) for batch in batches]
+    if all(a is b for a, b in zip(completed, batches, strict=True)):
         return batches
-    return Batches(found, name=batches.name, notes=[*batches.notes, SHIFTED_RIGHT], share=batches.share)
+    return Batches(completed, name=batches.name, notes=[*batches.notes, SHIFTED_RIGHT], share=batches.share)
 
 
 def _with_decoder_inputs(batch: Batch, module: Any) -> Batch:
@@ -83,19 +82,19 @@ def _with_decoder_inputs(batch: Batch, module: Any) -> Batch:
 
 
 def _takes_names(model: Any) -> bool:
-    own = getattr(model.module, "takes", None)  # of a function that stands behind the module
-    signature = own if isinstance(own, inspect.Signature) else inspect.signature(model.module.forward)
+    takes = getattr(model.module, "takes", None)  # set if a function replaces the module
+    signature = takes if isinstance(takes, inspect.Signature) else inspect.signature(model.module.forward)
     accepted = signature.parameters
     return IDS in accepted or any(p.kind is p.VAR_KEYWORD for p in accepted.values())
 
 
-def _alone(inputs: Any, model: Any) -> Any:
+def _ids_only(inputs: Any, model: Any) -> Any:
     if not isinstance(inputs, Mapping) or IDS not in inputs:
         return inputs
-    there = inputs.get(MASK, torch.ones_like(inputs[IDS])).bool()
-    only_behind = there.dim() == 2 and not bool((there[:, 1:] & ~there[:, :-1]).any())
-    only_behind = only_behind and model.facts.get("causal") is True
-    if not bool(there.all()) and not only_behind:
+    is_token = inputs.get(MASK, torch.ones_like(inputs[IDS])).bool()
+    hides_end_only = is_token.dim() == 2 and not bool((is_token[:, 1:] & ~is_token[:, :-1]).any())
+    hides_end_only = hides_end_only and model.facts.get("causal") is True
+    if not bool(is_token.all()) and not hides_end_only:
         raise UsageError(
             f"{model.name!r} takes no attention_mask, and the one given hides tokens",
             hint="wrap it in a module with forward(self, input_ids, attention_mask)",
@@ -104,7 +103,7 @@ def _alone(inputs: Any, model: Any) -> Any:
 
 
 def check_ids(batches: Batches, model: Any) -> None:
-    """Raise where a model that reads tokens is given real numbers, or ids that it has no token for."""
+    """Raise if a model that reads tokens gets real numbers, or ids outside its vocabulary."""
     V = _vocabulary(model)
     if V is None:
         return
@@ -127,14 +126,14 @@ def check_ids(batches: Batches, model: Any) -> None:
 
 
 def _vocabulary(model: Any) -> int | None:
-    """The number of tokens a model reads, where it says so."""
+    """Size of a model's vocabulary, if it is known."""
     facts, main = model.facts, getattr(model.module, "main_input_name", IDS)
     V = facts.get("vocab_size")
     if not isinstance(V, int) or facts.get("inputs", "tokens") != "tokens" or main != IDS:
         return None
     try:
         table = getattr(model.module, "get_input_embeddings", lambda: None)()
-    except NotImplementedError:  # transformers' word for a family that does not say
+    except NotImplementedError:  # raised by families in transformers without this information
         table = None
     return max(V, getattr(table, "num_embeddings", 0))
 
@@ -144,7 +143,7 @@ def _ids(batch: Batch) -> Tensor | None:
 
 
 def warn_unshifted(batches: Batches, model: Any) -> None:
-    """Warn where every target that counts is the input at its own position."""
+    """Warn if every counted target equals the input at its own position."""
     if predicts_next(model) and all(map(_repeats, batches)):
         warn(UNSHIFTED)
 
@@ -175,8 +174,8 @@ def padding_notes(batches: Batches, model: Any) -> list[str]:
     """Return the notes on ids whose embedding rows get no derivative in PyTorch (`padding_idx`)."""
     ids = [x for x in map(_ids, batches) if x is not None and not x.is_floating_point()]
     return [
-        f"row {row} of {name} is no variable where it is looked up: PyTorch gives the row of a padding_idx "
-        "no gradient, and it has no curvature here either"
+        f"row {row} of {name} is constant in lookups: PyTorch gives the row of a padding_idx no gradient, so "
+        "it has no curvature here either"
         for name, layer in model.module.named_modules()
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and (row := layer.padding_idx) is not None
         if any(bool((x == row).any()) for x in ids)
@@ -185,46 +184,46 @@ def padding_notes(batches: Batches, model: Any) -> list[str]:
 
 MAX_BYTES = 2**30
 Terms = float | Sequence[float] | Callable[[Any], float] | str | None
-"""Over how many terms the loss of a batch is a mean: a number, one for each batch, or a function of a batch;
-"sum" for a loss that is a sum, of which nothing is divided."""
+"""Number of terms that the loss of a batch averages over: a number, one for each batch, or a function of a
+batch; "sum" for a loss that is a plain sum."""
 SUM = "sum"
 
 
 @dataclass(frozen=True)
-class _Slot:
+class _TensorSlot:
     """Position of a tensor in a batch."""
 
     index: int
 
 
 @final
-class Wholes:
-    """Batches without their tensors; `pack` and `unpack` convert."""
+class OpaqueBatches:
+    """Non-tensor parts of batches; `pack` and `unpack` convert."""
 
     def __init__(self) -> None:
         self._skeletons: list[Any] = []
 
     def pack(self, batch: Any) -> dict[str, Tensor]:
-        """The tensors of a batch, (1, …) each, behind one entry that says which batch it is."""
-        number, found = len(self._skeletons), []
-        self._skeletons.append(_taken_apart(batch, found))
-        return {f"{number}": torch.zeros(1), **{f"{number}.{i}": t[None] for i, t in enumerate(found)}}
+        """Return the tensors of a batch, (1, …) each, after an entry with the number of the batch."""
+        number, tensors = len(self._skeletons), []
+        self._skeletons.append(_without_tensors(batch, tensors))
+        return {f"{number}": torch.zeros(1), **{f"{number}.{i}": t[None] for i, t in enumerate(tensors)}}
 
     def unpack(self, inputs: Mapping[str, Tensor]) -> Any:
-        """The batch as it was, with these tensors in it."""
+        """Rebuild a batch with these tensors."""
         number, *names = inputs
-        return _put_together(self._skeletons[int(number)], [inputs[name][0] for name in names])
+        return _with_tensors(self._skeletons[int(number)], [inputs[name][0] for name in names])
 
 
-def whole_batches(data: Any, terms: Terms) -> tuple[Batches, Wholes]:
-    """Batches of a function: a list or a loader holds several, a tuple, a dictionary or a tensor is one."""
-    found, notes = _read(data)
-    counts, wholes = _counted(found, terms), Wholes()
+def opaque_batches(data: Any, terms: Terms) -> tuple[Batches, OpaqueBatches]:
+    """Batches for a user's function: a list or a loader has several; a tuple, dictionary or tensor is one."""
+    items, notes = _read(data)
+    counts, opaque = _counted(items, terms), OpaqueBatches()
     batches = [
-        Batch(wholes.pack(item), torch.zeros(1), torch.tensor([n], dtype=torch.float64))
-        for item, n in zip(found, counts, strict=True)
+        Batch(opaque.pack(item), torch.zeros(1), torch.tensor([n], dtype=torch.float64))
+        for item, n in zip(items, counts, strict=True)
     ]
-    return Batches(batches, name="data", notes=notes), wholes
+    return Batches(batches, name="data", notes=notes), opaque
 
 
 def _read(data: Any) -> tuple[list[Any], list[str]]:
@@ -249,15 +248,15 @@ def _pair(batch: Batch) -> tuple[Any, Any]:
 
 
 def _copies(loader: Iterable[Any]) -> Iterator[Any]:
-    """The loader's batches, copied, since it may write every one into the same memory."""
+    """Yield copies of the loader's batches, because it may write all of them into the same memory."""
     size = 0
     for item in loader:
         tensors: list[Tensor] = []
-        skeleton = _taken_apart(item, tensors)
+        skeleton = _without_tensors(item, tensors)
         size += sum(t.numel() * t.element_size() for t in tensors)
         if size > MAX_BYTES:
             raise UsageError(f"the loader holds more than {MAX_BYTES} bytes", hint="take fewer batches of it")
-        yield _put_together(skeleton, [t.detach().clone() for t in tensors])
+        yield _with_tensors(skeleton, [t.detach().clone() for t in tensors])
 
 
 def _counted(batches: list[Any], terms: Terms) -> list[float]:
@@ -273,43 +272,43 @@ def _counted(batches: list[Any], terms: Terms) -> list[float]:
     if terms is None or (isinstance(terms, str) and terms == SUM):
         return [1.0] * len(batches)
     if callable(terms):
-        found: list[Any] = [terms(batch) for batch in batches]
+        counts: list[Any] = [terms(batch) for batch in batches]
     elif isinstance(terms, Real):
-        found = [terms] * len(batches)
+        counts = [terms] * len(batches)
     elif isinstance(terms, Sequence) and not isinstance(terms, str) and len(terms) == len(batches):
-        found = list(terms)
+        counts = list(terms)
     else:
         raise UsageError(
             f"expected terms as a number, one for each of {len(batches)} batches, a function of a batch, or "
             f"'sum', got {terms!r:.60}"
         )
-    numbers = [float(n) if isinstance(n, Real | Tensor) else float("nan") for n in found]
+    numbers = [float(n) if isinstance(n, Real | Tensor) else float("nan") for n in counts]
     if not all(isfinite(n) and n >= 0 for n in numbers):
-        raise UsageError(f"expected a number of terms for each batch, got {found!r:.60}")
+        raise UsageError(f"expected a number of terms for each batch, got {counts!r:.60}")
     return numbers
 
 
-def _taken_apart(tree: Any, found: list[Tensor]) -> Any:
-    """The tree with slots in the place of its tensors, which go to `found`."""
+def _without_tensors(tree: Any, tensors: list[Tensor]) -> Any:
+    """Replace the tensors of a tree by slots, and append them to `tensors`."""
     if isinstance(tree, Tensor):
-        found.append(tree)
-        return _Slot(len(found) - 1)
-    return _mapped(tree, lambda branch: _taken_apart(branch, found))
+        tensors.append(tree)
+        return _TensorSlot(len(tensors) - 1)
+    return _mapped(tree, lambda branch: _without_tensors(branch, tensors))
 
 
-def _put_together(tree: Any, tensors: Sequence[Tensor]) -> Any:
-    if isinstance(tree, _Slot):
+def _with_tensors(tree: Any, tensors: Sequence[Tensor]) -> Any:
+    if isinstance(tree, _TensorSlot):
         return tensors[tree.index]
-    return _mapped(tree, lambda branch: _put_together(branch, tensors))
+    return _mapped(tree, lambda branch: _with_tensors(branch, tensors))
 
 
 def _mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """A container of the same kind, e.g. a BatchEncoding, its entries mapped; anything else itself."""
+    """Map the entries of a container of any kind (e.g. BatchEncoding); return other values unchanged."""
     if isinstance(tree, Mapping):
-        found: Any = copy.copy(tree) if hasattr(tree, "__setitem__") else dict(tree)
+        container: Any = copy.copy(tree) if hasattr(tree, "__setitem__") else dict(tree)
         for key, value in tree.items():
-            found[key] = function(value)
-        return found
+            container[key] = function(value)
+        return container
     if isinstance(tree, tuple | list):
         branches = [function(branch) for branch in tree]
         return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)

@@ -17,7 +17,7 @@ CORPORA: dict[str, str] = {
     "sample": "a short fixed text that comes with curvescope",
     "python-stdlib": "the source of the running Python's standard library, in a fixed order of files",
 }
-"""Every named corpus with one line about it."""
+"""Named corpora with one-line descriptions."""
 
 MAX_BYTES = 2_000_000
 """Default limit of bytes read from a source."""
@@ -35,7 +35,7 @@ SKIPPED_FOLDERS = {
 
 
 def corpus_text(name: str, *, max_bytes: int | None = None) -> str:
-    """The text of a named corpus, or as much of it as fits in `max_bytes` bytes of UTF-8."""
+    """Return the text of a named corpus, cut to `max_bytes` bytes of UTF-8."""
     _check_corpus(name)
     _check_max_bytes(max_bytes)
     if name == "sample":
@@ -44,7 +44,7 @@ def corpus_text(name: str, *, max_bytes: int | None = None) -> str:
 
 
 def describe_corpus(name: str) -> str:
-    """One line on what the corpus is here: what its text depends on, and its size."""
+    """Describe a corpus in one line: what its text depends on, and its size."""
     _check_corpus(name)
     if name == "sample":
         return f"sample: {len(_asset_text('sample.txt').encode())} bytes"
@@ -54,20 +54,20 @@ def describe_corpus(name: str) -> str:
 
 
 def stdlib_files() -> list[Path]:
-    """The .py files of the running Python's standard library, sorted by their path within it.
+    """Return the .py files of the running Python's standard library, sorted by their relative path.
 
-    Left out: tests, installed packages, idlelib, lib2to3, what the build of this Python wrote
-    (config-*, _sysconfigdata*), and files that are no UTF-8.
+    Excluded are tests, installed packages, idlelib, lib2to3, files written by the build of this Python
+    (config-*, _sysconfigdata*), and files that are not UTF-8.
     """
     return [file for file in _stdlib_candidates() if _read_text(file) is not None]
 
 
 def read_source(source: str | Path, *, max_bytes: int | None = MAX_BYTES) -> str:
-    """Text from a corpus's name, a file, a folder of text files, or "hf:NAME[:CONFIG[:SPLIT]]".
+    """Read text from a named corpus, a file, a folder of text files, or "hf:NAME[:CONFIG[:SPLIT]]".
 
-    A folder gives its UTF-8 files, at any depth, in sorted order, hidden ones left out; a dataset gives its
-    column "text", or else its first column of strings, of the split "train" unless it is named. Texts are
-    joined by a newline, and reading stops after `max_bytes` bytes (None: never).
+    For a folder, these are its UTF-8 files at any depth, in sorted order and without hidden ones. For a
+    dataset, it is the column "text", or else the first column of strings, of the split "train" by default.
+    Texts are joined by newlines, and reading stops after `max_bytes` bytes (None: no limit).
     """
     _check_max_bytes(max_bytes)
     if isinstance(source, str) and source.startswith("hf:"):
@@ -76,10 +76,10 @@ def read_source(source: str | Path, *, max_bytes: int | None = MAX_BYTES) -> str
         return corpus_text(source, max_bytes=max_bytes)
     path = Path(source)
     if path.is_dir():
-        found = _joined(_texts(_walk(path), max_bytes), max_bytes)
-        if not found:
+        text = _joined(_texts(_walk(path), max_bytes), max_bytes)
+        if not text:
             raise UsageError(f"expected files of UTF-8 text in the folder {str(source)!r}, found none")
-        return found
+        return text
     if path.is_file():
         content = _read_text(path, max_bytes)
         if content is None:
@@ -94,13 +94,13 @@ def read_source(source: str | Path, *, max_bytes: int | None = MAX_BYTES) -> str
 def _stdlib_candidates() -> list[Path]:
     """Return the candidates of `stdlib_files` without reading them."""
     files = _walk(Path(sysconfig.get_path("stdlib")), skip=_is_skipped)
-    found = [f for f in files if f.suffix == ".py" and not f.name.startswith("_sysconfigdata")]
-    if not found:
+    sources = [f for f in files if f.suffix == ".py" and not f.name.startswith("_sysconfigdata")]
+    if not sources:
         raise CurvescopeError(
             "this Python comes without the source of its standard library",
             hint="choose another corpus, or a folder of text files",
         )
-    return found
+    return sources
 
 
 def _is_skipped(folder: str) -> bool:
@@ -108,16 +108,16 @@ def _is_skipped(folder: str) -> bool:
 
 
 def _walk(folder: Path, skip: Callable[[str], bool] = lambda name: False) -> list[Path]:
-    """Files below `folder` in the order of their relative paths; hidden ones and skipped folders are not."""
-    found = []
-    for here, inner, files in os.walk(folder):
-        inner[:] = [name for name in inner if not name.startswith(".") and not skip(name)]
-        found += [Path(here, name) for name in files if not name.startswith(".")]
-    return sorted(found, key=lambda file: file.relative_to(folder).parts)
+    """Files below `folder` in the order of their relative paths, without hidden ones and skipped folders."""
+    files_found = []
+    for folder_path, subfolders, files in os.walk(folder):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".") and not skip(name)]
+        files_found += [Path(folder_path, name) for name in files if not name.startswith(".")]
+    return sorted(files_found, key=lambda file: file.relative_to(folder).parts)
 
 
 def _texts(files: Iterable[Path], max_bytes: int | None) -> Iterator[str]:
-    """The texts of the files that hold text, read one at a time."""
+    """Yield the texts of all text files, read one at a time."""
     for file in files:
         content = _read_text(file, max_bytes)
         if content is not None:
@@ -125,10 +125,12 @@ def _texts(files: Iterable[Path], max_bytes: int | None) -> Iterator[str]:
 
 
 def _read_text(file: Path, max_bytes: int | None = None) -> str | None:
-    """Read at least the first `max_bytes` bytes of a text; None if it is not UTF-8 or holds a zero byte."""
+    """Read at least `max_bytes` bytes of a text; None if it is not UTF-8 or contains a zero byte."""
     try:
         with file.open(encoding="utf-8") as handle:
-            content = handle.read(-1 if max_bytes is None else max_bytes)  # so many characters
+            content = handle.read(
+                -1 if max_bytes is None else max_bytes
+            )  # max_bytes characters have at least max_bytes bytes
     except UnicodeDecodeError:
         return None
     return None if "\0" in content else content
@@ -144,22 +146,22 @@ def _asset_text(name: str) -> str:
 
 
 def _dataset_texts(name: str) -> Iterator[str]:
-    """The texts of a Hugging Face dataset, streamed."""
+    """Stream the texts of a Hugging Face dataset."""
     try:
         import datasets
     except ImportError:
         raise MissingExtra(
             f"reading the dataset {name!r} needs the package datasets", hint=how_to_install("datasets")
         ) from None
-    path, config, split, *rest = [*name.split(":"), "", ""]
-    if not path or any(rest):
+    path, config, split, *unused = [*name.split(":"), "", ""]
+    if not path or any(unused):
         raise UsageError(f"expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT, got {'hf:' + name!r}")
     try:
         for row in datasets.load_dataset(path, config or None, split=split or "train", streaming=True):
             yield _text_of(dict(row), name)
     except CurvescopeError:
         raise
-    except Exception as problem:  # whatever the network, the hub or the dataset's own reader raise
+    except Exception as problem:  # the network, the hub or the dataset's reader may raise anything
         reason = str(problem).split("\n", 1)[0][:200] or type(problem).__name__
         raise CurvescopeError(
             f"could not read the Hugging Face dataset {name!r}: {reason}",
@@ -175,12 +177,12 @@ def _text_of(row: dict[str, Any], name: str) -> str:
 
 
 def _joined(texts: Iterable[str], max_bytes: int | None) -> str:
-    """The texts joined by newlines, cut after the last whole character within `max_bytes`."""
+    """Join texts by newlines, and cut after the last complete character within `max_bytes`."""
     parts: list[str] = []
     size = 0
-    for part in texts:
-        parts.append(part)
-        size += len(part.encode()) + 1
+    for text in texts:
+        parts.append(text)
+        size += len(text.encode()) + 1
         if max_bytes is not None and size > max_bytes:
             break
     joined = "\n".join(parts)

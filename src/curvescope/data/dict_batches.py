@@ -1,11 +1,11 @@
-"""Batches as Hugging Face's tools make them: dictionaries of `input_ids`, `attention_mask`, `labels`, …
+"""Batches in Hugging Face's format: dictionaries of `input_ids`, `attention_mask`, `labels`, …
 
 The labels of a causal language model are its ids at the same positions, and such a model compares its outputs
-at t with the label at t + 1. Targets here line up with outputs, so labels are shifted once, where they enter:
+at t with the label at t + 1. Here, targets align with outputs, so labels are shifted once when they are read:
 
     target_t = label_{t+1},   target_T = −100 (does not count).
 
-Dictionaries of single rows, as a `datasets.Dataset` gives them, are padded on the right and put together.
+Dictionaries of single rows, such as those of a `datasets.Dataset`, are padded on the right and combined.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from curvescope.core.tensors import IGNORED
 LABELS = ("labels", "label")
 IDS, EMBEDDED, MASK = "input_ids", "inputs_embeds", "attention_mask"
 BOOKKEEPING = ("special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "idx")
-"""Entries that tokenizers and datasets add to the inputs, and that no model takes."""
-ROWS = 8  # in a batch that is put together from single rows
+"""Entries that tokenizers and datasets add to the inputs, and that models do not accept."""
+ROWS = 8  # rows per batch that is combined from single rows
 SHIFTED = (
     "labels are shifted as Hugging Face does: the outputs at t are compared with the label at t + 1, and "
     "−100 does not count"
@@ -32,12 +32,12 @@ Row = dict[str, Tensor]
 
 
 def has_labels(item: Any) -> bool:
-    """Return True if something is a dictionary with labels in it."""
+    """Return True if an item is a dictionary with labels."""
     return isinstance(item, Mapping) and any(key in item for key in LABELS)
 
 
 def row_of(item: Mapping[str, Any]) -> Row:
-    """The tensors of a dictionary, lists of numbers among them; what holds no numbers is left out."""
+    """Convert the numeric entries of a dictionary to tensors, and drop all others."""
     names = ", ".join(map(str, item))
     if not has_labels(item):
         raise UsageError(
@@ -52,20 +52,20 @@ def row_of(item: Mapping[str, Any]) -> Row:
 
 
 def is_single(row: Row) -> bool:
-    """Return True if a dictionary is one row, and no batch of them."""
+    """Return True if a dictionary is one row and not a batch."""
     return labels_of(row).dim() == 0 or (IDS in row and row[IDS].dim() == 1)
 
 
 def labels_of(row: Row) -> Tensor:
-    """The labels, under whichever name they have."""
+    """Return the labels, which may have several names."""
     return next(row[key] for key in LABELS if key in row)
 
 
-def together(rows: Sequence[Row]) -> Row:
-    """Single rows as one batch: those of other lengths padded on the right, which no label counts."""
+def combine_rows(rows: Sequence[Row]) -> Row:
+    """Combine single rows to a batch; shorter rows are padded on the right with ignored labels."""
     if any(row.keys() != rows[0].keys() for row in rows):
         raise UsageError(f"expected all rows to have {', '.join(rows[0])}, but some have other entries")
-    found: Row = {}
+    batch: Row = {}
     for key in rows[0]:
         values = [row[key] for row in rows]
         longest = max((len(v) for v in values if v.dim()), default=0)
@@ -73,35 +73,35 @@ def together(rows: Sequence[Row]) -> Row:
             fill = IGNORED if key in LABELS else 0
             values = [torch.nn.functional.pad(v, (0, longest - len(v)), value=fill) for v in values]
             if key == IDS and MASK not in rows[0]:
-                there = [torch.ones(len(row[IDS]), dtype=torch.int64) for row in rows]
-                found[MASK] = torch.stack([torch.nn.functional.pad(m, (0, longest - len(m))) for m in there])
-        found[key] = torch.stack(values)
-    return found
+                masks = [torch.ones(len(row[IDS]), dtype=torch.int64) for row in rows]
+                batch[MASK] = torch.stack([torch.nn.functional.pad(m, (0, longest - len(m))) for m in masks])
+        batch[key] = torch.stack(values)
+    return batch
 
 
 def hides_start(inputs: object) -> bool:
-    """Return True if a mask of tokens (B, T) among the inputs hides a first one: padding on the left."""
+    """Return True if a mask (B, T) among the inputs hides a first token: padding on the left."""
     mask = inputs.get(MASK) if isinstance(inputs, Mapping) else None
     return isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask[:, 0].all())
 
 
 def inputs_and_targets(row: Row, *, shift: bool) -> tuple[Row, Tensor, bool]:
-    """Inputs, targets that line up with outputs, and whether they were shifted.
+    """Return inputs, targets that align with outputs, and True if the labels were shifted.
 
     Args:
         row: A batch.
-        shift: Whether integer labels (B, T) beside ids (B, T), or embeddings of them, are those of a model
+        shift: If True, integer labels (B, T) for ids (B, T), or for embeddings of them, belong to a model
             that predicts the next token.
     """
     labels = labels_of(row)
     inputs = {key: value for key, value in row.items() if key not in LABELS}
     tokens = row.get(IDS, row.get(EMBEDDED))
-    whole = labels.dim() == 2 and not labels.is_floating_point()  # real ones are answers, no tokens
-    moves = shift and whole and tokens is not None and labels.shape == tokens.shape[:2]
+    is_token_labels = labels.dim() == 2 and not labels.is_floating_point()  # real numbers are not tokens
+    moves = shift and is_token_labels and tokens is not None and labels.shape == tokens.shape[:2]
     if not moves:
         return inputs, labels, False
-    last = torch.full_like(labels[:, :1], IGNORED)
-    return inputs, torch.cat([labels[:, 1:], last], dim=1), True
+    ignored = torch.full_like(labels[:, :1], IGNORED)
+    return inputs, torch.cat([labels[:, 1:], ignored], dim=1), True
 
 
 def _tensor(value: Any) -> Tensor | None:

@@ -1,12 +1,12 @@
-"""Labeled images from a local folder, in the layouts in which people have them.
+"""Labeled images from a local folder, in several common layouts.
 
 - idx files, as MNIST is published: `train-images-idx3-ubyte` and `train-labels-idx1-ubyte`, plain or `.gz`.
 - One folder per class: `cat/1.png`, `dog/2.png`, or the same below `train/`.
 - The binary version of CIFAR-10 (`data_batch_1.bin`, …) and CIFAR-100 (`train.bin`).
-- Strips: `data_batch_1.png`, … with one square image per row, and one JSON list of labels beside them.
-- A dataset that `datasets.Dataset.save_to_disk` wrote; this layout needs the package datasets.
+- Strips: `data_batch_1.png`, … with one square image per row, and one JSON list of labels.
+- A dataset written by `datasets.Dataset.save_to_disk`; this layout needs the package datasets.
 
-The training images are read; those of a test set are not. Nothing is unpickled.
+Only training images are read, no test set. No file is unpickled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PREFIX = "images:"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 TRAIN, TEST = ("train", "training"), ("test", "t10k", "val", "valid", "validation")
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "fine_label")
-MAX_DEPTH = 3  # MNIST/raw/… of torchvision
+MAX_DEPTH = 3  # levels of subfolders to search, for example MNIST/raw/… of torchvision
 LAYOUTS = (
     "idx files (train-images-idx3-ubyte), one folder of images per class, CIFAR's .bin files, strips of "
     "images with a JSON list of labels, or what datasets' save_to_disk wrote"
@@ -39,7 +39,7 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """Labels of all images of a folder, and a function that reads the images at given places.
+    """Labels of all images of a folder, and a function that reads images by number.
 
     `read` returns one uint8 array per image, shape (height, width, channels) with one or three channels.
     """
@@ -58,14 +58,14 @@ class ImageFolder:
         """Images in float64 with values in [0, 1], shape (n, channels, height, width).
 
         Args:
-            places: The images, by number.
+            places: Numbers of the images.
             size: Resize to size × size by linear interpolation, with smoothing if images shrink.
             channels: 1 takes the mean over colors, another number repeats gray images. None keeps the
-                images' own, and repeats gray images that lie among colored ones.
+                channels of the images, and repeats gray images if there are also colored ones.
         """
         images = [torch.tensor(np.ascontiguousarray(image)) for image in self.read(places)]
-        most = channels or max(image.shape[-1] for image in images)
-        scaled = [_with_channels(image.movedim(-1, 0).double() / 255, most) for image in images]
+        num_channels = channels or max(image.shape[-1] for image in images)
+        scaled = [_with_channels(image.movedim(-1, 0).double() / 255, num_channels) for image in images]
         if size is not None:
             scaled = [_resized(image, size) for image in scaled]
         shapes = {tuple(image.shape[1:]) for image in scaled}
@@ -79,10 +79,10 @@ class ImageFolder:
 
 
 def read_image_folder(source: str | Path) -> ImageFolder:
-    """Find the labeled training images of a folder; images themselves are read later.
+    """Find the labeled training images of a folder, without reading the images.
 
     Args:
-        source: The folder, also as `images:FOLDER`.
+        source: A folder, or `images:FOLDER`.
     """
     path = Path(str(source).removeprefix(PREFIX)).expanduser()
     if not path.is_dir():
@@ -92,7 +92,7 @@ def read_image_folder(source: str | Path) -> ImageFolder:
             found = find(path)
         except CurvescopeError:
             raise
-        except Exception as problem:  # a damaged file, in any reader's own words
+        except Exception as problem:  # readers raise different errors for a damaged file
             raise CurvescopeError(
                 f"could not read the pictures in {str(path)!r}: {_first_line(problem)}",
                 hint=f"expected {LAYOUTS}",
@@ -104,22 +104,22 @@ def read_image_folder(source: str | Path) -> ImageFolder:
     )
 
 
-def _checked(found: ImageFolder) -> ImageFolder:
-    labels = found.labels
+def _checked(folder: ImageFolder) -> ImageFolder:
+    labels = folder.labels
     if not len(labels):
-        raise CurvescopeError(f"could not read the pictures in {str(found.path)!r}: there are none")
-    if labels.min() < 0 or labels.max() >= found.num_classes:
+        raise CurvescopeError(f"could not read the pictures in {str(folder.path)!r}: there are none")
+    if labels.min() < 0 or labels.max() >= folder.num_classes:
         raise CurvescopeError(
-            f"expected labels from 0 to {found.num_classes - 1} in {str(found.path)!r}, "
+            f"expected labels from 0 to {folder.num_classes - 1} in {str(folder.path)!r}, "
             f"got {labels.min()} to {labels.max()}"
         )
-    return found
+    return folder
 
 
 def _from_array(
     path: Path, images: np.ndarray, labels: np.ndarray, num_classes: int | None = None
 ) -> ImageFolder:
-    """Images that are in memory, or mapped from a file: (n, height, width, channels)."""
+    """Make a folder of images in memory, or mapped from a file: (n, height, width, channels)."""
     if len(images) != len(labels):
         raise CurvescopeError(
             f"expected as many labels as images in {str(path)!r}, "
@@ -134,7 +134,7 @@ def _from_array(
 
 
 def _idx(path: Path) -> ImageFolder | None:
-    """Images and labels of idx files, the training ones if there are several."""
+    """Images and labels of idx files, preferably of the training set."""
     images = _training(_files(path, "*images*idx3-ubyte*"))
     labels = _training(_files(path, "*labels*idx1-ubyte*"))
     if not images or not labels:
@@ -143,7 +143,7 @@ def _idx(path: Path) -> ImageFolder | None:
 
 
 def _read_idx(file: Path, num_axes: int) -> np.ndarray:
-    """The array of an idx file: two zeros, the type 8 for bytes, the number of axes, sizes, entries."""
+    """Read an idx file: two zeros, the type 8 for bytes, the number of axes, sizes, entries."""
     content = file.read_bytes()
     if file.suffix == ".gz":
         content = gzip.decompress(content)
@@ -191,7 +191,7 @@ def _cifar(path: Path) -> ImageFolder | None:
 
 
 def _strips(path: Path) -> ImageFolder | None:
-    """Images of which every row of pixels is one square image, with a JSON list of labels beside them."""
+    """Read images whose rows of pixels are square images, and a JSON list of labels."""
     lists = [file for file in _training(_files(path, "*.json")) if _is_label_list(file)]
     strips = _training([file for file in _files(path, "*") if file.suffix.lower() in SUFFIXES])
     if not lists or not strips:
@@ -208,14 +208,14 @@ def _strips(path: Path) -> ImageFolder | None:
 
 
 def _is_label_list(file: Path) -> bool:
-    """Return True if the name says labels and the content is a list."""
+    """Return True if the file name contains "labels" and the content is a list."""
     if not any(word in file.stem.lower() for word in ("lab", "class", "target")):
         return False
     return file.read_bytes()[:64].lstrip()[:1] == b"["
 
 
 def _open(*files: Path) -> list[np.ndarray]:
-    """Each file as (height, width, 1 or 3) bytes: gray images stay gray, others become RGB."""
+    """Read each file as (height, width, 1 or 3) bytes: gray images stay gray, others become RGB."""
     from PIL import Image
 
     images = []
@@ -236,7 +236,7 @@ def _open(*files: Path) -> list[np.ndarray]:
 
 
 def _class_folders(path: Path) -> ImageFolder | None:
-    """One folder of images per class, in the order of the folders' names; below train/ if that is there."""
+    """Read one folder of images per class, in the order of their names; below train/ if it exists."""
     inner = {folder.name.lower(): folder for folder in _folders(path)}
     root = next((inner[name] for name in TRAIN if name in inner), path)
     own = [folder for folder in _folders(root) if root != path or _is_class(folder)]
@@ -253,11 +253,11 @@ def _is_class(folder: Path) -> bool:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Inner folders in order: by number if all names are numbers, else by name."""
-    found = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    if all(folder.name.isdecimal() for folder in found):
-        return sorted(found, key=lambda folder: int(folder.name))
-    return sorted(found)
+    """Subfolders in order: by number if all names are numbers, else by name."""
+    folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    if all(folder.name.isdecimal() for folder in folders):
+        return sorted(folders, key=lambda folder: int(folder.name))
+    return sorted(folders)
 
 
 def _images_below(folder: Path) -> list[Path]:
@@ -268,7 +268,7 @@ def _images_below(folder: Path) -> list[Path]:
 
 
 def _saved_dataset(path: Path) -> ImageFolder | None:
-    """A dataset on disk, its split `train` if it has splits, its columns by their usual names."""
+    """Read a dataset on disk: its split `train` if it has splits, and columns with common names."""
     if not any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
         return None
     try:
@@ -300,7 +300,7 @@ def _saved_dataset(path: Path) -> ImageFolder | None:
 
 
 def _files(path: Path, pattern: str) -> list[Path]:
-    """Files of a folder and a few levels below it, those nearest to it first, in order of their names."""
+    """Files of a folder and a few levels below it, sorted by level and name."""
     for depth in range(MAX_DEPTH):
         found = [f for f in path.glob("*/" * depth + pattern) if f.is_file() and not f.name.startswith(".")]
         if found:
@@ -309,9 +309,9 @@ def _files(path: Path, pattern: str) -> list[Path]:
 
 
 def _training(files: list[Path]) -> list[Path]:
-    """Those named after training, or else those that are not named after a test."""
-    own = [file for file in files if file.name.lower().startswith(TRAIN)]
-    return own or [file for file in files if not file.name.lower().startswith(TEST)]
+    """Files whose names begin with "train", or else those that are not named after a test."""
+    training = [file for file in files if file.name.lower().startswith(TRAIN)]
+    return training or [file for file in files if not file.name.lower().startswith(TEST)]
 
 
 def _with_channels(image: Tensor, channels: int) -> Tensor:

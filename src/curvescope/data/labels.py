@@ -34,7 +34,7 @@ def classification_data(
         >>> cs.Hessian(cs.Problem(model, batches)).block("W_class")
 
     Args:
-        model: a tokenizer, or has one as `.tokenizer`.
+        model: A tokenizer, or a model with one as `.tokenizer`.
     """
     if len(texts) != len(labels) or not texts:
         raise UsageError(f"expected as many labels as texts, got {len(texts)} texts and {len(labels)} labels")
@@ -51,7 +51,7 @@ def classification_data(
 
 
 def read_labeled(source: str | Path, *, max_bytes: int | None = MAX_BYTES) -> tuple[list[str], list[int]]:
-    """Texts and labels from lines `LABEL<tab>TEXT`, LABEL a whole number; empty lines are left out."""
+    """Read texts and labels from lines `LABEL<tab>TEXT`, LABEL a whole number; empty lines are skipped."""
     texts, labels = [], []
     for number, line in enumerate(read_source(source, max_bytes=max_bytes).splitlines(), start=1):
         if not line.strip():
@@ -71,7 +71,7 @@ def read_labeled(source: str | Path, *, max_bytes: int | None = MAX_BYTES) -> tu
 
 
 def sample(num_items: int, count: int, *, seed: int) -> list[int]:
-    """The first `count` places of a randperm with `seed`: more extend a smaller choice."""
+    """Return the first `count` entries of a randperm with `seed`, so that more extend a smaller sample."""
     return torch.randperm(num_items, generator=generator(seed))[:count].tolist()
 
 
@@ -89,7 +89,7 @@ def image_data(
         >>> own = cs.image_data(model, 32, source="images:photos")  # photos/cat/1.png, photos/dog/2.png, …
 
     Args:
-        model: Has `.facts` with image_size, and with channels (else 1) and n_classes (else 10) if known.
+        model: A model with `.facts`: image_size, and if known channels (else 1) and n_classes (else 10).
         source: "digits", scikit-learn's 8 × 8 gray images, the same in every channel; or a folder of images,
             also as `images:FOLDER`: idx files, a folder per class, CIFAR's .bin files or a saved dataset.
     """
@@ -104,10 +104,10 @@ def image_data(
     num_classes = fact(facts, "n_classes", "num_labels", "n_out") or 10
     folder = None if source == DIGITS else read_image_folder(source)
     pixels, classes = _digits() if folder is None else (None, folder.labels)
-    known = np.flatnonzero(classes < num_classes)
-    if not isinstance(num, int) or not 1 <= num <= len(known):
-        raise UsageError(f"expected a number of images from 1 to {len(known)}, got {num!r}")
-    chosen = known[sample(len(known), num, seed=seed)]
+    usable = np.flatnonzero(classes < num_classes)
+    if not isinstance(num, int) or not 1 <= num <= len(usable):
+        raise UsageError(f"expected a number of images from 1 to {len(usable)}, got {num!r}")
+    chosen = usable[sample(len(usable), num, seed=seed)]
     if folder is not None:
         X = folder.tensor(chosen.tolist(), size=size, channels=channels) * 2 - 1
         name = folder.path.name
@@ -128,7 +128,7 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def fact(facts: Mapping[str, Any], *names: str) -> int | None:
-    """The first of these that is known; a square size may be given as a pair."""
+    """Return the first known fact; a square size may be given as a pair."""
     for name in names:
         value = facts.get(name)
         if isinstance(value, list | tuple) and len(set(value)) == 1:
@@ -139,7 +139,7 @@ def fact(facts: Mapping[str, Any], *names: str) -> int | None:
 
 
 def num_sequences(tokens: int, seq_len: int) -> int:
-    """Sequences of a sample of `tokens` tokens: ⌈tokens / seq_len⌉."""
+    """Number of sequences for `tokens` tokens: ⌈tokens / seq_len⌉."""
     if tokens < 1 or seq_len < 1:
         raise UsageError(f"expected tokens and seq_len of at least 1, got {tokens} and {seq_len}")
     return math.ceil(tokens / seq_len)

@@ -21,7 +21,7 @@ from curvescope.tokenizers import Tokenizer, as_tokenizer
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids that a tokenizer sets apart; None where it has none."""
+    """Ids of a tokenizer's special tokens; None if it has none."""
 
     mask: int | None
     first: int | None  # [CLS], <s>
@@ -30,7 +30,7 @@ class SpecialTokens:
 
     @property
     def num_frame(self) -> int:
-        """Number of positions of a sequence that `first` and `last` take."""
+        """Number of positions for `first` and `last` in a sequence."""
         return (self.first is not None) + (self.last is not None)
 
 
@@ -45,25 +45,25 @@ def masked_lm_data(
     mask_rate: float = 0.15,
     max_bytes: int | None = MAX_BYTES,
 ) -> Batches:
-    """Batches of `tokens` tokens of a text, a share `mask_rate` of which is hidden and predicted.
+    """Make batches of `tokens` tokens of a text, of which a share `mask_rate` is hidden and predicted.
 
     Inputs are {"input_ids", "attention_mask"} (B, seq_len), targets (B, seq_len) the hidden ids, −100
-    elsewhere. The text's N ids are cut into windows of L = `seq_len` less the tokenizer's first and last
-    token, which frame each of them. A randperm with `seed` selects ⌈tokens / L⌉ full windows, and the rest of
-    the text comes last, so that more tokens extend a smaller sample. A shorter window (at the end of the
-    text, or to reach the number of tokens) is padded, with attention mask 0. In a window w with m tokens,
-    max(1, round(mask_rate · m)) tokens are hidden: the first of a randperm with (`seed`, w). A hidden token
-    is always the mask token, never a random or its own one.
+    elsewhere. The text's N ids are cut into windows of L ids, where L is `seq_len` minus the tokenizer's
+    first and last token, which are added to each window. A randperm with `seed` selects ⌈tokens / L⌉ full
+    windows, and the rest of the text comes last, so that more tokens extend a smaller sample. A shorter
+    window (at the end of the text, or to reach the number of tokens) is padded, with attention mask 0. In a
+    window w with m tokens, max(1, round(mask_rate · m)) tokens are hidden: the first entries of a randperm
+    with (`seed`, w). A hidden token is always replaced by the mask token.
 
     Example:
         >>> model = cs.load("bert-base-uncased")
         >>> problem = cs.Problem(model, cs.masked_lm_data("notes.txt", model, tokens=2048, seq_len=128))
 
     Args:
-        source: a corpus, a file, a folder, or "hf:NAME".
-        model: a tokenizer, or has one as `.tokenizer`; it must have a mask token. Where it has an `.n_ctx`,
-            `seq_len` must fit.
-        max_bytes: what is read of the source.
+        source: A corpus, a file, a folder, or "hf:NAME".
+        model: A tokenizer with a mask token, or a model with one as `.tokenizer`. If it has an `.n_ctx`,
+            `seq_len` must not exceed it.
+        max_bytes: Number of bytes to read from the source.
     """
     for name, count in {"tokens": tokens, "seq_len": seq_len, "batch_size": batch_size}.items():
         if not isinstance(count, int) or count < 1:
@@ -95,28 +95,28 @@ def masked_lm_data(
 
 
 def _windows(ids: Tensor, length: int, tokens: int, seed: int) -> list[tuple[int, Tensor]]:
-    """Windows with their number in the text, `tokens` ids in all, whole ones in a random order first."""
+    """Windows of `tokens` ids in all, with their numbers in the text; full ones first, in random order."""
     num_whole = len(ids) // length
     order = [*torch.randperm(num_whole, generator=generator(seed)).tolist(), num_whole]
-    found, left = [], tokens
+    windows, tokens_left = [], tokens
     for number in order[: -(-tokens // length)]:
-        body = ids[number * length : (number + 1) * length][:left]
-        found.append((number, body))
-        left -= len(body)
-    return found
+        body = ids[number * length : (number + 1) * length][:tokens_left]
+        windows.append((number, body))
+        tokens_left -= len(body)
+    return windows
 
 
 def _masked(
     bodies: Sequence[Tensor], hidden: Sequence[Tensor], special: SpecialTokens, seq_len: int
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Framed and padded inputs with the mask token at the hidden places, and the targets."""
+    """Return framed and padded inputs with mask tokens at the hidden positions, and the targets."""
     shift = 0 if special.first is None else 1
     inputs = padded([body.tolist() for body in bodies], special, seq_len)
     targets = torch.full_like(inputs["input_ids"], IGNORED)
     assert special.mask is not None
-    for row, (body, places) in enumerate(zip(bodies, hidden, strict=True)):
-        targets[row, places + shift] = body[places]
-        inputs["input_ids"][row, places + shift] = special.mask
+    for row, (body, positions) in enumerate(zip(bodies, hidden, strict=True)):
+        targets[row, positions + shift] = body[positions]
+        inputs["input_ids"][row, positions + shift] = special.mask
     return inputs, targets
 
 
@@ -127,27 +127,27 @@ def padded(bodies: Sequence[Sequence[int]], special: SpecialTokens, length: int)
     ids = torch.full((len(bodies), length), special.padding)
     mask = torch.zeros(len(bodies), length, dtype=torch.int64)
     for row, body in enumerate(bodies):
-        whole = torch.tensor([*before, *body, *after])
-        ids[row, : len(whole)] = whole
-        mask[row, : len(whole)] = 1
+        framed = torch.tensor([*before, *body, *after])
+        ids[row, : len(framed)] = framed
+        mask[row, : len(framed)] = 1
     return {"input_ids": ids, "attention_mask": mask}
 
 
 def tokenizer_of(model: Any) -> Tokenizer:
-    """A tokenizer, or that of a model."""
-    found = getattr(model, "tokenizer", None)
-    return as_tokenizer(model if found is None or isinstance(model, Tokenizer) else found)
+    """Return a tokenizer, or the tokenizer of a model."""
+    tokenizer = getattr(model, "tokenizer", None)
+    return as_tokenizer(model if tokenizer is None or isinstance(model, Tokenizer) else tokenizer)
 
 
 def special_tokens(model: Any) -> SpecialTokens:
     """Return the tokenizer's special tokens: `mask_id` and so on, or `mask_token_id` as in transformers."""
-    places = [getattr(model, "tokenizer", None), model]
-    places += [getattr(place, "tokenizer", None) for place in places if place is not None]
+    objects = [getattr(model, "tokenizer", None), model]
+    objects += [getattr(candidate, "tokenizer", None) for candidate in objects if candidate is not None]
 
     def find(*names: str) -> int | None:
-        for place in places:
+        for candidate in objects:
             for name in names:
-                value = getattr(place, name, None)
+                value = getattr(candidate, name, None)
                 if isinstance(value, int) and value >= 0:
                     return value
         return None
@@ -186,9 +186,9 @@ def continuation(
     seed: int = 0,
     max_bytes: int | None = MAX_BYTES,
 ) -> Batches:
-    """A sample of a text in windows of L = `seq_len` tokens: inputs are the first ⌊L/2⌋, labels the others.
+    """Sample a text in windows of L = `seq_len` tokens: inputs are the first ⌊L/2⌋, labels the others.
 
-    Windows are chosen as `windows` says. `tokens` labels count, and those beyond are −100.
+    `windows` chooses the windows. `tokens` labels count, further ones are −100.
     """
     half = seq_len // 2
     if half < 1 or tokens < 1:
@@ -199,7 +199,7 @@ def continuation(
     if len(ids) <= count * seq_len:
         raise UsageError(
             f"expected a text of at least {count * seq_len + 1} tokens for {tokens} labels, got {len(ids)}",
-            hint="half of a text is read, half of it predicted",
+            hint="half of each window is read, the other half predicted",
         )
     rows, _ = windows(ids, tokens=count * seq_len, seq_len=seq_len, seed=seed)
     labels = rows[:, half:].clone()

@@ -85,9 +85,9 @@ def windows(ids: Tensor, *, tokens: int, seq_len: int, seed: int = 0, unit: int 
 def _tokenizer_of(model: Any) -> Tokenizer:
     if isinstance(model, Tokenizer):
         return model
-    found = getattr(model, "tokenizer", None)
-    if found is not None:
-        return as_tokenizer(found)
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is not None:
+        return as_tokenizer(tokenizer)
     if hasattr(model, "encode") and hasattr(model, "decode"):
         return as_tokenizer(model)
     raise UsageError(

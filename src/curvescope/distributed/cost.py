@@ -3,11 +3,11 @@
 For a decoder with n parameters in each of L layers and n₀ outside of them (embedding, head), D tokens in all,
 R ranks, B batches and b bytes a number, one product with a vector takes on each rank
 
-    data parallel   (12 n L + 12 n_U) D/R operations   2 (R−1)/R · (n L + n₀) b   sent, graphs kept (18 n L +
-                    18 n_U) D/R                the same                  graphs rebuilt
-    sharded         (28 n L + 18 n_U) D/R operations     (R−1)/R · (9 n L + 4 n₀) b B sent
+    data parallel, cached graphs    (12 n L + 12 n_U) D/R operations   2 (R−1)/R · (n L + n₀) b     sent
+    data parallel, rebuilt graphs   (18 n L + 18 n_U) D/R operations   2 (R−1)/R · (n L + n₀) b     sent
+    sharded                         (28 n L + 18 n_U) D/R operations   (R−1)/R · (9 n L + 4 n₀) b B sent
 
-where n_U is the number of parameters of the head. (Its matrix is multiplied; an embedding is only looked up.)
+with n_U parameters of the head. (Its matrix is multiplied; an embedding is only looked up.)
 Operations for a layer's matrix are counted in units of 2 n D. With the graph of the gradient cached, a
 product takes 6: four in the derivative of the gradient and two in the backward pass. A sharded product
 recomputes the layer: 1 forward, 3 for the gradient including its forward, 3 + 4 for the derivative of the
@@ -32,7 +32,7 @@ from curvescope.models.model import Model
 
 GATHERS, SUMS = (5, 2), (4, 2)  # messages of a layer and of parameters outside the layers, for one vector
 MORE_GATHERS, MORE_SUMS = (3, 1), (3, 1)  # for each further vector
-KEPT = 54  # numbers in the cached graph per token, layer and unit of width
+CACHED_NUMBERS = 54  # numbers in the cached graph per token, layer and unit of width
 BOUNDARY = 2  # the same with recomputed layers: inputs and cotangents
 LAYER_COPIES = 4  # copies of a full layer at the peak: parameters, direction, gradient, message
 OUTSIDE_COPIES = 4  # copies of parameters outside the layers
@@ -55,7 +55,7 @@ class Decoder:
         return self.layers * self.layer + self.outside
 
 
-class Cost(NamedTuple):
+class ProductCost(NamedTuple):
     """Cost of one product on each rank."""
 
     flops: float
@@ -69,10 +69,12 @@ def decoder_of(model: Model, *, head: str = "U") -> Decoder:
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
     inside, count = sum(sizes), max(len(layers), 1)
     blocks = model.blocks if model.sharding is None else model.sharding.blocks
-    own = blocks.get(head) or blocks.get("E")
+    head_block = blocks.get(head) or blocks.get("E")
     width = int(model.facts.get("d_model", 0) or model.facts.get("width", 0))
     outside = model.num_parameters - inside
-    return Decoder(len(layers), width, inside // count, outside, own.size if own is not None else 0)
+    return Decoder(
+        len(layers), width, inside // count, outside, head_block.size if head_block is not None else 0
+    )
 
 
 def data_parallel(
@@ -83,8 +85,8 @@ def data_parallel(
     batches: int = 1,
     vectors: int = VECTORS,
     element: int = 4,
-    kept: bool = True,
-) -> Cost:
+    cached: bool = True,
+) -> ProductCost:
     """Cost if every rank has all parameters and full vectors, and its share of the tokens.
 
     Args:
@@ -98,9 +100,9 @@ def data_parallel(
             rebuilt for every product, one at a time.
     """
     n, D = decoder.parameters, tokens / ranks
-    flops = (12 if kept else 18) * (decoder.layers * decoder.layer + decoder.head) * D
-    graphs = KEPT * decoder.layers * decoder.width * D / (1 if kept else batches)
-    return Cost(flops, 2 * (ranks - 1) / ranks * n * element, ((1 + vectors) * n + graphs) * element)
+    flops = (12 if cached else 18) * (decoder.layers * decoder.layer + decoder.head) * D
+    graphs = CACHED_NUMBERS * decoder.layers * decoder.width * D / (1 if cached else batches)
+    return ProductCost(flops, 2 * (ranks - 1) / ranks * n * element, ((1 + vectors) * n + graphs) * element)
 
 
 def sharded(
@@ -112,8 +114,8 @@ def sharded(
     vectors: int = VECTORS,
     columns: int = 1,
     element: int = 4,
-    kept: bool = False,
-) -> Cost:
+    cached: bool = False,
+) -> ProductCost:
     """Cost if parameters and vectors are sharded, and each layer is gathered to be computed.
 
     Args:
@@ -127,23 +129,27 @@ def sharded(
         kept: True for a later product inside `frozen()` that uses the cached graphs of the first one.
     """
     inside, D = decoder.layers * decoder.layer, tokens / ranks
-    first, more = (0, columns) if kept else (1, columns - 1)
-    flops = ((8 * first + 20 * columns) * inside + (6 * first + 12 * columns) * decoder.head) * D
+    num_first, num_further = (0, columns) if cached else (1, columns - 1)
+    flops = ((8 * num_first + 20 * columns) * inside + (6 * num_first + 12 * columns) * decoder.head) * D
     layer_messages, outside_messages = (
-        first * (GATHERS[i] + SUMS[i]) + more * (MORE_GATHERS[i] + MORE_SUMS[i]) for i in (0, 1)
+        num_first * (GATHERS[i] + SUMS[i]) + num_further * (MORE_GATHERS[i] + MORE_SUMS[i]) for i in (0, 1)
     )
-    moved = batches * (ranks - 1) / ranks * (layer_messages * inside + outside_messages * decoder.outside)
+    bytes_sent = (
+        batches * (ranks - 1) / ranks * (layer_messages * inside + outside_messages * decoder.outside)
+    )
     pieces = (1 + vectors) * decoder.parameters / ranks
-    whole = LAYER_COPIES * decoder.layer + OUTSIDE_COPIES * decoder.outside
-    activations = (BOUNDARY * decoder.layers + KEPT) * decoder.width * D / batches
-    return Cost(flops, moved * element, (pieces + (whole if ranks > 1 else 0) + activations) * element)
+    full_parameters = LAYER_COPIES * decoder.layer + OUTSIDE_COPIES * decoder.outside
+    activations = (BOUNDARY * decoder.layers + CACHED_NUMBERS) * decoder.width * D / batches
+    return ProductCost(
+        flops, bytes_sent * element, (pieces + (full_parameters if ranks > 1 else 0) + activations) * element
+    )
 
 
 # ------------------------------------------------------------------------------------------------- tables
 
 
 @dataclass(frozen=True)
-class Card:
+class GpuRates:
     """Rates of a GPU, by default measured on an H200 rather than taken from its data sheet."""
 
     memory: float = 141e9  # bytes
@@ -178,7 +184,7 @@ def predictions(
     tokens: int = 2**20,
     at_once: int = 4096,
     ranks: tuple[int, ...] = (8, 64, 1024),
-    card: Card | None = None,
+    card: GpuRates | None = None,
 ) -> Iterator[Prediction]:
     """Predict the cost of a product for each model and number of GPUs, data parallel and sharded.
 
@@ -188,24 +194,24 @@ def predictions(
         ranks: R.
         card: Assumed rates of a GPU.
     """
-    card = card or Card()
+    card = card or GpuRates()
     for name, decoder in MODELS.items():
         for count in ranks:
             batches = max(1, tokens // (count * at_once))
             sizes: dict[str, Any] = {"tokens": tokens, "ranks": count, "batches": batches}
-            whole = data_parallel(decoder, **sizes, kept=True)
-            if whole.memory > card.memory:
-                whole = data_parallel(decoder, **sizes, kept=False)
-            for way, found in (("data parallel", whole), ("sharded", sharded(decoder, **sizes))):
+            parallel_cost = data_parallel(decoder, **sizes, cached=True)
+            if parallel_cost.memory > card.memory:
+                parallel_cost = data_parallel(decoder, **sizes, cached=False)
+            for way, cost in (("data parallel", parallel_cost), ("sharded", sharded(decoder, **sizes))):
                 link = card.near if count <= card.near_ranks else card.far
-                sending = found.moved / link
-                fits = found.memory <= card.memory
+                sending = cost.moved / link
+                fits = cost.memory <= card.memory
                 yield Prediction(
-                    name, count, way, found.memory, fits, found.flops / card.rate + sending, sending
+                    name, count, way, cost.memory, fits, cost.flops / card.rate + sending, sending
                 )
 
 
-def table(*, tokens: int = 2**20, card: Card | None = None) -> str:
+def table(*, tokens: int = 2**20, card: GpuRates | None = None) -> str:
     """Return the predictions as a Markdown table."""
     lines = [
         "| model | GPUs | method | GB per GPU | fits | seconds per product | of which sending |",

@@ -13,14 +13,14 @@ from torch import Tensor
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
-from curvescope.core.ranks import everyone, in_step, place, together
+from curvescope.core.ranks import gather_objects, in_step, rank_and_size, shared_errors
 from curvescope.core.seeds import Probe
 from curvescope.distributed.sums import (
     ProductRequest,
     add_over_ranks,
     describe_request,
-    done_by_all,
     frozen_on_all,
+    run_on_all_ranks,
     state_digest,
 )
 from curvescope.models.parameter_selection import Params
@@ -74,19 +74,19 @@ class DataParallel(LinearOperator):
         self.symmetric, self.psd = op.symmetric, op.psd
         share = op.problem.batches.share
         self._empty = share is not None and share.empty
-        self._words: list[int] | None = None  # state that all ranks agreed on, inside `frozen()`
+        self._agreed_state: list[int] | None = None  # state that all ranks agreed on, inside `frozen()`
         with in_step(group):
-            rank, self._ranks = place()
-            with together():
+            rank, self._ranks = rank_and_size()
+            with shared_errors():
                 if isinstance(op, MonteCarloFisher) and share is None and self._ranks > 1:
                     raise UsageError(
                         "a Monte-Carlo Fisher draws targets by the number of a sequence among all data, "
                         "and these batches are not numbered",
                         hint="distributed.numbered(batches), or distributed.share(batches)",
                     )
-            heights = everyone(0 if self._empty else op.shape[0])
+            heights = gather_objects(0 if self._empty else op.shape[0])
         self._agree()
-        self._first = sum(heights[:rank])
+        self._first_row = sum(heights[:rank])
         by_rows = isinstance(op, Jacobian)
         self.shape = (sum(heights) if by_rows else op.shape[0], op.shape[1])
 
@@ -106,8 +106,8 @@ class DataParallel(LinearOperator):
     def in_blocks(self) -> LinearOperator:
         if not isinstance(self.op, CurvatureOperator):
             return super().in_blocks()
-        own = self.op.in_blocks()
-        return self if own is self.op else type(self)(own, group=self.group)
+        reordered = self.op.in_blocks()
+        return self if reordered is self.op else type(self)(reordered, group=self.group)
 
     def random_squares(self, count: int, *, probe: Probe, seed: int, at_once: int) -> Iterator[Tensor]:
         """Yield columns (n, k) whose mean is the diagonal of a GGN, without products; see
@@ -118,7 +118,9 @@ class DataParallel(LinearOperator):
             raise UsageError(
                 f"expected a GGN on numbered shares of the data to draw squares of, got {self.op!r}"
             )
-        own = iter(()) if not self._counts else squares(count, probe=probe, seed=seed, at_once=at_once)
+        own_squares = (
+            iter(()) if not self._counts else squares(count, probe=probe, seed=seed, at_once=at_once)
+        )
         shift = getattr(self.op, "shift", None)
         added = 0 if shift is None else shift.diagonal(self.space)[:, None]
         for start in range(0, count, at_once):
@@ -128,9 +130,9 @@ class DataParallel(LinearOperator):
                 if not self._counts:
                     return self._zeros(self.space.size, width), 0.0, self._state()
                 N = self.problem.num_terms
-                return (next(own) - added) * N, N, self._state()
+                return (next(own_squares) - added) * N, N, self._state()
 
-            part, N = done_by_all(drawn, device=self.device, group=self.group)
+            part, N = run_on_all_ranks(drawn, device=self.device, group=self.group)
             yield add_over_ranks(part, self.group) / self._terms(N) + added
 
     def exact_diagonal(self, *, way: DiagonalMethod | None = None, max_passes: int = PASSES) -> ExactDiagonal:
@@ -145,11 +147,11 @@ class DataParallel(LinearOperator):
             nonlocal cost
             if not self._counts:
                 return self._zeros(op.shape[0]).double(), 0.0, self._state()
-            found, N = exact_diagonal(plain, way=way, max_passes=max_passes), self.problem.num_terms
-            cost = found.cost
-            return found.values.double() * N, N, self._state()
+            diagonal, N = exact_diagonal(plain, way=way, max_passes=max_passes), self.problem.num_terms
+            cost = diagonal.cost
+            return diagonal.values.double() * N, N, self._state()
 
-        part, N = done_by_all(own, device=self.device, group=self.group)
+        part, N = run_on_all_ranks(own, device=self.device, group=self.group)
         values = add_over_ranks(part, self.group) / self._terms(N)
         if op.shift is not None:
             values += op.shift.diagonal(op.space).double()
@@ -161,11 +163,11 @@ class DataParallel(LinearOperator):
         engines = [self.op.engine] if self._counts else []
         with frozen_on_all(engines, self.group):
             self._agree()
-            before, self._words = self._words, self._state()
+            before, self._agreed_state = self._agreed_state, self._state()
             try:
                 yield
             finally:
-                self._words = before
+                self._agreed_state = before
             self._agree()
 
     def _matmat(self, V: Tensor) -> Tensor:
@@ -187,7 +189,7 @@ class DataParallel(LinearOperator):
                 return self._zeros(rows.size, V.shape[1]), 0.0, self._state()
             return *op.undivided(V, rows, columns), self._state()
 
-        part, N = self._done(own, lambda: describe_request(op, V, rows, columns))
+        part, N = self._sum_over_ranks(own, lambda: describe_request(op, V, rows, columns))
         return op.completed(add_over_ranks(part, self.group), self._terms(N), V, rows, columns)
 
     def _pushed(self, V: Tensor) -> Tensor:
@@ -199,7 +201,7 @@ class DataParallel(LinearOperator):
                 total[self._own_rows()] = self.op._matmat(V)
             return total, 0.0, self._state()
 
-        part, _ = self._done(own, lambda: describe_request(self.op, V, self.op.columns))
+        part, _ = self._sum_over_ranks(own, lambda: describe_request(self.op, V, self.op.columns))
         return add_over_ranks(part, self.group)
 
     def _pulled(self, U: Tensor) -> Tensor:
@@ -210,14 +212,14 @@ class DataParallel(LinearOperator):
                 return self._zeros(self.shape[1], U.shape[1]), 0.0, self._state()
             return self.op._rmatmat(U[self._own_rows()]), 0.0, self._state()
 
-        part, _ = self._done(own, lambda: describe_request(self.op, U, self.op.columns))
+        part, _ = self._sum_over_ranks(own, lambda: describe_request(self.op, U, self.op.columns))
         return add_over_ranks(part, self.group)
 
-    def _done(
+    def _sum_over_ranks(
         self, own: Callable[[], tuple[Tensor, float, list[int]]], ask: Callable[[], ProductRequest]
     ) -> tuple[Tensor, float]:
         """Return the sum over ranks of `own`, and the N of all ranks."""
-        return done_by_all(own, device=self.device, group=self.group, ask=ask)
+        return run_on_all_ranks(own, device=self.device, group=self.group, ask=ask)
 
     @property
     def _counts(self) -> bool:
@@ -226,20 +228,20 @@ class DataParallel(LinearOperator):
 
     def _terms(self, N: float) -> float:
         """Divisor of a sum over ranks: 1 for a loss that is a plain sum."""
-        return N if self.problem.loss.divided else 1.0
+        return N if self.problem.loss.is_mean else 1.0
 
     def _own_rows(self) -> slice:
-        return slice(self._first, self._first + self.op.shape[0])
+        return slice(self._first_row, self._first_row + self.op.shape[0])
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def _state(self) -> list[int]:
-        return state_digest(self.problem, data=False) if self._words is None else self._words
+        return state_digest(self.problem, data=False) if self._agreed_state is None else self._agreed_state
 
     def _agree(self) -> None:
         """Raise unless all ranks have the same model."""
-        done_by_all(lambda: (True, 0.0, self._state()), device=self.device, group=self.group)
+        run_on_all_ranks(lambda: (True, 0.0, self._state()), device=self.device, group=self.group)
 
 
 def value_and_gradient(
@@ -249,8 +251,8 @@ def value_and_gradient(
     it.
 
     Args:
-        problem: Problem with this rank's share, as for `DataParallel`. patterns: Blocks of the gradient; by
-            default all trainable ones.
+        problem: Problem with this rank's share, as for `DataParallel`.
+        patterns: Blocks of the gradient; by default all trained ones.
         group: Ranks; by default all.
     """
     batches, space = problem.batches, problem.space(*patterns)
@@ -263,7 +265,7 @@ def value_and_gradient(
         found, gradient = problem.value_and_gradient(*patterns)
         return (value + found * N, gradient * N), N, words
 
-    (value, gradient), N = done_by_all(own, device=problem.device, group=group)
-    N = N if problem.loss.divided else 1.0
+    (value, gradient), N = run_on_all_ranks(own, device=problem.device, group=group)
+    N = N if problem.loss.is_mean else 1.0
     total = add_over_ranks(value.to(problem.device), group)
     return float(total) / N, add_over_ranks(gradient, group) / N

@@ -2,8 +2,8 @@
 
 A product with k columns over S sequences on R ranks is divided in one of two ways:
 
-    data    each rank applies its share of the sequences to all columns, and the results are added probes each
-    rank applies all sequences to its share of the columns; other columns are zero in its sum
+    data    each rank applies its share of the sequences to all columns, and the results are added
+    probes  each rank applies all sequences to its share of the columns; other columns are zero in its sum
 
 Either way the sum equals the product of a single process. Everything except products of curvature operators
 is computed by every rank. `auto` chooses the way with less work for the busiest rank, and `data` if they are
@@ -30,16 +30,23 @@ from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.core.ranks import Apart, Division, dividing_by, everyone, in_step, place
+from curvescope.core.ranks import (
+    Division,
+    PieceDivision,
+    gather_objects,
+    in_step,
+    rank_and_size,
+    use_division,
+)
 from curvescope.core.tensors import leaves
-from curvescope.core.threads import same_threads
-from curvescope.data.batches import Batch, Batches, Share
+from curvescope.core.threads import equal_threads
+from curvescope.data.batches import Batch, Batches, DataShare
 from curvescope.distributed.sums import (
     add_over_ranks,
     describe_request,
-    done_by_all,
     frozen_on_all,
     least_of_ranks,
+    run_on_all_ranks,
     state_digest,
 )
 from curvescope.engines import Engine
@@ -54,7 +61,7 @@ if TYPE_CHECKING:
 Parallel = Literal["auto", "data", "probes", "pieces", "shards"]
 
 ALL = "model and data"  # the parts that must be equal on all ranks
-_APART: dict[str, Apart] = {"pieces": "always", "auto": "auto"}
+_PIECE_DIVISION: dict[str, PieceDivision] = {"pieces": "always", "auto": "auto"}
 
 
 @contextmanager
@@ -79,13 +86,15 @@ def divided(parallel: Parallel = "auto", *, group: ProcessGroup | None = None) -
             f"expected parallel to be one of {', '.join(get_args(Parallel))}, got {parallel!r}", hint=hint
         )
     with in_step(group):
-        rank, ranks = place()
-        whole = parallel in ("pieces", "shards")  # products are not divided
-        division = None if whole else _Divided(parallel, rank, ranks, group)
-        threads = nullcontext() if whole else same_threads(least_of_ranks(group))
+        rank, ranks = rank_and_size()
+        keeps_products_whole = parallel in ("pieces", "shards")  # products are not divided
+        division = None if keeps_products_whole else _Divided(parallel, rank, ranks, group)
+        threads = nullcontext() if keeps_products_whole else equal_threads(least_of_ranks(group))
         with (
             threads,
-            dividing_by(division, pieces=_APART.get(parallel, "never"), models=parallel == "shards"),
+            use_division(
+                division, pieces=_PIECE_DIVISION.get(parallel, "never"), models=parallel == "shards"
+            ),
         ):
             yield
 
@@ -129,13 +138,13 @@ class _Divided(Division):
             return cut(op, V, rows, columns), 0.0, self._state(op)
 
         ask = partial(describe_request, op, V, rows, columns)
-        found, _ = done_by_all(own, device=op.device, group=self.group, same=ALL, ask=ask)
+        found, _ = run_on_all_ranks(own, device=op.device, group=self.group, same=ALL, ask=ask)
         return add_over_ranks(found, self.group), N
 
     @contextmanager
     def frozen(self, op: CurvatureOperator) -> Iterator[None]:
         """Treat the products inside as one computation: raise on all ranks if one detects a change."""
-        part, _ = done_by_all(
+        part, _ = run_on_all_ranks(
             lambda: (self._part(op), 0.0, self._state(op)), device=op.device, group=self.group, same=ALL
         )
         engines = [part.engine] if part.counts else []
@@ -149,7 +158,7 @@ class _Divided(Division):
             finally:
                 if before is None:
                     del self._agreed[op.engine]
-        done_by_all(lambda: (True, 0.0, self._state(op)), device=op.device, group=self.group, same=ALL)
+        run_on_all_ranks(lambda: (True, 0.0, self._state(op)), device=op.device, group=self.group, same=ALL)
 
     def _by_columns(self, part: _RankPart, k: int) -> bool:
         if self.parallel != "auto" or k == 0:
@@ -182,13 +191,13 @@ class _Divided(Division):
         """Return this rank's part; computed once per engine, which blocks of an operator share, and data."""
         known = self._parts.get(op.engine)
         if known is None or known.batches is not op.problem.batches:
-            known = self._parts[op.engine] = self._found(op)
+            known = self._parts[op.engine] = self._find_part(op)
         return known
 
-    def _found(self, op: CurvatureOperator) -> _RankPart:
+    def _find_part(self, op: CurvatureOperator) -> _RankPart:
         problem = op.problem
         batches = problem.batches
-        shared = cuts(batches, self.ranks, within=problem.loss.splits)
+        shared = cuts(batches, self.ranks, within=problem.loss.has_outputs)
         several = {cut.batch for own in shared for cut in own if _is_cut(batches, cut)}
         if several and not _separable(problem, [batches[index] for index in sorted(several)]):
             shared = cuts(batches, self.ranks, within=False)
@@ -240,7 +249,7 @@ def cuts(batches: Batches, ranks: int, *, within: bool = True) -> list[list[Cut]
     """
     sizes = [_entries_of(batch) for batch in batches]
     total, before = max(sum(sizes), 1), 0.0
-    found: list[list[Cut]] = [[] for _ in range(ranks)]
+    parts: list[list[Cut]] = [[] for _ in range(ranks)]
     for index, (batch, size) in enumerate(zip(batches, sizes, strict=True)):
         count = batch.num_sequences if within else 1
         owners = [
@@ -249,18 +258,22 @@ def cuts(batches: Batches, ranks: int, *, within: bool = True) -> list[list[Cut]
         for rank in sorted(set(owners)):
             first, last = owners.index(rank), count - owners[::-1].index(rank)
             rows = slice(first, last) if within else slice(0, batch.num_sequences)
-            found[rank].append(Cut(index, rows))
+            parts[rank].append(Cut(index, rows))
         before += size
-    return found
+    return parts
 
 
-def cut_batches(batches: Batches, own: list[Cut]) -> Batches:
+def cut_batches(batches: Batches, own_cuts: list[Cut]) -> Batches:
     """Return the batches of these cuts, as a share. Without a cut it has one sequence of weight zero."""
     firsts = [0, *torch.tensor([b.num_sequences for b in batches]).cumsum(0).tolist()]
-    place = firsts[own[0].batch] + own[0].rows.start if own else 0
-    parts = tuple((batches[i], rows) for i, rows in own if rows.stop - rows.start < batches[i].num_sequences)
-    share = Share(batches.first_sequence + place, batches.num_sequences, empty=not own, cut=parts)
-    found = [batches[index][rows] for index, rows in own] or [batches[0][:1]]
+    first_sequence = firsts[own_cuts[0].batch] + own_cuts[0].rows.start if own_cuts else 0
+    parts = tuple(
+        (batches[i], rows) for i, rows in own_cuts if rows.stop - rows.start < batches[i].num_sequences
+    )
+    share = DataShare(
+        batches.first_sequence + first_sequence, batches.num_sequences, empty=not own_cuts, cut=parts
+    )
+    found = [batches[index][rows] for index, rows in own_cuts] or [batches[0][:1]]
     return Batches(found, name=batches.name, notes=batches.notes, share=share)
 
 
@@ -283,7 +296,7 @@ def share(batches: Batches, *, group: ProcessGroup | None = None) -> Batches:
     if batches.share is not None:
         raise UsageError("expected all data, got a share", hint="share the data once")
     with in_step(group):
-        rank, ranks = place()
+        rank, ranks = rank_and_size()
     return cut_batches(batches, cuts(batches, ranks)[rank])
 
 
@@ -292,9 +305,9 @@ def numbered(batches: Batches, *, group: ProcessGroup | None = None) -> Batches:
     it.
     """
     with in_step(group):
-        rank, _ = place()
-        counts = everyone(batches.num_sequences)
-    share = Share(sum(counts[:rank]), sum(counts))
+        rank, _ = rank_and_size()
+        counts = gather_objects(batches.num_sequences)
+    share = DataShare(sum(counts[:rank]), sum(counts))
     return Batches(list(batches), name=batches.name, notes=batches.notes, share=share)
 
 

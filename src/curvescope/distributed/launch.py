@@ -38,7 +38,7 @@ from curvescope.core.ranks.rank_environment import Launch
 SECONDS = 2.0  # seconds between reads
 PATIENCE = 30  # reads without a change after which a rank is lost
 ENDED, BEATS, COMPLAINTS = "curvescope/ended", "curvescope/beat", "curvescope/complaints"
-GO_ON = "finished work is saved: the same command resumes, with any number of ranks"
+RESUME_HINT = "finished work is saved: the same command resumes, with any number of ranks"
 
 
 @final
@@ -66,10 +66,10 @@ class Heartbeat:
     ):
         self._store, self._rank, self._ranks, self._complain = store, rank, ranks, complain
         self._seconds, self._patience = seconds, patience
-        self._seen: dict[
+        self._last_counters: dict[
             int, tuple[bytes, int]
         ] = {}  # last counter of each rank, and number of reads since it changed
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="curvescope-heartbeat", daemon=True)
         self._count = 0
         self._beat()
@@ -80,7 +80,7 @@ class Heartbeat:
 
     def stop(self) -> None:
         """Stop the thread."""
-        self._over.set()
+        self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -89,17 +89,17 @@ class Heartbeat:
 
         Without a message the user has been informed already. The caller then exits with its own exit code.
         """
-        self._over.set()
-        first = self._rank <= 1
+        self._stopped.set()
+        is_first = self._rank <= 1
         with suppress(Exception):  # rank 0 may have closed the store
-            first = self._store.add(COMPLAINTS, 1) == 1
+            is_first = self._store.add(COMPLAINTS, 1) == 1
             self._store.set(ENDED, str(self._rank))
-        if first and message:
+        if is_first and message:
             self._complain(message, hint)
         if self._rank == 0:  # rank 0 may host the store, which the others still read
-            self._let_others_end()
+            self._wait_for_others()
 
-    def _let_others_end(self) -> None:
+    def _wait_for_others(self) -> None:
         """Wait until all ranks have read the flag, for a few reads at most."""
         with suppress(Exception):
             for _ in range(10):
@@ -112,20 +112,20 @@ class Heartbeat:
         self._store.set(f"{BEATS}/{self._rank}", str(self._count))
 
     def _run(self) -> None:
-        while not self._over.wait(self._seconds):
+        while not self._stopped.wait(self._seconds):
             try:
                 self._beat()
                 lost = None if self._store.check([ENDED]) else self._lost()
             except Exception:  # the process that hosts the store has ended
-                if not self._over.is_set():
+                if not self._stopped.is_set():
                     self._leave("the process that hosts the rendezvous store has ended")
                 return
-            if self._over.is_set():
+            if self._stopped.is_set():
                 return
             if lost is not None:
                 waited = self._patience * self._seconds
                 self._leave(f"rank {lost} has sent no sign of life for {waited:.0f} seconds")
-            if self._store.check([ENDED]) and not self._over.is_set():
+            if self._store.check([ENDED]) and not self._stopped.is_set():
                 self._leave("another rank has ended")
 
     def _lost(self) -> int | None:
@@ -133,15 +133,15 @@ class Heartbeat:
         looked_at = range(1, self._ranks) if self._rank == 0 else range(1)
         keys = [f"{BEATS}/{rank}" for rank in looked_at]
         for rank, count in zip(looked_at, self._store.multi_get(keys), strict=True):
-            before, looks = self._seen.get(rank, (b"", 0))
-            self._seen[rank] = (count, looks + 1 if count == before else 0)
-            if self._seen[rank][1] >= self._patience:
+            before, num_reads = self._last_counters.get(rank, (b"", 0))
+            self._last_counters[rank] = (count, num_reads + 1 if count == before else 0)
+            if self._last_counters[rank][1] >= self._patience:
                 return rank
         return None
 
     def _leave(self, message: str) -> None:
         """End this process, also if its main thread waits in a collective operation."""
-        self.ends(message, GO_ON)
+        self.ends(message, RESUME_HINT)
         leave(1)
 
 
@@ -154,15 +154,15 @@ def leave(code: int) -> NoReturn:
 
 
 TIMEOUT = "CURVESCOPE_TIMEOUT"
-LOOKS = "CURVESCOPE_PATIENCE"
-DEFAULT = {TIMEOUT: 1800.0, LOOKS: PATIENCE * SECONDS}
+PATIENCE_VARIABLE = "CURVESCOPE_PATIENCE"
+DEFAULT = {TIMEOUT: 1800.0, PATIENCE_VARIABLE: PATIENCE * SECONDS}
 Complain = Callable[[str, str | None], None]
 """Function called with a message and a hint for the user."""
 
 
 def describe(launch: Launch) -> str:
     """Describe the number of ranks, and how long they wait for each other."""
-    silent, busy = _seconds(LOOKS), _seconds(TIMEOUT)
+    silent, busy = _seconds(PATIENCE_VARIABLE), _seconds(TIMEOUT)
     return (
         f"{launch.ranks} ranks, started by {launch.by}: a rank without a sign of life for {silent:.0f} s "
         f"is lost; collective operations wait up to {busy:.0f} s"
@@ -182,7 +182,7 @@ def started(launch: Launch, complain: Complain, *, debug: bool = False) -> Itera
         debug: If True, show tracebacks.
     """
     _begin(launch)
-    wait = _seconds(LOOKS)
+    wait = _seconds(PATIENCE_VARIABLE)
     beat = min(SECONDS, wait / 4)
     heart = Heartbeat(
         _own_store(), launch.rank, launch.ranks, complain, seconds=beat, patience=int(wait / beat)
@@ -212,10 +212,14 @@ def _begin(launch: Launch) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(launch.local % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
-    where = {"MASTER_ADDR": launch.address, "MASTER_PORT": str(launch.port)}
+    variables = {"MASTER_ADDR": launch.address, "MASTER_PORT": str(launch.port)}
     if launch.by == "Slurm":
-        where |= {"RANK": str(launch.rank), "WORLD_SIZE": str(launch.ranks), "LOCAL_RANK": str(launch.local)}
-        os.environ.update(where)
+        variables |= {
+            "RANK": str(launch.rank),
+            "WORLD_SIZE": str(launch.ranks),
+            "LOCAL_RANK": str(launch.local),
+        }
+        os.environ.update(variables)
     dist.init_process_group(backend, timeout=timedelta(seconds=_seconds(TIMEOUT)))
     seed = torch.tensor(torch.initial_seed() % 2**32)
     dist.broadcast(seed, src=0)  # the user's module may draw random numbers
@@ -240,14 +244,14 @@ def _own_store() -> Any:
 
 def _seconds(name: str) -> float:
     """Read a number of seconds from the environment."""
-    said = os.environ.get(name, "")
+    text = os.environ.get(name, "")
     try:
-        found = float(said) if said else DEFAULT[name]
+        seconds = float(text) if text else DEFAULT[name]
     except ValueError:
-        found = 0.0
-    if not found > 0:
-        raise UsageError(f"expected {name} as a number of seconds, got {said!r}")
-    return found
+        seconds = 0.0
+    if not seconds > 0:
+        raise UsageError(f"expected {name} as a number of seconds, got {text!r}")
+    return seconds
 
 
 def _describe_error(error: BaseException) -> tuple[str, str | None]:
@@ -255,13 +259,13 @@ def _describe_error(error: BaseException) -> tuple[str, str | None]:
     if isinstance(error, CurvescopeError):
         return error.message, error.hint
     if isinstance(error, KeyboardInterrupt):
-        return "stopped", GO_ON
-    first = str(error).partition("\n")[0]
-    if isinstance(error, RuntimeError) and "imed out" in first:
-        return f"another rank has not answered for {_seconds(TIMEOUT):.0f} seconds ({TIMEOUT})", GO_ON
-    if isinstance(error, RuntimeError) and any(word in first for word in ("gloo", "NCCL", "onnection")):
-        return "another rank has ended", GO_ON
-    return f"{type(error).__name__}: {first}", GO_ON
+        return "stopped", RESUME_HINT
+    first_line = str(error).partition("\n")[0]
+    if isinstance(error, RuntimeError) and "imed out" in first_line:
+        return f"another rank has not answered for {_seconds(TIMEOUT):.0f} seconds ({TIMEOUT})", RESUME_HINT
+    if isinstance(error, RuntimeError) and any(word in first_line for word in ("gloo", "NCCL", "onnection")):
+        return "another rank has ended", RESUME_HINT
+    return f"{type(error).__name__}: {first_line}", RESUME_HINT
 
 
 @contextmanager
@@ -272,7 +276,7 @@ def _handle_sigterm(heart: Heartbeat) -> Iterator[None]:
         return
 
     def end(number: int, frame: FrameType | None) -> None:
-        heart.ends("stopped by SIGTERM: another rank has ended, or the job was canceled", GO_ON)
+        heart.ends("stopped by SIGTERM: another rank has ended, or the job was canceled", RESUME_HINT)
         leave(1)
 
     before = signal.signal(signal.SIGTERM, end)

@@ -33,9 +33,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from curvescope.core.blocks import Block
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.core.ranks import everyone, group_in_step, together
-from curvescope.core.ranks.shard_layout import Spread, leading_axes, narrowed
-from curvescope.distributed.sums import DIFFERENT, LOAD, digest_words
+from curvescope.core.ranks import gather_objects, group_in_step, shared_errors
+from curvescope.core.ranks.shard_layout import ShardGroup, leading_axes, narrow_ranges
+from curvescope.distributed.sums import DIFFERENT_STATE, SAME_STATE_HINT, digest_words
 from curvescope.engines.tensor_digest import digest
 from curvescope.models.curvature_sources import repeated_layers
 from curvescope.models.forward_errors import check_weights
@@ -73,30 +73,30 @@ def shard(
             "expected an initialized process group, but there is none",
             hint="start with torchrun, and call torch.distributed.init_process_group() first",
         )
-    found = load(model)
-    for part in found.module.modules():
+    loaded = load(model)
+    for part in loaded.module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()  # an earlier pass may have left it gathered
-    parameters = dict(found.module.named_parameters())
+    parameters = dict(loaded.module.named_parameters())
     cut = [name for name, p in parameters.items() if isinstance(p, DTensor)]
     if cut and len(cut) < len(parameters):
-        whole = next(name for name in parameters if name not in cut)
-        raise UsageError(f"expected all parameters as DTensors, or none; {whole!r} is a plain tensor")
+        full = next(name for name in parameters if name not in cut)
+        raise UsageError(f"expected all parameters as DTensors, or none; {full!r} is a plain tensor")
     if not cut:
-        _cut(found.module, group, None if device is None else torch.device(device))
-    spread = _spread_of(found.module)
-    shapes = {name: tuple(p.shape) for name, p in found.module.named_parameters()}
-    whole = {**found.blocks, **found.heads}
+        _cut(loaded.module, group, None if device is None else torch.device(device))
+    spread = _spread_of(loaded.module)
+    shapes = {name: tuple(p.shape) for name, p in loaded.module.named_parameters()}
+    full = {**loaded.blocks, **loaded.heads}
     local = {
         name: local_block(b, shapes[b.parameter], spread.rows(shapes[b.parameter][0]))
-        for name, b in whole.items()
+        for name, b in full.items()
     }
     return replace(
-        found,
-        blocks={name: local[name] for name in found.blocks},
-        heads={name: local[name] for name in found.heads},
-        sharding=Sharding(spread, shapes, whole, _layers(found.module), always, hooked(found.module)),
-        notes=(*found.notes, f"sharded over {spread.ranks} ranks: each holds some rows of every parameter"),
+        loaded,
+        blocks={name: local[name] for name in loaded.blocks},
+        heads={name: local[name] for name in loaded.heads},
+        sharding=Sharding(spread, shapes, full, _layers(loaded.module), always, hooked(loaded.module)),
+        notes=(*loaded.notes, f"sharded over {spread.ranks} ranks: each holds some rows of every parameter"),
     )
 
 
@@ -106,20 +106,20 @@ def _cut(module: nn.Module, group: ProcessGroup | None, device: torch.device | N
     assert group is not None, "the caller has checked the process group"
     kind = (device or next(module.parameters()).device).type
     mesh = DeviceMesh.from_group(group, kind)
-    done: dict[int, nn.Parameter] = {}
-    spread = Spread(group, dist.get_rank(group), dist.get_world_size(group))
+    replaced: dict[int, nn.Parameter] = {}
+    spread = ShardGroup(group, dist.get_rank(group), dist.get_world_size(group))
     for part in module.modules():
         for name, p in part._parameters.items():
             if p is None:
                 continue
-            if id(p) not in done:
+            if id(p) not in replaced:
                 rows = spread.rows(p.shape[0]) if p.dim() else _refuse_number(name)
                 piece = p.detach()[rows.start : rows.stop].to(device, copy=True)
                 tensor = DTensor.from_local(
                     piece, mesh, [Shard(0)], run_check=False, shape=p.shape, stride=p.stride()
                 )
-                done[id(p)] = nn.Parameter(tensor, requires_grad=p.requires_grad)
-            part._parameters[name] = done[id(p)]
+                replaced[id(p)] = nn.Parameter(tensor, requires_grad=p.requires_grad)
+            part._parameters[name] = replaced[id(p)]
         if device is not None:
             for name, buffer in part._buffers.items():
                 part._buffers[name] = None if buffer is None else buffer.to(device)
@@ -129,7 +129,7 @@ def _refuse_number(name: str) -> range:
     raise UsageError(f"the parameter {name!r} is a single number, which cannot be sharded by rows")
 
 
-def _spread_of(module: nn.Module) -> Spread:
+def _spread_of(module: nn.Module) -> ShardGroup:
     """Return the ranks over which all parameters are sharded by rows."""
     meshes = {p.device_mesh for p in module.parameters() if isinstance(p, DTensor)}
     for name, p in module.named_parameters():
@@ -138,13 +138,13 @@ def _spread_of(module: nn.Module) -> Spread:
             raise UsageError(
                 f"expected parameters sharded along their first axis over one group of ranks, {name!r} is "
                 f"{tuple(p.placements)} on a mesh of {tuple(p.device_mesh.shape)}",
-                hint="call call fully_shard with a mesh of one axis",
+                hint="call fully_shard with a mesh of one axis",
             )
-        rows = Spread(None, p.device_mesh.get_local_rank(), p.device_mesh.size()).rows(p.shape[0])
+        rows = ShardGroup(None, p.device_mesh.get_local_rank(), p.device_mesh.size()).rows(p.shape[0])
         if len(p._local_tensor) != len(rows):
             raise UsageError(f"expected ⌈d / R⌉ rows of {name!r} on every rank, got {len(p._local_tensor)}")
     (mesh,) = meshes
-    return Spread(mesh.get_group(), mesh.get_local_rank(), mesh.size())
+    return ShardGroup(mesh.get_group(), mesh.get_local_rank(), mesh.size())
 
 
 def _layers(module: nn.Module) -> Mapping[str, nn.Module]:
@@ -171,14 +171,14 @@ def local_block(block: Block, shape: Sequence[int], rows: range) -> Block:
         rows: Rows of the shard.
     """
     leading = leading_axes(block, shape)
-    starts, sizes = narrowed(block)
+    starts, sizes = narrow_ranges(block)
     ahead = 0  # leading axes along which the shard has a single entry
     while ahead < leading - 1 and sizes[ahead] == 1:
         ahead += 1
     before = sum(starts[a] * prod(block.split[a + 1 : leading]) for a in range(ahead))
     order = block.order or tuple(range(len(block.split)))
-    together = _together(order, range(ahead, leading))
-    if together and sizes[ahead + 1 : leading] == list(block.split[ahead + 1 : leading]):
+    are_adjacent = _are_adjacent(order, range(ahead, leading))
+    if are_adjacent and sizes[ahead + 1 : leading] == list(block.split[ahead + 1 : leading]):
         unit, joined = 1, range(ahead, leading)  # the rows form one axis
     else:
         unit, joined = prod(block.split[ahead + 1 : leading]), range(ahead, ahead + 1)
@@ -191,24 +191,24 @@ def local_block(block: Block, shape: Sequence[int], rows: range) -> Block:
             f"rows is cut inside a group of {unit} rows",
             hint="use a number of ranks that divides the number of heads",
         )
-    rest = list(range(joined.stop, len(block.split)))
-    axes = [joined.start, *rest]
-    split = (len(rows) // unit, *(block.split[a] for a in rest))
+    other_axes = list(range(joined.stop, len(block.split)))
+    axes = [joined.start, *other_axes]
+    split = (len(rows) // unit, *(block.split[a] for a in other_axes))
     cut = {0: (min(low - rows.start, len(rows)) // unit, (high - low) // unit)}
     cut |= {i: (starts[a], sizes[a]) for i, a in enumerate(axes) if i and sizes[a] != block.split[a]}
-    own = tuple(axes.index(a) for a in order if a in axes)
+    order_of_axes = tuple(axes.index(a) for a in order if a in axes)
     lengths = [cut.get(i, (0, size))[1] for i, size in enumerate(split)]
     return Block(
         block.name,
         block.parameter,
         split=split,
-        shape=_grouped(block, [sizes[a] for a in order], order, axes, [lengths[i] for i in own]),
-        order=None if own == tuple(range(len(own))) else own,
+        shape=_grouped(block, [sizes[a] for a in order], order, axes, [lengths[i] for i in order_of_axes]),
+        order=None if order_of_axes == tuple(range(len(order_of_axes))) else order_of_axes,
         narrow=tuple((i, start, length) for i, (start, length) in cut.items() if length != split[i]),
     )
 
 
-def _together(order: Sequence[int], axes: range) -> bool:
+def _are_adjacent(order: Sequence[int], axes: range) -> bool:
     """Return True if the axes are adjacent and in order."""
     place = order.index(axes.start)
     return tuple(order[place : place + len(axes)]) == tuple(axes)
@@ -218,15 +218,15 @@ def _grouped(
     block: Block, sizes: list[int], order: Sequence[int], axes: list[int], lengths: list[int]
 ) -> tuple[int, ...]:
     """Return the shape of a block with fewer rows: lengths (in order) for the remaining axes."""
-    left, found, i = iter(lengths), [], 0
-    for whole in block.shape:
-        count, here = 1, 1
-        while i < len(order) and (count < whole or sizes[i] == 1):
+    remaining, shape, i = iter(lengths), [], 0
+    for length in block.shape:
+        count, local_count = 1, 1
+        while i < len(order) and (count < length or sizes[i] == 1):
             count *= sizes[i]
-            here *= next(left) if order[i] in axes else 1
+            local_count *= next(remaining) if order[i] in axes else 1
             i += 1
-        found.append(here)
-    return tuple(found) if prod(found) == prod(lengths) else (prod(lengths), *(1 for _ in block.shape[1:]))
+        shape.append(local_count)
+    return tuple(shape) if prod(shape) == prod(lengths) else (prod(lengths), *(1 for _ in block.shape[1:]))
 
 
 def spread_out(model: Model, device: torch.device | str) -> Model:
@@ -239,10 +239,10 @@ def spread_out(model: Model, device: torch.device | str) -> Model:
         device: Device of the shards and of the computation.
     """
     module = model.module
-    with together():
+    with shared_errors():
         check_weights(model)  # before sharding, because afterwards a single rank might raise
         words = tuple(digest_words(digest([*module.parameters(), *module.buffers()])))
-    if len(set(everyone(words))) > 1:
-        raise CurvescopeError(DIFFERENT.format("model"), hint=LOAD)
-    with together():  # raises on all ranks if one rank's rows cut through a block
+    if len(set(gather_objects(words))) > 1:
+        raise CurvescopeError(DIFFERENT_STATE.format("model"), hint=SAME_STATE_HINT)
+    with shared_errors():  # raises on all ranks if one rank's rows cut through a block
         return shard(model, group_in_step(), device=device)

@@ -30,9 +30,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.ranks import everyone, group_in_step, in_step, together
+from curvescope.core.ranks import gather_objects, group_in_step, in_step, shared_errors
 from curvescope.core.seeds import generator
-from curvescope.core.threads import own_threads, same_threads
+from curvescope.core.threads import equal_threads, unlimited_threads
 from curvescope.engines import Engine
 from curvescope.engines.tensor_digest import digest
 from curvescope.problem import Problem
@@ -64,19 +64,19 @@ def describe_request(op: Any, V: Tensor, *spaces: Any) -> ProductRequest:
         getattr(op, "source", None),
         getattr(op, "seed", None),
     )
-    return ProductRequest(repr(words), seen(V))
+    return ProductRequest(repr(words), vector_projection(V))
 
 
-def seen(V: Tensor) -> float:
+def vector_projection(V: Tensor) -> float:
     """⟨r, V⟩ / ‖V‖ for signs r that repeat along V; 2 if V is not finite, 0 if it is zero."""
     flat = V.reshape(-1)
     signs = _signs(V.device, V.dtype)
-    whole = flat.numel() // SIGNS * SIGNS
-    total = (flat[:whole].view(-1, SIGNS) @ signs).sum(dtype=torch.float64)
-    total = total + (flat[whole:] @ signs[: flat.numel() - whole]).double()
+    num_full = flat.numel() // SIGNS * SIGNS
+    total = (flat[:num_full].view(-1, SIGNS) @ signs).sum(dtype=torch.float64)
+    total = total + (flat[num_full:] @ signs[: flat.numel() - num_full]).double()
     size = torch.linalg.vector_norm(flat, dtype=torch.float64)
-    found = float(total / size) if float(size) else 0.0
-    return found if math.isfinite(found) else 2.0
+    projection = float(total / size) if float(size) else 0.0
+    return projection if math.isfinite(projection) else 2.0
 
 
 def _plain(weight: Any) -> Any:
@@ -90,24 +90,24 @@ def _signs(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 T = TypeVar("T")
 WORDS, BITS = 4, 20
-DIFFERENT = "the ranks do not have the same {}: parameters, buffers, or other numbers differ"
-LOAD = "load the same on every rank, and change it in the same way on every rank"
-OTHER = "the ranks do not request the same product: {} differ"
-ALIKE = "every rank takes the same steps, with the same seeds"
+DIFFERENT_STATE = "the ranks do not have the same {}: parameters, buffers, or other numbers differ"
+SAME_STATE_HINT = "load the same on every rank, and change it in the same way on every rank"
+DIFFERENT_PRODUCT = "the ranks do not request the same product: {} differ"
+SAME_STEPS_HINT = "every rank takes the same steps, with the same seeds"
 ROUNDED = 1e-5  # largest difference of vectors that every rank computes itself
 NOTHING = ProductRequest("", 0.0)
 
 
 def state_digest(problem: Problem, *, data: bool) -> list[int]:
-    """Digest of the state as W numbers of BITS bits, equal on two ranks only if their numbers are equal.
+    """Digest of the state as W numbers of BITS bits, equal on two ranks only if their states are equal.
 
-    It covers parameters, buffers and the point, and the data too if every rank has all of them.
+    It covers parameters, buffers and the point, and with `data` also the data.
     """
     module = problem.model.module
-    held: list[Tensor] = [*module.parameters(), *module.buffers(), *problem.point.values()]
+    tensors: list[Tensor] = [*module.parameters(), *module.buffers(), *problem.point.values()]
     if data:
-        held += [t for batch in problem.batches for t in batch.tensors()]
-    return digest_words(digest(held))
+        tensors += [t for batch in problem.batches for t in batch.tensors()]
+    return digest_words(digest(tensors))
 
 
 def digest_words(parts: Iterable[Tensor | str]) -> list[int]:
@@ -119,11 +119,11 @@ def digest_words(parts: Iterable[Tensor | str]) -> list[int]:
             continue
         words.update(repr((part.dtype, tuple(part.shape))).encode())
         words.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    found = words.digest()
-    return [int.from_bytes(found[4 * i : 4 * i + 4], "big") % 2**BITS for i in range(WORDS)]
+    digest_bytes = words.digest()
+    return [int.from_bytes(digest_bytes[4 * i : 4 * i + 4], "big") % 2**BITS for i in range(WORDS)]
 
 
-def done_by_all(
+def run_on_all_ranks(
     work: Callable[[], tuple[T, float, list[int]]],
     *,
     device: torch.device,
@@ -141,27 +141,28 @@ def done_by_all(
         same: Name of the things that the words describe, for the error.
         ask: Returns the requested product, which must be the same on all ranks.
     """
-    error, found, N, words, own = None, None, 0.0, [0] * WORDS, NOTHING
+    error, found, N, words, request = None, None, 0.0, [0] * WORDS, NOTHING
     try:
-        own = ask()
-        with own_threads():
+        request = ask()
+        with unlimited_threads():
             found, N, words = work()
     except (Exception, KeyboardInterrupt) as raised:
         error = raised
     failed, total, *rest = _sum_and_compare(
-        [float(error is not None), N], [*words, *digest_words([own.words])], own, device, group
+        [float(error is not None), N], [*words, *digest_words([request.words])], request, device, group
     )
     if failed:
         _raise(error, group)
-    equal, near = rest[: 2 * WORDS], rest[-1]
+    equal, vectors_agree = rest[: 2 * WORDS], rest[-1]
     if not all(equal[:WORDS]):
-        raise CurvescopeError(DIFFERENT.format(same), hint=LOAD)
+        raise CurvescopeError(DIFFERENT_STATE.format(same), hint=SAME_STATE_HINT)
     if not all(equal[WORDS:]):
         raise CurvescopeError(
-            OTHER.format("operators, blocks, losses, shifts or numbers of columns"), hint=ALIKE
+            DIFFERENT_PRODUCT.format("operators, blocks, losses, shifts or numbers of columns"),
+            hint=SAME_STEPS_HINT,
         )
-    if not near:
-        raise CurvescopeError(OTHER.format("vectors"), hint=ALIKE)
+    if not vectors_agree:
+        raise CurvescopeError(DIFFERENT_PRODUCT.format("vectors"), hint=SAME_STEPS_HINT)
     assert found is not None, "no rank failed"
     return found, total
 
@@ -169,19 +170,17 @@ def done_by_all(
 def _sum_and_compare(
     summed: list[float],
     words: list[int],
-    own: ProductRequest,
+    request: ProductRequest,
     device: torch.device,
     group: ProcessGroup | None,
 ) -> list[float]:
-    """Return sums over ranks, then 1 for each word that all ranks share, and 1 if vectors agree up to
-    rounding.
-    """
+    """Return sums over ranks, 1 for each word that all ranks share, and 1 if vectors agree up to rounding."""
     count, ranks = len(summed), dist.get_world_size(group)
-    sent = [*summed, *words, *(h * h for h in words), own.vectors, own.vectors**2]
+    sent = [*summed, *words, *(h * h for h in words), request.vectors, request.vectors**2]
     wide = torch.float32 if device.type == "mps" else torch.float64
-    told = torch.tensor(sent, dtype=wide, device=device)
-    dist.all_reduce(told, group=group)
-    *found, s, squares = told.tolist()
+    buffer = torch.tensor(sent, dtype=wide, device=device)
+    dist.all_reduce(buffer, group=group)
+    *found, s, squares = buffer.tolist()
     rest = found[count:]
     equal = [ranks * hh == h * h for h, hh in zip(rest[: len(words)], rest[len(words) :], strict=True)]
     variance = squares / ranks - (s / ranks) ** 2
@@ -190,7 +189,7 @@ def _sum_and_compare(
 
 def _raise(error: BaseException | None, group: ProcessGroup | None) -> None:
     """Raise the same error on every rank."""
-    with in_step(group), together():
+    with in_step(group), shared_errors():
         if error is not None:
             raise error
 
@@ -200,7 +199,7 @@ def least_of_ranks(group: ProcessGroup | None) -> Callable[[float], float]:
 
     def least(value: float) -> float:
         with in_step(group):
-            return min(everyone(value))
+            return min(gather_objects(value))
 
     return least
 
@@ -212,12 +211,12 @@ def frozen_on_all(engines: Iterable[Engine], group: ProcessGroup | None) -> Iter
     Between products all ranks use the same number of threads, so that they compute the same bits.
     """
     with ExitStack() as opened:
-        with in_step(group), together():
+        with in_step(group), shared_errors():
             for engine in engines:
                 opened.enter_context(engine.frozen())
-        with same_threads(least_of_ranks(group)):
+        with equal_threads(least_of_ranks(group)):
             yield
-        with in_step(group), together():
+        with in_step(group), shared_errors():
             opened.close()
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from curvescope.core.hessian_terms import MatrixName
-from curvescope.core.tensors import leaves_of
+from curvescope.core.tensors import graph_leaves
 from curvescope.data.batches import Batch
 from curvescope.engines.module_runner import Runner
 from curvescope.engines.vjp import Linearized, Receive, ReversePass, gradient_edges, linearize
@@ -37,14 +37,14 @@ Names = tuple[str, ...]
 TWINS_ON = ("cuda",)  # GPUs, to save memory; on a CPU the order of sums stays the same
 
 
-def results(work: BatchProduct, tangents: Sequence[Tensor], rows: Names) -> list[Tensor | None]:
+def results(product: BatchProduct, tangents: Sequence[Tensor], rows: Names) -> list[Tensor | None]:
     """Return all results of a batch product, one tangent at a time, in the order of the rows."""
     by_name: dict[str, Tensor] = {}
 
     def receive(name: str, x: Tensor) -> None:
         by_name[name] = by_name[name] + x if name in by_name else x
 
-    work(tangents, 1, receive)
+    product(tangents, 1, receive)
     return [by_name.get(name) for name in rows]
 
 
@@ -107,8 +107,8 @@ def in_activations(problem: Problem, runner: Runner, batch: Batch, part: MatrixN
     added = AddedActivation(find_point(problem.model, at), batch.num_sequences)
     outputs = partial(_shifted_outputs, problem, runner, batch, added, second_order=part != "ggn")
     if part == "ggn":
-        _, z = problem.differentiable((), outputs, _ends)
-        graph = linearize({at: added.delta}, tuple(_ends(z)), (at,))
+        _, z = problem.differentiable((), outputs, _output_tensors)
+        graph = linearize({at: added.delta}, tuple(_output_tensors(z)), (at,))
         return _gauss_newton(problem, batch, graph, (at,))
 
     def scalar(leaves: Leaves) -> Tensor:
@@ -141,7 +141,7 @@ def _shifted_outputs(
     z = runner.outputs(
         batch, {}, second_order=second_order, lazy=True, more=lambda: [*unpatched, *added.changes()]
     )
-    if added.count != 1 or (runner.checkpoint and not _begins(added.delta, z)):
+    if added.count != 1 or (runner.checkpoint and not _depends_on(added.delta, z)):
         z = Runner(problem).outputs(batch, {}, second_order=True, lazy=False, more=added.changes)
     added.check()
     return z
@@ -158,9 +158,9 @@ def _unpatched_layer(model: Model, site: HookSite) -> list[Change]:
     return []
 
 
-def _begins(leaf: Tensor, z: Tensor | LinearHead) -> bool:
+def _depends_on(leaf: Tensor, z: Tensor | LinearHead) -> bool:
     """Return True if the graph of outputs begins with a leaf."""
-    return any(node is leaf for end in _ends(z) if end is not None for node in leaves_of(end))
+    return any(node is leaf for end in _output_tensors(z) if end is not None for node in graph_leaves(end))
 
 
 def _gauss_newton(problem: Problem, batch: Batch, graph: Linearized, rows: Names) -> BatchProduct:
@@ -184,7 +184,7 @@ def linearized(
     """Return the outputs as a function of leaves, with the graphs for J v and Jᵀu."""
 
     def outputs(leaves: Leaves) -> tuple[Tensor | None, ...]:
-        return tuple(_ends(runner.outputs(batch, leaves, second_order=False, lazy=lazy)))
+        return tuple(_output_tensors(runner.outputs(batch, leaves, second_order=False, lazy=lazy)))
 
     leaves, outputs_ = problem.differentiable(_union(rows, columns), outputs, lambda outputs_: outputs_)
     return linearize(leaves, outputs_, columns)
@@ -200,7 +200,7 @@ def _scalar(problem: Problem, batch: Batch, part: Part, z: Tensor | LinearHead) 
     return (loss.gradient(z.detach(), batch.targets, batch.weights) * z).sum()
 
 
-def _ends(z: Tensor | LinearHead) -> Sequence[Tensor | None]:
+def _output_tensors(z: Tensor | LinearHead) -> Sequence[Tensor | None]:
     """Return the output tensor, or the tensors that the outputs are computed from."""
     return (z,) if isinstance(z, Tensor) else tuple(z)
 

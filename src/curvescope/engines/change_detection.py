@@ -1,9 +1,9 @@
-"""Detection of changes: has a problem changed since something of it was cached?
+"""Detection of changes of a problem since something was cached.
 
-Two checks. Versions and content digests of all tensors: the parameters, the module's other tensors, those of
-the loss, and the data. And the user's own module on a few positions (`reference_forward`): outputs, loss and
-gradients are compared with what they were. Versions are compared before a product, everything else after it,
-so that a GPU need not wait.
+There are two checks. One compares versions and content digests of all tensors: the parameters, the module's
+other tensors, those of the loss, and the data. The other runs the user's module on a few positions
+(`reference_forward`) and compares outputs, loss and gradients with earlier ones. Versions are compared before
+a product, everything else after it, so that a GPU need not wait.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.engines.kernel_validation import ValidatedModel, forget_validation, modes, validated_model
-from curvescope.engines.reference_forward import ReferenceSample, alike, reference_sample
+from curvescope.engines.reference_forward import ReferenceSample, agree, reference_sample
 from curvescope.engines.tensor_digest import digest, same
 from curvescope.models.running.patching import note_rewritten
 from curvescope.problem import Problem
 
-MAX_OBJECTS = 20_000  # objects that are searched for tensors of a loss
-DEPTH = 6  # of containers, closures and objects in which tensors of a loss are looked for
+MAX_OBJECTS = 20_000  # largest number of objects that are searched for tensors of a loss
+DEPTH = 6  # levels of containers, closures and objects that are searched for tensors of a loss
 Slot = tuple[int, str, Any]
-"""Location of a tensor: the id of a submodule, an attribute, and a key or index inside of it."""
+"""Location of a tensor: the id of a submodule, an attribute, and a key or index inside it."""
 Digest = tuple[Tensor, ...]
 
 
 @final
 class ChangeDetector:
-    """The last known state of a problem, and checks if it has changed.
+    """The last known state of a problem, with checks for changes.
 
     Attributes:
         known: Validation of its model.
@@ -41,11 +41,11 @@ class ChangeDetector:
 
     def __init__(self, problem: Problem, *, engine: str, checkpoint: bool):
         self._problem, self._engine, self._checkpoint = problem, engine, checkpoint
-        self._few: ReferenceSample | None = None
+        self._sample: ReferenceSample | None = None
         self.known: ValidatedModel | None = None
         self._versions: tuple[Any, ...] = ()
         self._slots: tuple[Slot, ...] = ()  # of tensors that are not parameters
-        self._outside: list[Tensor] = []  # held by the loss, or by the function that calls the module
+        self._external: list[Tensor] = []  # held by the loss, or by the function that calls the module
         self._written: set[Slot] = set()  # slots that the module writes to when it is called
         self._digests: tuple[Digest, Digest, Digest] | None = None
         self._fresh = False
@@ -54,43 +54,43 @@ class ChangeDetector:
 
     @property
     def sample(self) -> ReferenceSample:
-        """A small part of the data, and the outputs of the user's module on it."""
-        if self._few is None:
+        """Small part of the data, and the outputs of the user's module on it."""
+        if self._sample is None:
             before = _versions(self._tensors_by_slot())
-            self._few = reference_sample(self._problem)
+            self._sample = reference_sample(self._problem)
             after = _versions(self._tensors_by_slot())
             self._written |= {slot for slot, version in before.items() if after.get(slot) != version}
             self._note_written()
-        return self._few
+        return self._sample
 
     def _note_written(self) -> None:
         """Record the tensors that the module writes to, for later passes."""
-        parts = {id(part): part for part in self._problem.model.module.modules()}
+        submodules = {id(part): part for part in self._problem.model.module.modules()}
         for number, attribute, key in self._written:
             name = key if attribute == "_buffers" else attribute
-            if number in parts and (attribute == "_buffers" or key is None):
-                note_rewritten(parts[number], name)
+            if number in submodules and (attribute == "_buffers" or key is None):
+                note_rewritten(submodules[number], name)
 
     def detect(self) -> ValidatedModel | None:
         """Return the validation of the model, or None if all tensors have the versions of the last call."""
         problem = self._problem
         if problem.device.type == "cuda":
             self._detected = torch.cuda.current_stream(problem.device).record_event()
-        if self.agreed_on_ranks(self.known is not None and self._all_versions() == self._versions):
+        if self.holds_on_all_ranks(self.known is not None and self._all_versions() == self._versions):
             return None
         problem.check_structure()
-        self._few, self._fresh, self._digests = None, True, None
+        self._sample, self._fresh, self._digests = None, True, None
         sample, tensors = self.sample, self._tensors_by_slot()
         self._slots = tuple(slot for slot in tensors if slot not in self._written)
         model, parameter_ids = problem.model, {id(p) for p in problem.model.parameters()}
         outside = tensors_in(problem.loss, model.call, model.output, model.options)
-        self._outside = [t for t in outside if id(t) not in parameter_ids]
+        self._external = [t for t in outside if id(t) not in parameter_ids]
         self._recognize(sample)
         self._versions = self._all_versions()
         return self.known
 
     def recomputing(self) -> ValidatedModel:
-        """Recompute layers from here on, and return the validation of the model with recomputed layers."""
+        """Recompute layers from now on, and return the validation of the model with recomputed layers."""
         self._checkpoint = True
         return self._recognize(self.sample)
 
@@ -115,18 +115,18 @@ class ChangeDetector:
             before, digests = self._digests, self._all_digests()
             if self._fresh or before is None:
                 self._digests, self._fresh = digests, False
-                return self.agreed_on_ranks(not self.written())
-            numbers, others_same = same(digests[0], before[0]), all(map(same, digests[1:], before[1:]))
-            reference = self.sample.again(self._problem, gradients=gradients)
+                return self.holds_on_all_ranks(not self.written())
+            numbers, others_equal = same(digests[0], before[0]), all(map(same, digests[1:], before[1:]))
+            reference = self.sample.rerun(self._problem, gradients=gradients)
             first = self.sample.reference
-            answers = reference is None or first is None or alike(reference, first)
+            answers = reference is None or first is None or agree(reference, first)
             if numbers and not (
-                others_same and answers
-            ):  # the module computes something else with the same parameters
+                others_equal and answers
+            ):  # the module computes something different with the same parameters
                 forget_validation(self._problem.model)
-            return self.agreed_on_ranks(numbers and others_same and answers)
+            return self.holds_on_all_ranks(numbers and others_equal and answers)
 
-    def agreed_on_ranks(self, holds: bool) -> bool:
+    def holds_on_all_ranks(self, holds: bool) -> bool:
         """Return True if a condition holds on every rank that the model is sharded over."""
         spread = self._problem.model.spread
         return holds if spread is None else spread.all(holds, self._problem.device)
@@ -168,7 +168,7 @@ class ChangeDetector:
     def _other_tensors(self) -> list[Tensor]:
         """Return the module's tensors at the slots of the last `detect`, and the tensors of the loss."""
         tensors = self._tensors_by_slot()
-        return [*(tensors[slot] for slot in self._slots if slot in tensors), *self._outside]
+        return [*(tensors[slot] for slot in self._slots if slot in tensors), *self._external]
 
     def _data(self) -> list[Tensor]:
         return [t for batch in self._problem.batches for t in batch.tensors()]
@@ -228,12 +228,12 @@ def _children(value: Any) -> Iterator[Any]:
         yield from (value.__self__, value.__func__)
     elif isinstance(value, types.FunctionType):
         yield from (value.__defaults__ or (), value.__kwdefaults__ or {})
-        yield from (cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
+        yield from (cell.cell_contents for cell in value.__closure__ or () if _has_contents(cell))
     elif not isinstance(value, type | types.ModuleType) and _is_of_user(type(value)):
         yield from vars(value).values() if hasattr(value, "__dict__") else ()
 
 
-def _is_filled(cell: types.CellType) -> bool:
+def _has_contents(cell: types.CellType) -> bool:
     try:
         return cell.cell_contents is not None
     except ValueError:
@@ -248,8 +248,8 @@ def _is_of_user(kind: type) -> bool:
 def changed_error(problem: Problem) -> CurvescopeError:
     """Return the error for a problem that changed during a computation of several products."""
     return CurvescopeError(
-        f"{problem.model.name} or its data changed while something was computed from many products",
-        hint="start again, and let nothing write to them during the computation",
+        f"{problem.model.name} or its data changed during a computation from several products",
+        hint="start again, and do not write to the model or the data during the computation",
     )
 
 

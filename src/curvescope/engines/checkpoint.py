@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.core.tensors import leaves_of
+from curvescope.core.tensors import graph_leaves
 from curvescope.engines.tensor_digest import same_sums, sums
 from curvescope.kernels.backends import refuse_third
 from curvescope.kernels.linear import twin_of
@@ -37,11 +37,11 @@ from curvescope.models.running.torch_checkpoints import passing_through
 
 Context = Callable[[], AbstractContextManager[Any]]
 Tensors = Sequence[Tensor | None]
-_TORCHS = frozenset(vars(nn.Module()))  # names that every module has
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # names that every module has
 
 
 def checkpointed(
-    model: Model, inside: Callable[[nn.Module], Context], repeats: RecomputeCheck
+    model: Model, inside: Callable[[nn.Module], Context], recompute_check: RecomputeCheck
 ) -> list[Change]:
     """Return changes that make the model's repeated layers recompute their intermediate results.
 
@@ -51,21 +51,21 @@ def checkpointed(
         repeats: Compares recomputed outputs with the original ones.
     """
 
-    def forward(make: Callable[..., _Call], layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(make: Callable[..., _LayerCall], layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = tree_flatten((args, kwargs))
         call = make(leaves, tree)
-        return call.whole(_Layer.apply(call, *filter(_is_real, leaves), *layer.parameters()))
+        return call.return_value(_Layer.apply(call, *filter(_is_real, leaves), *layer.parameters()))
 
-    return _in_place(model, inside, repeats, forward)
+    return _in_place(model, inside, recompute_check, forward)
 
 
 def traced(model: Model, inside: Callable[[nn.Module], Context], trace: Trace) -> list[Change]:
     """Return changes like `checkpointed`, for one pass that a trace observes."""
 
-    def forward(make: Callable[..., _Call], layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(make: Callable[..., _LayerCall], layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = tree_flatten((args, kwargs))
-        call, own_leaves = make(leaves, tree), trace.enter([*filter(_is_real, leaves), *layer.parameters()])
-        return call.whole(trace.leave(own_leaves, call.run(own_leaves)))
+        call, call_leaves = make(leaves, tree), trace.enter([*filter(_is_real, leaves), *layer.parameters()])
+        return call.return_value(trace.leave(call_leaves, call.run(call_leaves)))
 
     return _in_place(model, inside, RecomputeCheck(), forward)
 
@@ -73,7 +73,7 @@ def traced(model: Model, inside: Callable[[nn.Module], Context], trace: Trace) -
 def _in_place(
     model: Model,
     inside: Callable[[nn.Module], Context],
-    repeats: RecomputeCheck,
+    recompute_check: RecomputeCheck,
     forward: Callable[..., Any],
 ) -> list[Change]:
     """Return changes that replace the forward of each repeated layer."""
@@ -93,7 +93,7 @@ def _in_place(
         return again
 
     made = {
-        layer: partial(_Call, model, layer, model.whole_forward(layer), context(layer), repeats)
+        layer: partial(_LayerCall, model, layer, model.whole_forward(layer), context(layer), recompute_check)
         for layer in layers
     }
     return [Change(vars(layer), "forward", partial(forward, make, layer)) for layer, make in made.items()]
@@ -103,7 +103,7 @@ def _is_real(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
-class _Call:
+class _LayerCall:
     """One call of a layer as a function of tensors: its differentiable inputs, then its parameters.
 
     Attributes and buffers are restored for every recomputation, because a model may set values that belong to
@@ -116,17 +116,17 @@ class _Call:
         layer: nn.Module,
         forward: Callable[..., Any],
         inside: Context,
-        repeats: RecomputeCheck,
+        recompute_check: RecomputeCheck,
         leaves: list[Any],
         tree: Any,
     ):
         self._model, self._layer, self._run = model, layer, forward
-        self._inside, self._repeats = inside, repeats
+        self._inside, self._repeats = inside, recompute_check
         self._state = _state(layer)
         self._names = [name for name, _ in layer.named_parameters()]
         self._moving = [i for i, x in enumerate(leaves) if _is_real(x)]
         self._fixed, self._tree = [None if _is_real(x) else x for x in leaves], tree
-        self._rest: list[Any] = []
+        self._other_outputs: list[Any] = []
         self._real: list[bool] = []
         self._outputs: Any = None
         self._sums: Tensor | None = None
@@ -147,10 +147,10 @@ class _Call:
             )
         outputs, self._outputs = tree_flatten(returned)
         self._real = [_is_real(x) for x in outputs]
-        self._rest = [None if _is_real(x) else x for x in outputs]
+        self._other_outputs = [None if _is_real(x) else x for x in outputs]
         return tuple(filter(_is_real, outputs))
 
-    def first(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def first_outputs(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the outputs of the first call."""
         check_held_values(self._model, [*self._fixed, *(change.value for change in self._state)])
         outputs = self.run(tensors)
@@ -162,14 +162,16 @@ class _Call:
         """Recompute the outputs, in the context for their derivatives."""
         with self._inside():
             outputs = self.run(tensors)
-            assert self._sums is not None, "called before it is computed again"
+            assert self._sums is not None, "the first call comes before a recomputation"
             self._repeats.compare(outputs, self._sums)
             yield outputs
 
-    def whole(self, outputs: Sequence[Tensor]) -> Any:
+    def return_value(self, outputs: Sequence[Tensor]) -> Any:
         """Return the layer's return value, with these tensors instead of its own."""
-        given = iter(outputs)
-        leaves = [next(given) if real else x for x, real in zip(self._rest, self._real, strict=True)]
+        tensors = iter(outputs)
+        leaves = [
+            next(tensors) if real else x for x, real in zip(self._other_outputs, self._real, strict=True)
+        ]
         return tree_unflatten(leaves, self._outputs)
 
 
@@ -188,7 +190,7 @@ def _state(layer: nn.Module) -> list[Change]:
         for part in layer.modules()
         for holder in (vars(part), part._buffers)
         for name, value in holder.items()
-        if name not in _TORCHS and not callable(value)
+        if name not in _MODULE_ATTRIBUTES and not callable(value)
     ]
 
 
@@ -196,22 +198,22 @@ class _Layer(torch.autograd.Function):
     """x, θ ↦ y."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, call: _LayerCall, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.call = call
         ctx.save_for_backward(*tensors)
-        return call.first(tensors)
+        return call.first_outputs(tensors)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         tensors = map(twin_of, ctx.saved_tensors)
-        return None, *_Gradient.apply(ctx.call, ctx.needs_input_grad[1:], *cotangents, *tensors)
+        return None, *_LayerGradient.apply(ctx.call, ctx.needs_input_grad[1:], *cotangents, *tensors)
 
 
-class _Gradient(torch.autograd.Function):
+class _LayerGradient(torch.autograd.Function):
     """g, x, θ ↦ ∇⟨g, f⟩ in x and θ, None where not needed."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, needs: tuple[bool, ...], *tensors: Tensor) -> Any:
+    def forward(ctx: Any, call: _LayerCall, needs: tuple[bool, ...], *tensors: Tensor) -> Any:
         ctx.call, ctx.needs = call, needs
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
@@ -239,7 +241,9 @@ def _leaves(tensors: Sequence[Tensor], needs: tuple[bool, ...]) -> list[Tensor]:
     return [t.detach().requires_grad_(i < front or needs[i - front]) for i, t in enumerate(tensors)]
 
 
-def _gradient(call: _Call, needs: tuple[bool, ...], leaves: list[Tensor], *, create_graph: bool) -> Tensors:
+def _gradient(
+    call: _LayerCall, needs: tuple[bool, ...], leaves: list[Tensor], *, create_graph: bool
+) -> Tensors:
     """Return ∇⟨g, f⟩ in the x and θ that are needed; the cotangents g come first among the leaves."""
     cotangents, tensors = leaves[: len(leaves) - len(needs)], leaves[len(leaves) - len(needs) :]
     with call.again(tensors) as outputs:
@@ -257,7 +261,7 @@ def _gradient(call: _Call, needs: tuple[bool, ...], leaves: list[Tensor], *, cre
     return [next(gradients) if need else None for need in needs]
 
 
-SAME = {torch.float64: 1e-10}  # of the sum of |y|; 1e-4 in float32, where order and TF32 may differ
+SUM_TOLERANCE = {torch.float64: 1e-10}  # relative to Σ |y|; 1e-4 in float32, where order and TF32 may differ
 
 
 @final
@@ -267,7 +271,7 @@ class RecomputeCheck:
     """
 
     def __init__(self) -> None:
-        self._other: list[Tensor] = []  # one boolean per recomputed layer
+        self._different: list[Tensor] = []  # one boolean per recomputed layer
 
     @torch.no_grad()
     def sums(self, outputs: Sequence[Tensor]) -> Tensor:
@@ -280,12 +284,12 @@ class RecomputeCheck:
         """Record if the outputs have the given sums, without waiting for the device."""
         if not outputs or (outputs[0].is_cuda and torch.cuda.is_current_stream_capturing()):
             return  # replays are checked separately
-        same = same_sums(self.sums(outputs), then, SAME.get(then.dtype, 1e-4))
-        self._other.append(~same.all())
+        same = same_sums(self.sums(outputs), then, SUM_TOLERANCE.get(then.dtype, 1e-4))
+        self._different.append(~same.all())
 
-    def hold(self) -> bool:
+    def all_equal(self) -> bool:
         """Return True if all values compared since the last call were equal."""
-        different, self._other = self._other, []
+        different, self._different = self._different, []
         return not different or not bool(torch.stack(different).any())
 
 
@@ -306,7 +310,7 @@ class Trace:
     def leave(self, own_leaves: Iterable[Tensor], outputs: Iterable[Tensor]) -> list[Tensor]:
         """Check that the outputs of a layer depend on its own leaves alone, and return them."""
         own_ids, outputs = {id(t) for t in own_leaves}, list(outputs)
-        if any(id(leaf) not in own_ids for y in outputs for leaf in leaves_of(y)):
+        if any(id(leaf) not in own_ids for y in outputs for leaf in graph_leaves(y)):
             raise self._refused(
                 "uses a tensor that is not an argument (from an attribute, object or closure)"
             )
@@ -314,7 +318,7 @@ class Trace:
 
     def check(self, ends: Iterable[Tensor]) -> None:
         """Raise if a result depends on the intermediate results of a layer."""
-        if any(id(leaf) in self._inside for end in ends for leaf in leaves_of(end)):
+        if any(id(leaf) in self._inside for end in ends for leaf in graph_leaves(end)):
             raise self._refused("passes intermediate results on (to a hook, an object, another loss)")
 
     def _refused(self, why: str) -> UsageError:
@@ -335,8 +339,8 @@ def check_held_values(model: Model, values: Iterable[Any]) -> None:
     if not moving:
         return
     replaced = [p for p in model.module.parameters() if not isinstance(p, nn.Parameter)]
-    leaves = {id(leaf) for p in replaced for leaf in ([p] if p.grad_fn is None else leaves_of(p))}
-    if any(id(leaf) in leaves for t in moving for leaf in leaves_of(t)):
+    leaves = {id(leaf) for p in replaced for leaf in ([p] if p.grad_fn is None else graph_leaves(p))}
+    if any(id(leaf) in leaves for t in moving for leaf in graph_leaves(t)):
         raise lost_derivatives_error(
             model, "holds a tensor that is not an argument (in an attribute or an object)"
         )

@@ -51,8 +51,8 @@ def compare_derivatives(problem: Problem, sample: Batch, names: Sequence[str] | 
 
     Args:
         problem: The problem whose module is differentiated.
-        few: A placed batch of a few positions.
-        names: Custom functions in the graph; without them a forward pass finds them.
+        sample: A batch of a few positions on the model's device.
+        names: Custom functions in the graph; by default, a forward pass finds them.
     """
     if problem.model.spread is not None:
         return Derivatives()
@@ -114,7 +114,7 @@ def _compared(problem: Problem, batch: Batch, functions: str) -> Derivatives:
         Runner(problem, checkpoint=problem.model.releases),
     )
     source, parameters = generator(0), {name: p.detach() for name, p in problem.named_parameters()}
-    # each parameter moves in proportion to its size, and one that is zero by a unit
+    # the step of each parameter is proportional to its size, or one for a parameter that is zero
     moves = movable(problem, batch)
     v = [
         torch.randn(p.shape, generator=source).to(p.device, problem.dtype)

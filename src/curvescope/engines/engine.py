@@ -2,14 +2,15 @@
 
 An operator calls `engine.sum_over_batches(form, V, …)` and gets the sum. The steps:
 
-    detect    has the problem changed since something was cached? (change_detection) validate which kernels
-    fit a new or changed model, on a few positions (kernel_validation) run the module, with or without our
-    kernels; layers stored or recomputed (module_runner, checkpoint) cache     graphs that do not depend on
-    the directions; recordings of products (graph_cache) apply     the cached product of every batch to the
-    directions (product_forms, batch_products, vjp) confirm nothing has changed meanwhile, or the product is
-    repeated (change_detection)
+    detect    compare the problem with the state that the cache belongs to (change_detection)
+    validate  choose the kernels that fit a new or changed model, on a few positions (kernel_validation)
+    run       run the module, with or without our kernels, with layers stored or recomputed (module_runner,
+              checkpoint)
+    cache     store graphs that do not depend on the directions, and recordings of products (graph_cache)
+    apply     apply the cached product of every batch to the directions (product_forms, batch_products, vjp)
+    confirm   check that nothing has changed meanwhile, or repeat the product (change_detection)
 
-The sum is not divided by the number of terms: an engine knows nothing of normalization.
+The engine does not divide the sum by the number of terms.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Engine:
             raise UsageError(f"expected an engine, got {name!r}", hint=hint)
         checkpoint = checkpoint or problem.model.releases
         self.problem, self.checkpoint = problem, checkpoint
-        self.wanted: EngineName = name
+        self.requested: EngineName = name
         self.detector = ChangeDetector(problem, engine=name, checkpoint=checkpoint)
         self.caching = CachePolicy(problem, recomputes=checkpoint)
         self.runner = Runner(problem, checkpoint=checkpoint)
@@ -76,12 +77,12 @@ class Engine:
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Engine, checkpoint=self.checkpoint), (
             self.problem,
-            self.wanted,
+            self.requested,
         )  # starts without cached entries
 
     def of(self, problem: Problem) -> Engine:
         """Return an engine of the same kind for another problem, without cached entries."""
-        return Engine(problem, self.wanted, checkpoint=self.checkpoint)
+        return Engine(problem, self.requested, checkpoint=self.checkpoint)
 
     @property
     def name(self) -> str:
@@ -89,9 +90,9 @@ class Engine:
         return self.runner.name
 
     @property
-    def why(self) -> str:
+    def fallback_reason(self) -> str:
         """Reason why the last product did not use our kernels; empty if it did."""
-        return "" if self.detector.known is None else self.detector.known.why
+        return "" if self.detector.known is None else self.detector.known.fallback_reason
 
     @property
     def attends(self) -> bool:
@@ -128,7 +129,7 @@ class Engine:
         """
 
         def work() -> tuple[Tensor, float]:
-            N = self.problem.num_terms  # read before the GPU has much to do, which this would wait for
+            N = self.problem.num_terms  # read first, because reading it later would wait for the GPU
             if check is not None:
                 self.keep("check", check, 0)
             return self._sum(form, V, rows, columns, label, chunk), N
@@ -154,14 +155,14 @@ class Engine:
         problem, k = self.problem, V.shape[1]
         step = self.caching.limited(1 if k == 1 else chunk or columns_at_once(problem))
         spread = problem.model.spread
-        step = step if spread is None or step == 1 else int(spread.least(step, problem.device))
+        step = step if spread is None or step == 1 else int(spread.min(step, problem.device))
         parts = [torch.zeros(rows.size, 0, dtype=problem.dtype, device=problem.device)]
         for start in range(0, k, step):
             part = V[:, start : start + step]
             tangents, total = columns.scatter_columns(part), rows.total(part.shape[1])
             for index, batch in enumerate(problem.local_batches(label)):
                 form.apply(self, index, batch, rows.parameter_names, tangents, total.add)
-            parts.append(total.whole())
+            parts.append(total.result())
         return parts[-1] if len(parts) == 2 else torch.cat(parts, dim=1)
 
     # ------------------------------------------------------------------------------- one state of the problem
@@ -173,8 +174,8 @@ class Engine:
         afterwards.
 
         Args:
-            work: Computes something by the methods of this engine.
-            gradients: Confirm the values of gradients too.
+            work: Function that uses the methods of this engine.
+            gradients: If True, confirm the values of gradients, too.
         """
         with locked(self.problem.model.module), differentiating():
             result, unchanged = self._attempt(work, gradients=gradients)
@@ -185,9 +186,8 @@ class Engine:
             if not (unchanged and self.detector.confirm()):  # the first call recorded the state
                 refuse_random(self.problem, self.detector.sample.batch)
                 raise CurvescopeError(
-                    f"{self.problem.model.name} gave different outputs each time it was called during a "
-                    f"product",
-                    hint="let nothing write to the model or the data during a product",
+                    f"{self.problem.model.name} gave different outputs in repeated calls during a product",
+                    hint="do not write to the model or the data during a product",
                 )
             return result
 
@@ -207,7 +207,9 @@ class Engine:
                 self._forget()
                 raise changed_error(self.problem) from error
             return None, False
-        repeated = not self.caching.recomputes or self.detector.agreed_on_ranks(self.runner.repeats.hold())
+        repeated = not self.caching.recomputes or self.detector.holds_on_all_ranks(
+            self.runner.recompute_check.all_equal()
+        )
         if not repeated and (again or self._frozen):
             self._forget()
             refuse_random(self.problem, self.detector.sample.batch)
@@ -216,7 +218,7 @@ class Engine:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Declare the model and the data constant inside. Start and end are checked, single products less.
+        """Declare the model and the data constant inside; start and end are checked instead of every product.
 
         A block inside another one checks nothing: the outer one does, at its own end.
 
@@ -266,7 +268,7 @@ class Engine:
         with locked(self.problem.model.module), differentiating():
             caching, model = self.caching, self.problem.model
             caching.overflowed = False
-            if caching.recomputes or not caching.whole or not repeated_layers(model.module):
+            if caching.recomputes or not caching.is_local or not repeated_layers(model.module):
                 return False
             caching.forget()
             try:
@@ -306,7 +308,7 @@ class Engine:
         Args:
             key: Key of the cache entry in this engine.
             build: A function of the problem alone.
-            size: Bytes that it takes.
+            size: Size of the result in bytes.
         """
         return self.caching.get(key, build, size)
 

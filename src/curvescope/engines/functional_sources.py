@@ -5,8 +5,8 @@ For parts y = f(x, θ) of a network, cotangents λ = ∂ℓ/∂y, and D the deri
     H_f = Σ_f Dᵀ (λ · f'') D
 
 exactly. Each call of a part is one node of the graph, and is differentiated separately. One reverse pass
-through the gradient computes D v at every node, and the rest, which belongs to no node. A node stores its (λ
-· f'') D v. A second reverse pass for each source takes it back to the parameters.
+through the gradient computes D v at every node, and the remaining terms outside of all nodes. A node stores
+its (λ · f'') D v. A second reverse pass for each source maps it to the parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from curvescope.engines.batch_products import Names, required, results, second_d
 from curvescope.engines.module_runner import Runner
 from curvescope.engines.vjp import gradient
 from curvescope.kernels.function_mode import PlainAttention
-from curvescope.models.curvature_sources import REST, Called
+from curvescope.models.curvature_sources import REST, MethodCall
 from curvescope.models.running.patching import Change, parameters_at, patched
 from curvescope.problem import Leaves, Problem
 
@@ -36,17 +36,17 @@ TOLERANCE = {
 }  # relative to the sum of norms, because sources may cancel
 SourceProducts = dict[str, Sequence[Tensor | None]]
 TangentProduct = Callable[[Sequence[Tensor]], SourceProducts]
-"""One tangent in the order of the columns to results in that of the rows."""
+"""Function from one tangent in the order of the columns to results in the order of the rows."""
 SourceWork = Callable[[Sequence[Tensor], Sequence[str], int], SourceProducts]
-"""Tangents (k, *shape) in the order of the columns, the sources wanted, and how many tangents to treat at
-once, to results in the order of the rows."""
+"""Function of tangents (k, *shape) in the order of the columns, the sources, and the number of tangents per
+pass; it returns results in the order of the rows."""
 
 
 def functional_sources(
-    problem: Problem, parts: Mapping[str, tuple[Called, ...]], batch: Batch, rows: Names, columns: Names
+    problem: Problem, parts: Mapping[str, tuple[MethodCall, ...]], batch: Batch, rows: Names, columns: Names
 ) -> SourceWork:
     """Build the product with each source's part of the functional Hessian."""
-    calls: list[_Call] = []
+    calls: list[_PartCall] = []
     ends: list[Tensor] = []
     changes = [
         Change(vars(called.owner), called.method, partial(_call, calls, name, called, original))
@@ -65,12 +65,12 @@ def functional_sources(
         return (ends[0] * z).sum()
 
     leaves, s = problem.differentiable(tuple(dict.fromkeys(rows + columns)), scalar, lambda s: [s])
-    first, into = gradient(s, [leaves[name] for name in columns]), [leaves[name] for name in rows]
+    gradients, into = gradient(s, [leaves[name] for name in columns]), [leaves[name] for name in rows]
 
     def along(wanted: Sequence[str], v: Sequence[Tensor]) -> SourceProducts:
         try:
             # with the derivative in G as an output, autograd visits every node
-            products: SourceProducts = {REST: _pull(first, v, [*into, *ends])[:-1]}
+            products: SourceProducts = {REST: _pull(gradients, v, [*into, *ends])[:-1]}
             for name in wanted:
                 if name != REST:
                     local_calls = [call for call in calls if call.source == name and call.local]
@@ -90,13 +90,13 @@ def functional_sources(
 def _grouped(along: TangentProduct, v: Sequence[Tensor], group: int) -> SourceProducts:
     """Return the results for k tangents, `group` at a time: (k, *shape) each."""
     products = [
-        _together(along, group_of_tangents)
+        _batched(along, group_of_tangents)
         for group_of_tangents in zip(*(x.split(group) for x in v), strict=True)
     ]
-    return products[0] if len(products) == 1 else _joined(torch.cat, products)
+    return products[0] if len(products) == 1 else _concatenated(torch.cat, products)
 
 
-def _together(along: TangentProduct, v: Sequence[Tensor]) -> SourceProducts:
+def _batched(along: TangentProduct, v: Sequence[Tensor]) -> SourceProducts:
     """Return the results for some tangents, with vmap if possible, else one after the other."""
     missing: dict[str, list[bool]] = {}
 
@@ -115,10 +115,10 @@ def _together(along: TangentProduct, v: Sequence[Tensor]) -> SourceProducts:
             }
         except RuntimeError:
             pass  # an operation without a batching rule
-    return _joined(torch.stack, [along([x[j] for x in v]) for j in range(k)])
+    return _concatenated(torch.stack, [along([x[j] for x in v]) for j in range(k)])
 
 
-def _joined(join: Callable[[list[Tensor]], Tensor], parts: list[SourceProducts]) -> SourceProducts:
+def _concatenated(join: Callable[[list[Tensor]], Tensor], parts: list[SourceProducts]) -> SourceProducts:
     """Join the results for several tangents."""
     return {
         name: [
@@ -129,7 +129,7 @@ def _joined(join: Callable[[list[Tensor]], Tensor], parts: list[SourceProducts])
     }
 
 
-def check_sources_add_up(problem: Problem, parts: Mapping[str, tuple[Called, ...]], batch: Batch) -> None:
+def check_sources_add_up(problem: Problem, parts: Mapping[str, tuple[MethodCall, ...]], batch: Batch) -> None:
     """Raise if the sources do not add up to the functional Hessian in a random direction.
 
     This happens if a part uses tensors other than its arguments, or passes on tensors that it does not
@@ -137,17 +137,17 @@ def check_sources_add_up(problem: Problem, parts: Mapping[str, tuple[Called, ...
     """
     names = tuple(dict(problem.named_parameters()))
     v = [_random(problem.get_parameter(name), i)[None] for i, name in enumerate(names)]
-    whole = second_derivative(problem, Runner(problem), batch, "functional", names, names)
-    truth = results(whole, v, names)
+    product = second_derivative(problem, Runner(problem), batch, "functional", names, names)
+    truth = results(product, v, names)
     products = functional_sources(problem, parts, batch, names, names)(v, list(parts), 1)
-    size = rest = 0.0
+    size = residual = 0.0
     for i, x in enumerate(truth):
-        terms = [each[i] for each in products.values()]
-        given = [term for term in terms if term is not None]
-        size += sum(float(term.norm()) for term in given)
-        difference = sum(given) - (0 if x is None else x)  # pyright: ignore[reportOperatorIssue]
-        rest += float(difference.norm()) if isinstance(difference, Tensor) else 0.0
-    if rest > TOLERANCE[problem.dtype] * size:
+        terms = [result[i] for result in products.values()]
+        present = [term for term in terms if term is not None]
+        size += sum(float(term.norm()) for term in present)
+        difference = sum(present) - (0 if x is None else x)  # pyright: ignore[reportOperatorIssue]
+        residual += float(difference.norm()) if isinstance(difference, Tensor) else 0.0
+    if residual > TOLERANCE[problem.dtype] * size:
         raise CurvescopeError(
             f"the sources of {problem.model.name} do not add up to its functional Hessian: a part uses a "
             f"tensor that is not an argument, or passes on one that it does not return (by an attribute, a "
@@ -171,14 +171,14 @@ def _pull(
     ]
     if not pairs:
         return [None] * len(into)
-    outputs, given = zip(*pairs, strict=True)
-    return torch.autograd.grad(outputs, into, given, retain_graph=True, allow_unused=True)
+    outputs, present_cotangents = zip(*pairs, strict=True)
+    return torch.autograd.grad(outputs, into, present_cotangents, retain_graph=True, allow_unused=True)
 
 
 # ------------------------------------------------------------------------------------------------- a node
 
 
-class _Call:
+class _PartCall:
     """One call of a part: a function of its real inputs and of its owner's parameters.
 
     `inputs` are these tensors in the graph of the outputs, `leaves` are detached copies, `outputs` the part's
@@ -193,17 +193,22 @@ class _Call:
 
 
 def _call(
-    calls: list[_Call], source: str, called: Called, original: Callable[..., Any], *args: Any, **kwargs: Any
+    calls: list[_PartCall],
+    source: str,
+    called: MethodCall,
+    original: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Return the result of `original` as one node of the graph."""
-    given, tree = tree_flatten((args, kwargs))
-    moving = [i for i, x in enumerate(given) if _is_real(x)]
+    arguments, tree = tree_flatten((args, kwargs))
+    moving = [i for i, x in enumerate(arguments) if _is_real(x)]
     parameters = dict(called.owner.named_parameters())
-    call = _Call(source, [*(given[i] for i in moving), *parameters.values()])
+    call = _PartCall(source, [*(arguments[i] for i in moving), *parameters.values()])
     returned: list[Any] = []
 
     def run(leaves: list[Tensor]) -> list[Tensor]:
-        inside = list(given)
+        inside = list(arguments)
         for i, leaf in zip(moving, leaves, strict=False):
             inside[i] = leaf
         parameters_of = dict(zip(parameters, leaves[len(moving) :], strict=True))
@@ -226,7 +231,9 @@ class _Value(torch.autograd.Function):
     """x, θ ↦ y."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, run: Callable[[list[Tensor]], list[Tensor]], *tensors: Tensor) -> Any:
+    def forward(
+        ctx: Any, call: _PartCall, run: Callable[[list[Tensor]], list[Tensor]], *tensors: Tensor
+    ) -> Any:
         ctx.call = call
         with torch.enable_grad():
             call.leaves = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
@@ -236,15 +243,15 @@ class _Value(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         if torch.is_grad_enabled():
-            return None, None, *_Gradient.apply(ctx.call, *cotangents)
+            return None, None, *_PartGradient.apply(ctx.call, *cotangents)
         return None, None, *_gradient(ctx.call, cotangents, create_graph=False)
 
 
-class _Gradient(torch.autograd.Function):
+class _PartGradient(torch.autograd.Function):
     """λ ↦ ∇⟨λ, f⟩ in x and θ; the derivative in λ is passed on, the one in x and θ is stored in the call."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *cotangents: Tensor) -> Any:
+    def forward(ctx: Any, call: _PartCall, *cotangents: Tensor) -> Any:
         ctx.call = call
         ctx.set_materialize_grads(False)
         with torch.enable_grad():
@@ -262,16 +269,21 @@ class _Gradient(torch.autograd.Function):
         return None, *gradients[:count]
 
 
-def _gradient(call: _Call, cotangents: Sequence[Tensor], *, create_graph: bool) -> list[Tensor | None]:
+def _gradient(call: _PartCall, cotangents: Sequence[Tensor], *, create_graph: bool) -> list[Tensor | None]:
     """Return ∇⟨λ, f⟩ in the x and θ that are differentiated."""
     leaves = [leaf for leaf in call.leaves if leaf.requires_grad]
     pairs = [(y, c) for y, c in zip(call.outputs, cotangents, strict=True) if y.requires_grad]
     if not leaves or not pairs:
         return [None] * len(call.leaves)
-    outputs, given = zip(*pairs, strict=True)
+    outputs, present_cotangents = zip(*pairs, strict=True)
     gradients = iter(
         torch.autograd.grad(
-            outputs, leaves, given, retain_graph=True, create_graph=create_graph, allow_unused=True
+            outputs,
+            leaves,
+            present_cotangents,
+            retain_graph=True,
+            create_graph=create_graph,
+            allow_unused=True,
         )
     )
     return [next(gradients) if leaf.requires_grad else None for leaf in call.leaves]

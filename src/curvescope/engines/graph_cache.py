@@ -21,7 +21,7 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.number_format import plural
-from curvescope.core.ranks.shard_layout import Spread
+from curvescope.core.ranks.shard_layout import ShardGroup
 from curvescope.data.batches import Batch
 from curvescope.engines.batch_products import BatchProduct, Names
 from curvescope.engines.kernel_validation import ValidatedModel, num_entries
@@ -31,8 +31,8 @@ from curvescope.engines.replay import cpu, cuda
 from curvescope.engines.replay.cpu import Pool
 from curvescope.problem import Problem
 
-SHARE = 0.5  # of the memory that is free without cached entries
-SHARE_ON_RANKS = 0.25  # smaller, because ranks never free single entries
+SHARE = 0.5  # largest share of the memory that is free without cached entries
+SHARE_ON_RANKS = 0.25  # the same on ranks, which never free single entries
 T = TypeVar("T")
 _store_lock = RLock()
 _store: OrderedDict[tuple[int, Hashable], tuple[Any, int]] = OrderedDict()
@@ -89,15 +89,15 @@ class SynchronizedCache:
     rank, all ranks rebuild it at every use.
     """
 
-    def __init__(self, spread: Spread) -> None:
+    def __init__(self, spread: ShardGroup) -> None:
         self._spread, self.refused = spread, False
         self._entries: dict[Hashable, Any] = {}
-        self._held = 0
+        self._num_bytes = 0
 
     def forget(self) -> None:
-        """Free all entries; every rank does."""
+        """Free all entries; every rank calls this."""
         self._entries.clear()
-        self._held = 0
+        self._num_bytes = 0
 
     def get(self, key: Hashable, build: Callable[[], T], *, device: torch.device, size: int) -> T:
         """Return the entry like `EngineCache.get`, on all ranks together."""
@@ -106,10 +106,12 @@ class SynchronizedCache:
         before = _allocated(device)
         entry = build()
         size = max(_allocated(device) - before, 0) if device.type == "cuda" else size
-        budget = SHARE_ON_RANKS * (free_bytes(device) + self._held + (size if device.type == "cuda" else 0))
-        if self._spread.all(self._held + size <= budget, device):
+        budget = SHARE_ON_RANKS * (
+            free_bytes(device) + self._num_bytes + (size if device.type == "cuda" else 0)
+        )
+        if self._spread.all(self._num_bytes + size <= budget, device):
             self._entries[key] = entry
-            self._held += size
+            self._num_bytes += size
         return entry
 
 
@@ -159,8 +161,12 @@ class CachePolicy:
     def __init__(self, problem: Problem, *, recomputes: bool):
         sharding = problem.model.sharding
         self._problem, self.recomputes = problem, recomputes
-        self.whole = sharding is None or not sharding.gathers  # True if no parameter comes from another rank
-        self._graphs = EngineCache() if self.whole or sharding is None else SynchronizedCache(sharding.spread)
+        self.is_local = (
+            sharding is None or not sharding.gathers
+        )  # True if no parameter comes from another rank
+        self._graphs = (
+            EngineCache() if self.is_local or sharding is None else SynchronizedCache(sharding.spread)
+        )
         self.max_columns: int | None = None
         self.overflowed = False
         self._known: ValidatedModel | None = None
@@ -181,7 +187,7 @@ class CachePolicy:
         self._graphs.forget()
 
     def get(self, key: Hashable, build: Callable[[], T], size: int) -> T:
-        """Return the entry of a key; it is built if it is not there, and expected to take `size` bytes."""
+        """Return the entry of a key; build it if it is missing, with an expected size of `size` bytes."""
         return self._graphs.get(key, build, device=self._problem.device, size=size)
 
     def graph(self, key: Hashable, build: Callable[[], T], batch: Batch) -> T:
@@ -197,32 +203,32 @@ class CachePolicy:
         problem = self._problem
         devices = (
             ("cuda",) if self.recomputes else ("cpu", "cuda")
-        )  # on a CPU a recording would store what layers do not
-        if problem.device.type not in devices or self._runner.name != "fast" or not self.whole:
+        )  # on a CPU, a recording would store the intermediate results of recomputed layers
+        if problem.device.type not in devices or self._runner.name != "fast" or not self.is_local:
             return build()
         if problem.device.type == "cpu":
             return cpu.Replay(build(), rows, self._pool)
         self._recorder = self._recorder or cuda.Recorder(problem.device)
         with self._recorder.building():
-            work = build()
+            product = build()
         size = self.graph_bytes(batch)
         if problem.model.widening is not None:  # a pass also makes the float32 weights
             size += GRAPH_SIZE * problem.model.num_parameters * problem.dtype.itemsize
-        return cuda.Replay(work, self._recorder, columns, in_place=rows == columns, batch_bytes=size)
+        return cuda.Replay(product, self._recorder, columns, in_place=rows == columns, batch_bytes=size)
 
     def graph_bytes(self, batch: Batch) -> int:
-        """Bytes that a graph of the batch is expected to take."""
+        """Expected size of a graph of the batch in bytes."""
         return 0 if self._known is None else int(GRAPH_SIZE * self._known.entry_bytes * num_entries(batch))
 
     def directions(self, batch: Batch, tangents: Mapping[str, Tensor], *, plain: bool = False) -> int:
         """Return the number of directions per pass; it is fixed by the first batch with several directions.
 
         Args:
-            batch: A placed one.
-            tangents: The directions, (k, *shape) each.
+            batch: A batch on the model's device.
+            tangents: Directions, (k, *shape) each.
             plain: True if the module runs without our kernels.
         """
-        if next(iter(tangents.values())).shape[0] == 1 or self.recomputes or not self.whole:
+        if next(iter(tangents.values())).shape[0] == 1 or self.recomputes or not self.is_local:
             return 1
         runner = Runner(self._problem) if plain else self._runner
         if runner.name not in self._directions:
@@ -236,13 +242,13 @@ class CachePolicy:
         return columns if self.max_columns is None else min(columns, self.max_columns)
 
     def halve(self, columns: int) -> bool:
-        """Halve the directions per pass, because memory ran out with so many columns.
+        """Halve the number of directions per pass, because memory ran out with `columns` of them.
 
         Returns:
-            False if it already is one and nothing could be freed, or if the model is sharded, because the
+            False if the number is one and nothing could be freed, or if the model is sharded, because the
             other ranks continue with this product.
         """
-        if not self.whole:
+        if not self.is_local:
             return False
         current = min(columns, *self._directions.values(), self.limited(columns))
         freed = clear_all_caches()

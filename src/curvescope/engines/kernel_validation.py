@@ -1,8 +1,8 @@
 """Validation of kernels on a model: which of them fit, and that they give the numbers of plain autograd.
 
-This is checked at first use, on a few positions, and again if the module has changed. It takes three passes
-through those positions: for autograd's product, for the outputs with kernels and the linear map that makes
-them, and for the product with kernels.
+The first use checks this on a few positions, and it is checked again if the module has changed. It takes
+three passes through these positions: for autograd's product, for the outputs with kernels and their linear
+head, and for the product with kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.ranks.shard_layout import Spread
+from curvescope.core.ranks.shard_layout import ShardGroup
 from curvescope.core.seeds import drawn_on, generator
 from curvescope.core.tensors import custom_functions
 from curvescope.data.batches import Batch
@@ -32,16 +32,19 @@ from curvescope.engines.reference_forward import Graph, ReferenceSample, referen
 from curvescope.engines.tensor_digest import same
 from curvescope.engines.vjp import ReversePass
 from curvescope.kernels.backends import casting
-from curvescope.kernels.function_mode import Head, PlainAttention
+from curvescope.kernels.function_mode import HeadLocation, PlainAttention
 from curvescope.models.hf.module import rounding
 from curvescope.models.model import Model
 from curvescope.models.running.fused import Fused, fuse
 from curvescope.problem import Problem, differentiating, double_copy
 
 LOG = logging.getLogger("curvescope")
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}  # far below a mistake, above rounding
+TOLERANCE = {
+    torch.float64: 1e-5,
+    torch.float32: 1e-3,
+}  # above rounding, and far below the error of a wrong kernel
 TOLERANCE_WITHOUT_ROUNDING = 5e-3  # in float32, if autograd's own rounding is not measured
-PART, WIDE_PART = 2**18, 2**26  # entries that are compared at once; on a GPU
+COMPARED_CHUNK, DEVICE_CHUNK = 2**18, 2**26  # entries that are compared at a time on a CPU, and on a GPU
 LARGE_VECTOR = 2**30  # vectors with more bytes are compared in parts
 Tree = Mapping[str, Tensor]
 
@@ -51,12 +54,12 @@ class ValidatedModel:
     """Result of validating a model: `fused` is None without our kernels; `head` makes its outputs."""
 
     fused: Fused | None
-    head: Head | None
-    entry_bytes: float  # of all results of a pass that are no views, for each entry of the data
-    graph: Graph | None = None  # of the user's module on the few positions
+    head: HeadLocation | None
+    entry_bytes: float  # size of all results of a pass except views, per entry of the data
+    graph: Graph | None = None  # graph of the user's module on the few positions
     numbers: tuple[Tensor, ...] = ()  # digest of its tensors that are not parameters
-    sizes: dict[Any, int] = field(default_factory=dict)  # of passes, by runner and shapes
-    why: str = ""  # reason for running without our kernels
+    sizes: dict[Any, int] = field(default_factory=dict)  # sizes of passes, by runner and shapes
+    fallback_reason: str = ""  # reason for running without our kernels
     derivatives: Derivatives = field(default_factory=Derivatives)
 
     def runner(self, problem: Problem, *, checkpoint: bool) -> Runner:
@@ -84,7 +87,8 @@ def validated_model(
     A stored validation is used if the module's graph, other tensors and outputs are unchanged.
 
     Args:
-        problem: The problem with the model. few: Its module on a few positions.
+        problem: The problem with the model.
+        sample: Its module's results on a few positions.
         numbers: A digest of the model's tensors that are not parameters.
         engine: The engine's name.
         checkpoint: True if layers are recomputed.
@@ -142,7 +146,7 @@ def _kind(problem: Problem, engine: str, checkpoint: bool) -> tuple[Any, ...]:
 
 
 def modes() -> tuple[Any, ...]:
-    """Global settings that numbers depend on."""
+    """Global settings that affect numbers."""
     return (
         casting(),
         torch.get_float32_matmul_precision(),
@@ -160,7 +164,7 @@ def _validate(
         with differentiating():
             refuse_lost(problem, sample)
     if engine == "autograd":
-        return _without_kernels(problem, sample, why="engine=autograd was asked for"), None
+        return _without_kernels(problem, sample, fallback_reason="engine=autograd was requested"), None
     fused, groups = fuse(model), _groups(problem)
     try:
         v = _direction(problem)
@@ -179,9 +183,9 @@ def _validate(
         if engine == "fast":
             raise
         LOG.info("%s runs without our kernels: %s", model.name, error)
-        why = f"our kernels do not fit this module: {str(error).partition(chr(10))[0]}"
-        return _without_kernels(problem, sample, expected.functions, why=why), None
-    repeated = runner.repeats.hold()
+        fallback_reason = f"our kernels do not fit this module: {str(error).partition(chr(10))[0]}"
+        return _without_kernels(problem, sample, expected.functions, fallback_reason=fallback_reason), None
+    repeated = runner.recompute_check.all_equal()
     if not (repeated if model.spread is None else model.spread.all(repeated, problem.device)):
         refuse_random(problem, sample)
         raise recompute_error(model)
@@ -194,19 +198,23 @@ def _validate(
 
 
 def _without_kernels(
-    problem: Problem, sample: Batch, functions: list[str] | None = None, *, why: str = ""
+    problem: Problem, sample: Batch, functions: list[str] | None = None, *, fallback_reason: str = ""
 ) -> ValidatedModel:
     """Validate a model that runs without our kernels.
 
     Args:
-        problem: Whose model is meant.
-        few: A few positions.
-        functions: Custom ones in its graph; None if no graph was made.
+        problem: The problem with the model.
+        sample: A few positions.
+        functions: Custom functions in its graph; None if no graph was made.
         why: Reason for running without kernels.
     """
     derivatives = compare_derivatives(problem, sample, functions)
     return ValidatedModel(
-        None, None, _entry_bytes(problem, sample, _size(problem, sample)), why=why, derivatives=derivatives
+        None,
+        None,
+        _entry_bytes(problem, sample, _size(problem, sample)),
+        fallback_reason=fallback_reason,
+        derivatives=derivatives,
     )
 
 
@@ -214,14 +222,14 @@ def _size(problem: Problem, sample: Batch) -> int:
     """Return the size of all results of a reference pass; 0 if it fails (the product raises the reason)."""
     try:
         return result_bytes(partial(reference, problem, sample), views=False)[1]
-    except Exception:  # whatever a module raises
+    except Exception:  # a module may raise anything
         return 0
 
 
 def _entry_bytes(problem: Problem, sample: Batch, size: int) -> float:
-    """Bytes of all results of a pass for each entry of the data, of `size` bytes on a few positions.
+    """Size of all results of a pass per entry of the data, from the `size` on a few positions.
 
-    The wide weights that a pass makes of weights in half precision do not grow with the data.
+    Weights that a pass converts from half precision are excluded, because they do not grow with the data.
     """
     model, wide = problem.model, 0
     if model.widening is not None:
@@ -236,9 +244,9 @@ def num_entries(batch: Batch) -> int:
 
 def _direction(problem: Problem) -> dict[str, Tensor]:
     parameters = dict(problem.model.named_parameters())
-    place = drawn_on(sum(p.numel() for p in parameters.values()), problem.device)
-    source = generator(0, device=place)
-    options = {"generator": source, "device": place, "dtype": torch.float32}
+    drawing_device = drawn_on(sum(p.numel() for p in parameters.values()), problem.device)
+    source = generator(0, device=drawing_device)
+    options = {"generator": source, "device": drawing_device, "dtype": torch.float32}
     return {
         name: torch.randn(1, *p.shape, **options).to(problem.device, problem.dtype)
         for name, p in parameters.items()
@@ -275,23 +283,23 @@ class _Products:
         self.functions = custom_functions(s)
 
     def hand_over(self, names: Sequence[str], receive: Callable[[str, Tensor], object]) -> None:
-        """The named rows, one after the other; those that are zero may be missing."""
+        """Pass the named rows to `receive`, one after the other; rows that are zero may be missing."""
         into = [self._graph.leaves[name] for name in names]
         with differentiating():
             ReversePass(self._graph.first, names, into)(self._v, 1, receive)
 
     def of(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """The named rows, (1, *shape) each."""
+        """Return the named rows, (1, *shape) each."""
         rows: dict[str, Tensor] = {}
         self.hand_over(names, rows.__setitem__)
         return rows
 
 
 class _RelativeError:
-    """‖actual − expected‖ / ‖expected‖, accumulated over parameters; a missing one is zero."""
+    """‖actual − expected‖ / ‖expected‖, accumulated over parameters; a missing parameter counts as zero."""
 
     def __init__(self) -> None:
-        self._gap, self._size = 0.0, 0.0  # squares
+        self._squared_error, self._size = 0.0, 0.0  # squares
 
     def add(self, actual: _Products, names: Sequence[str], expected: Tree) -> None:
         """Add the named rows of both products."""
@@ -300,27 +308,27 @@ class _RelativeError:
         def compare(name: str, x: Tensor) -> None:
             names_seen.add(name)
             gaps = (_square(a if b is None else a.to(b) - b) for a, b in _parts(x, expected.get(name)))
-            self._gap += float(sum(gaps))
+            self._squared_error += float(sum(gaps))
 
         actual.hand_over(names, compare)
         lengths = {name: float(_square(y)) for name, y in expected.items()}
-        self._gap += sum(length for name, length in lengths.items() if name not in names_seen)
+        self._squared_error += sum(length for name, length in lengths.items() if name not in names_seen)
         self._size += sum(lengths.values())
 
     def measured(
-        self, spread: Spread | None = None, device: torch.device | None = None
+        self, spread: ShardGroup | None = None, device: torch.device | None = None
     ) -> tuple[float, float]:
         """Return the relative error, and ‖expected‖, over all ranks."""
-        squares = torch.tensor([self._gap, self._size], dtype=torch.float64)
+        squares = torch.tensor([self._squared_error, self._size], dtype=torch.float64)
         if spread is not None:
-            squares = spread.added(squares.to(device))
+            squares = spread.sum(squares.to(device))
         gap, size = squares.sqrt().tolist()
         return gap / size if size else gap, size
 
 
 def _parts(x: Tensor, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Split both tensors into parts, to limit the memory of their difference."""
-    step = WIDE_PART if x.is_cuda else PART
+    step = DEVICE_CHUNK if x.is_cuda else COMPARED_CHUNK
     other_parts = (None,) * -(-x.numel() // step) if y is None else y.flatten().split(step)
     return zip(x.flatten().split(step), other_parts, strict=True)
 

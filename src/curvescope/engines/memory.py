@@ -31,16 +31,16 @@ class _CountBytes(DispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes, self.own = 0, 0
+        self.bytes, self.bytes_without_views = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = {_memory(item) for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor)}
+        argument_memory = {_memory(item) for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor)}
         for item in result if isinstance(result, tuple | list) else (result,):
             if isinstance(item, Tensor):
-                size = _own_bytes(item)
+                size = _tensor_bytes(item)
                 self.bytes += size
-                self.own += 0 if _memory(item) in given else size
+                self.bytes_without_views += 0 if _memory(item) in argument_memory else size
         return result
 
 
@@ -48,7 +48,7 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
 
 
-def _own_bytes(tensor: Tensor) -> int:
+def _tensor_bytes(tensor: Tensor) -> int:
     """Return the size of a tensor's entries; for a sparse tensor, of its nonzero entries."""
     if tensor.layout != torch.strided:
         return tensor._nnz() * tensor.element_size()
@@ -63,8 +63,8 @@ def result_bytes(call: Callable[[], T], *, views: bool = True) -> tuple[T, int]:
             stores.
     """
     with torch.no_grad(), _CountBytes() as count:
-        found = call()
-    return found, count.bytes if views else count.own
+        result = call()
+    return result, count.bytes if views else count.bytes_without_views
 
 
 def ran_out(error: BaseException) -> bool:
@@ -85,8 +85,9 @@ def directions_per_pass(problem: Problem, results: int) -> int:
 
 
 def columns_at_once(problem: Problem) -> int:
-    """Return the number of columns of which four copies (tangents, results, their sum) take a quarter of the
-    free memory; on a CPU, one if a column is too large for batching to pay.
+    """Number of columns whose four copies (tangents, results, sum) fit into a quarter of the memory.
+
+    On a CPU it is one if columns are too large for batching to save time.
     """
     column = problem.model.num_parameters * torch.finfo(problem.dtype).bits // 8
     if problem.device.type == "cpu" and column > CPU_GROUP_BYTES:
@@ -102,10 +103,10 @@ def too_large(problem: Problem, batch: Batch, size: int, *, again: bool) -> Curv
         again: True if layers are already recomputed.
     """
     free, count = free_bytes(problem.device), batch.num_sequences
-    fits = min(int(BATCH_SHARE * free / size * count) if size else count, count // 2)
+    num_fitting = min(int(BATCH_SHARE * free / size * count) if size else count, count // 2)
     hint = "" if again else "checkpoint=True recomputes layers instead of storing them"
-    if fits:
-        smaller = f"batches of {fits} should fit (batch_size={fits})"
+    if num_fitting:
+        smaller = f"batches of {num_fitting} should fit (batch_size={num_fitting})"
         hint = f"{smaller}; {hint}" if hint else smaller
     return CurvescopeError(
         f"memory ran out in a product of {problem.model.name} with one direction through a batch of "

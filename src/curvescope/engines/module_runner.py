@@ -18,26 +18,26 @@ from curvescope.data.batches import Batch
 from curvescope.engines.checkpoint import Context, RecomputeCheck, Trace, checkpointed, traced
 from curvescope.kernels.attention.hf import differentiated
 from curvescope.kernels.backends import casting
-from curvescope.kernels.function_mode import FindHead, Head, PlainAttention, Substitute
+from curvescope.kernels.function_mode import FindHead, HeadLocation, PlainAttention, Substitute
 from curvescope.kernels.head import LinearHead
 from curvescope.models.running.fused import Fused
 from curvescope.models.running.patching import Change, evaluation, patched
 from curvescope.problem import Leaves, Problem
 
 Changes = Callable[[], list[Change]]
-"""Further changes of the module; asked for once before every pass."""
+"""Function that returns further changes of the module, called once before every pass."""
 
 
 @final
 class Runner:
-    """The outputs of a problem's module, as a function of leaves.
+    """Outputs of a problem's module as a function of leaves.
 
     Args:
         problem: The problem whose module runs.
-        fused: The kernels that fit its module; without them the module only gets attention with second
+        fused: Kernels that fit its module; without them, the module only gets attention with second
             derivatives.
-        head: The linear map that makes the outputs, if there is one.
-        checkpoint: Recompute layers instead of keeping them.
+        head: Linear map that makes the outputs, if there is one.
+        checkpoint: Recompute layers instead of storing them.
 
     Attributes:
         repeats: Compares the outputs of recomputed layers with the original ones.
@@ -47,11 +47,11 @@ class Runner:
         self,
         problem: Problem,
         fused: Fused | None = None,
-        head: Head | None = None,
+        head: HeadLocation | None = None,
         *,
         checkpoint: bool = False,
     ):
-        self.checkpoint, self.repeats, self._problem = checkpoint, RecomputeCheck(), problem
+        self.checkpoint, self.recompute_check, self._problem = checkpoint, RecomputeCheck(), problem
         self._fused, self._head = fused, head
         self.name = "autograd" if fused is None else "fast"
 
@@ -64,14 +64,14 @@ class Runner:
         lazy: bool,
         more: Changes = list,
     ) -> Tensor | LinearHead:
-        """The outputs z.
+        """Compute the outputs z.
 
         Args:
-            batch: A placed one.
-            leaves: In place of the parameters.
-            second_order: They will be differentiated twice, not only once (and Jᵀu in u).
-            lazy: The last linear map may be left to the loss.
-            more: Changes of the module for this pass; asked for once.
+            batch: A batch on the model's device.
+            leaves: Tensors that replace the parameters.
+            second_order: True if the outputs will be differentiated twice, not only once (and Jᵀu in u).
+            lazy: If True, the loss may compute the last linear map.
+            more: Function that returns changes of the module for this pass; called once.
         """
         if self._fused is None:
             layers = self._layers([], PlainAttention)
@@ -95,7 +95,7 @@ class Runner:
         if not self.checkpoint:
             return []
         inside = _inside(self._problem, changes, around)
-        return checkpointed(self._problem.model, inside, self.repeats)
+        return checkpointed(self._problem.model, inside, self.recompute_check)
 
 
 def kernel_changes(problem: Problem, fused: Fused, *, second_order: bool) -> list[Change]:
@@ -106,7 +106,7 @@ def kernel_changes(problem: Problem, fused: Fused, *, second_order: bool) -> lis
 
 
 @contextmanager
-def kernels(*, second_order: bool, head: Head | None = None) -> Iterator[Substitute]:
+def kernels(*, second_order: bool, head: HeadLocation | None = None) -> Iterator[Substitute]:
     """Replace PyTorch's functions by our kernels inside; other attention becomes plain."""
     with (
         differentiated(second_order=second_order),
@@ -116,7 +116,7 @@ def kernels(*, second_order: bool, head: Head | None = None) -> Iterator[Substit
         yield mode
 
 
-def find_head(problem: Problem, fused: Fused, batch: Batch) -> tuple[Head | None, Tensor]:
+def find_head(problem: Problem, fused: Fused, batch: Batch) -> tuple[HeadLocation | None, Tensor]:
     """Return the linear map that makes the outputs of a module with our kernels on a placed batch, and its
     outputs.
     """
@@ -148,18 +148,20 @@ def _inside(problem: Problem, changes: list[Change], kernels: Context) -> Callab
     model, module = problem.model, problem.model.module
     settings = [*model.settings(module), *model.attention(module)]
     settings += [] if model.sharding is None else model.sharding.without_hooks()
-    places = {id(vars(part)) for part in module.modules()}
+    attribute_ids = {id(vars(part)) for part in module.modules()}
 
     def context(layer: nn.Module) -> Context:
         attribute_dicts = {id(vars(part)) for part in layer.modules()}
         local_changes = [
-            c for c in (*settings, *changes) if id(c.holder) in attribute_dicts or id(c.holder) not in places
+            c
+            for c in (*settings, *changes)
+            if id(c.holder) in attribute_dicts or id(c.holder) not in attribute_ids
         ]
 
         @contextmanager
         def again() -> Iterator[None]:
-            # Without the lock: on a GPU autograd computes layers again in threads of its own, while the one
-            # that holds the lock waits for them.
+            # Without the lock: on a GPU, autograd recomputes layers in its own threads, while the thread that
+            # holds the lock waits for them.
             with patched([*evaluation(layer), *local_changes]), kernels():
                 yield
 

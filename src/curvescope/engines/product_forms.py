@@ -1,4 +1,4 @@
-"""Forms of products: what a curvature operator asks its engine to sum over the batches.
+"""Forms of products: the computation that the engine sums over batches for an operator.
 
 `apply` computes the product on one batch, using the engine's cache, and passes on the result parameter by
 parameter.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Tree = dict[str, Tensor]
 Middle = Callable[[int, Batch, Tensor, Tensor], Tensor]
-"""M u for a batch and its number, the outputs z, and u of shape (k, *z.shape)."""
+"""Function of the batch's number, the batch, outputs z, and u (k, *z.shape) that returns M u."""
 
 
 class ProductForm(ABC):
@@ -38,13 +38,13 @@ class ProductForm(ABC):
         """Apply the sum over one batch's terms to tangents; it is not divided.
 
         Args:
-            engine: Executes the product, and caches what does not depend on the tangents.
-            index: The number of the batch.
-            batch: A placed one.
-            rows: Parameters that results are wanted for.
-            tangents: {parameter: (k, *shape)}, k directions at once.
-            receive: Takes each result and must copy it, because the buffer is reused. Parameters with a zero
-                result may be missing; results with the same name must be added.
+            engine: Executes the product and caches graphs that do not depend on the tangents.
+            index: Number of the batch.
+            batch: A batch on the model's device.
+            rows: Parameters for which results are computed.
+            tangents: {parameter: (k, *shape)} for k directions.
+            receive: Function that receives each result and must copy it, because the buffer is reused.
+                Parameters with a zero result may be missing; results with the same name must be added.
         """
 
 

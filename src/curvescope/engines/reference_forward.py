@@ -1,7 +1,8 @@
-"""The user's own module on a few positions: its outputs, its loss and its gradients, as a reference.
+"""Reference run of the user's module on a few positions: its outputs, loss and gradients.
 
 The engine compares them with earlier ones (`change_detection`) and with the results of our kernels
-(`kernel_validation`). A module that draws random numbers, or writes to its parameters, raises an error here.
+(`kernel_validation`). This file also raises errors for modules that draw random numbers or write to
+parameters.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.tensors import custom_functions, take_each
+from curvescope.core.tensors import custom_functions, lookup_settings, receive_gradients
 from curvescope.data.batches import Batch
 from curvescope.data.dict_batches import MASK, hides_start
 from curvescope.engines.tensor_digest import digest, same, same_sums, sums
@@ -26,7 +27,7 @@ from curvescope.models.running.patching import Change, patched, thawed
 from curvescope.problem import Problem
 
 NUM_POSITIONS = 16  # positions of the sequence that the module is called on
-NUM_TRIES = 8  # calls to detect that random outputs differ
+NUM_TRIES = 8  # calls to detect random outputs
 ROUNDING = 64  # in units of the last place of the largest output
 GRADIENT_ROUNDING = {
     torch.float64: 1e-9
@@ -35,14 +36,14 @@ Graph = tuple[Any, ...]
 
 
 class Reference(NamedTuple):
-    """Results of the user's module when it is called as it is.
+    """Results of the user's unmodified module.
 
     Attributes:
         outputs: Its outputs.
         loss: Their loss, (1,).
         graph: The autograd graph of the loss: names of its operations and their connections. None if the
             module cannot be differentiated as it is, or if its weights are spread over ranks or widened.
-        gradients: Two sums over the gradient in each parameter, (parameters, 2); None if not asked for.
+        gradients: Two sums over the gradient in each parameter, (parameters, 2); None if not requested.
     """
 
     outputs: Tensor
@@ -58,14 +59,14 @@ class ReferenceSample:
     Attributes:
         batch: The data.
         reference: The module's results; None if it cannot be called on any candidate.
-        custom: True if its graph has custom autograd functions, whose backward may be anything.
+        custom: True if its graph has custom autograd functions, whose backward may be arbitrary.
     """
 
     batch: Batch
     reference: Reference | None
     custom: bool = False
 
-    def again(self, problem: Problem, *, gradients: bool) -> Reference | None:
+    def rerun(self, problem: Problem, *, gradients: bool) -> Reference | None:
         """Return the module's current results; with gradients if its graph has custom functions."""
         if self.reference is None:
             return None
@@ -126,7 +127,7 @@ def _refuse_writing(problem: Problem, before: Mapping[str, tuple[Tensor, ...]]) 
             raise CurvescopeError(
                 f"the parameter {name!r} of {problem.model.name} was written to during a forward pass, so "
                 f"the loss is not a function of it",
-                hint="let neither the module nor other threads write to its parameters",
+                hint="make sure that neither the module nor other threads write to its parameters",
             )
 
 
@@ -164,7 +165,7 @@ def _cut(batch: Batch) -> Batch:
 
 @torch.no_grad()
 def reference(problem: Problem, batch: Batch) -> Reference:
-    """Outputs of the module as it is, and their loss, on a placed batch."""
+    """Compute the outputs of the unmodified module, and their loss, on a batch on the model's device."""
     z = problem.module_outputs(batch).to(problem.dtype)
     return Reference(z.clone(), problem.loss.sum(z, batch.targets, batch.weights).reshape(1))
 
@@ -172,15 +173,15 @@ def reference(problem: Problem, batch: Batch) -> Reference:
 def differentiated_reference(
     problem: Problem, batch: Batch, *, gradients: bool
 ) -> tuple[Reference, list[str]]:
-    """Outputs, loss and autograd graph of the module as it is.
+    """Compute outputs, loss and autograd graph of the unmodified module.
 
     Args:
-        problem: Whose module is called.
-        batch: A placed one.
-        gradients: Take gradients too, and look for custom functions; that costs two to three times as much.
+        problem: The problem with the module.
+        batch: A batch on the model's device.
+        gradients: If True, also compute gradients and find custom functions, at two to three times the cost.
 
     Returns:
-        What the module gives, and the names of custom autograd functions in its graph.
+        The module's results, and the names of custom autograd functions in its graph.
     """
     point = {name: p.detach().requires_grad_() for name, p in problem.point.items()}
     parameters = [p for name, p in problem.model.named_parameters() if name not in point]
@@ -195,55 +196,57 @@ def differentiated_reference(
 
 
 def _graph_of(loss: Tensor) -> Graph:
-    """Names of the nodes behind a loss, each followed by the numbers of those that it leads to."""
+    """Names and settings of the nodes in the graph of a loss, each with the numbers of its next nodes."""
     if loss.grad_fn is None:
         return ()
     numbers, waiting, graph = {loss.grad_fn: 0}, [loss.grad_fn], []
     while waiting:
         node = waiting.pop()
-        graph.append(node.name())
-        for other, _ in node.next_functions:
-            if other is None:
+        graph += [node.name(), *lookup_settings(node)]
+        for next_node, _ in node.next_functions:
+            if next_node is None:
                 graph.append(-1)
                 continue
-            number = numbers.get(other)
+            number = numbers.get(next_node)
             if number is None:
-                numbers[other] = number = len(numbers)
-                waiting.append(other)
+                numbers[next_node] = number = len(numbers)
+                waiting.append(next_node)
             graph.append(number)
     return tuple(graph)
 
 
 def _gradient_sums(loss: Tensor, parameters: list[Tensor]) -> Tensor:
-    """Σ w g and Σ |g| for the gradient g in each parameter, w weights that differ from entry to entry."""
+    """Σ w g and Σ |g| for the gradient g in each parameter, with different weights w for all entries."""
     rows = [loss.new_zeros(2)] * len(parameters)
 
-    def take(number: int, g: Tensor) -> None:
+    def receive(number: int, g: Tensor) -> None:
         rows[number] = sums(g).to(loss)
 
     if loss.requires_grad:
         with without_tensor_hooks(parameters):
-            take_each([loss], parameters, take)
+            receive_gradients([loss], parameters, receive)
     return torch.stack(rows) if rows else loss.new_zeros(0, 2)
 
 
-def alike(now: Reference, before: Reference) -> bool:
+def agree(now: Reference, before: Reference) -> bool:
     """Return True if both are the same up to the order in which sums were taken."""
     return (
         now.graph == before.graph
-        and _alike(now.outputs, before.outputs)
-        and _alike(now.loss, before.loss)
-        and (now.gradients is None or before.gradients is None or _near(now.gradients, before.gradients))
+        and _agree(now.outputs, before.outputs)
+        and _agree(now.loss, before.loss)
+        and (
+            now.gradients is None or before.gradients is None or _sums_agree(now.gradients, before.gradients)
+        )
     )
 
 
-def _near(now: Tensor, before: Tensor) -> bool:
+def _sums_agree(now: Tensor, before: Tensor) -> bool:
     """Return True if sums over gradients are the same up to rounding."""
     tolerance = GRADIENT_ROUNDING.get(before.dtype, 1e-3)
     return now.shape == before.shape and bool(same_sums(now, before, tolerance).all())
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
+def _agree(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if torch.equal(a, b):
@@ -260,9 +263,9 @@ def refuse_random(problem: Problem, batch: Batch) -> None:
     It does not raise if other code writes to the parameters meanwhile.
     """
     numbers, first, different = _numbers(problem), _layer_outputs(problem, batch), []
-    for _ in range(NUM_TRIES):  # a few draws may be alike
+    for _ in range(NUM_TRIES):  # a few draws may be agree
         repeated = _layer_outputs(problem, batch)
-        different = [name for name in first if name in repeated and not _alike(first[name], repeated[name])]
+        different = [name for name in first if name in repeated and not _agree(first[name], repeated[name])]
         if different:
             break
     else:
@@ -271,7 +274,7 @@ def refuse_random(problem: Problem, batch: Batch) -> None:
         return
     name = different[0] or type(problem.model.module).__name__
     raise CurvescopeError(
-        f"{name} gives different outputs every time it is called, so its curvature is not a fixed matrix",
+        f"{name} gives different outputs in repeated calls, so its curvature is not a fixed matrix",
         hint="switch its randomness off, for instance with F.dropout(x, p, self.training)",
     )
 

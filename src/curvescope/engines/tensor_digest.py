@@ -1,9 +1,9 @@
 """Digests of tensors that change if any entry changes, however it was written.
 
-Autograd counts the writes it sees; `tensor.data`, NumPy and other processes write past it. Reading everything
-once is cheap beside a product. Small tensors are copied. For large ones the digest has two parts: the sum of
-the bits as integers modulo 2⁶⁴, which changes with any single entry; and products of the rows with random
-weights, which detect other changes (swapped entries, pairs of signs).
+Autograd's version counters miss writes through `tensor.data`, NumPy and other processes. Reading everything
+once is cheap compared with a product. Small tensors are copied. For large ones the digest has two parts: the
+sum of the bits as integers modulo 2⁶⁴, which changes with any single entry; and products of the rows with
+random weights, which detect other changes (swapped entries, pairs of signs).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from curvescope.core.seeds import generator
 
-SMALL = 4096  # entries
+MAX_COPIED_TENSOR = 4096  # entries
 ROW = 2**14  # entries of a row at most
-SHORT = 64  # entries of a row below which the digest would be as long as the tensor
+MIN_ROW = 64  # entries of a row below which the digest would be as long as the tensor
 COPIED = 2**22  # entries that are copied at once to a type that sums well
 CUT_ROW = 2**10  # entries of the rows that are cut from a tensor without rows of such lengths
 
@@ -32,7 +32,7 @@ def digest(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
         if t.layout != torch.strided:
             continue
         t = torch.view_as_real(t.detach().resolve_conj()) if t.is_complex() else t.detach()
-        if t.numel() <= SMALL:
+        if t.numel() <= MAX_COPIED_TENSOR:
             small.setdefault((t.device, t.dtype), []).append(t.reshape(-1))
         else:
             for part in (_bits(t), _projections(t)):
@@ -67,22 +67,22 @@ def _bits(t: Tensor) -> Tensor:
 def _projections(t: Tensor) -> Tensor:
     """Multiply every row by random weights in (1/2, 3/2): integers in float64, halves in float32, row by row.
 
-    A sum in half precision would be too rough to tell near entries apart.
+    A sum in half precision would be too inaccurate to distinguish similar entries.
     """
     rows = t.flatten(1) if t.dim() > 1 else t.view(1, -1)
-    if SHORT <= rows.shape[1] <= ROW:
+    if MIN_ROW <= rows.shape[1] <= ROW:
         return _weighted(rows)
     flat = t.contiguous().view(-1)
-    whole = flat.numel() // CUT_ROW * CUT_ROW
-    return torch.cat([_weighted(flat[:whole].view(-1, CUT_ROW)), _weighted(flat[whole:].view(1, -1))])
+    num_cut = flat.numel() // CUT_ROW * CUT_ROW
+    return torch.cat([_weighted(flat[:num_cut].view(-1, CUT_ROW)), _weighted(flat[num_cut:].view(1, -1))])
 
 
 def _weighted(rows: Tensor) -> Tensor:
     if rows.dtype in (torch.float32, torch.float64):
         return rows @ _weights(rows.device, rows.dtype)[: rows.shape[1]]
     wide = torch.float32 if rows.is_floating_point() else torch.float64
-    some = rows.split(max(1, COPIED // rows.shape[1])) if rows.numel() else [rows]
-    return torch.cat([part.to(wide) @ _weights(rows.device, wide)[: rows.shape[1]] for part in some])
+    chunks = rows.split(max(1, COPIED // rows.shape[1])) if rows.numel() else [rows]
+    return torch.cat([chunk.to(wide) @ _weights(rows.device, wide)[: rows.shape[1]] for chunk in chunks])
 
 
 @cache

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.tensors import once_differentiable_node, take_each
+from curvescope.core.tensors import once_differentiable_node, receive_gradients
 from curvescope.models.running.eager import gradient_edge, without_tensor_hooks
 
 Source = Tensor | GradientEdge
@@ -37,7 +37,7 @@ class Linearized:
     pulled: Sequence[Source | None]
 
     def push(self, tangents: Sequence[Tensor], group: int) -> tuple[Tensor, ...]:
-        """J v for k tangents, for every output that is there: (k, *shape)."""
+        """J v for k tangents, (k, *shape) for every output that is not None."""
         k = tangents[0].shape[0]
         results = iter(pull(self.pulled, tangents, [u for u in self.cotangents if u is not None], group))
         tangents_out = [None if u is None else next(results) for u in self.cotangents]
@@ -51,7 +51,7 @@ class Linearized:
 def linearize(
     leaves: Mapping[str, Tensor], outputs: tuple[Tensor | None, ...], columns: Sequence[str]
 ) -> Linearized:
-    """Outputs of leaves, to be pushed along the columns and pulled back."""
+    """Linearize outputs in leaves, for products with J along the columns and with Jᵀ."""
     moving = [x for x in outputs if x is not None and x.requires_grad]
     for x in moving:
         refuse_once_differentiable(x)
@@ -96,19 +96,19 @@ def _derivative_edges(
     def note(number: int, derivative: Tensor) -> None:
         edges_[number] = _edge(derivative)
 
-    take_each(ends, wanted, note, cotangents=cotangents, create_graph=True)
+    receive_gradients(ends, wanted, note, cotangents=cotangents, create_graph=True)
     return edges_
 
 
 def _are_ours(leaves: Sequence[Tensor]) -> bool:
-    """Return True if each is there once, and none is the module's own, which may have hooks of its user's."""
+    """Return True if leaves are distinct, and none is the module's own, which may have the user's hooks."""
     return len({id(leaf) for leaf in leaves}) == len(leaves) and not any(
         isinstance(leaf, nn.Parameter) for leaf in leaves
     )
 
 
 def edges(sources: Sequence[Source | None]) -> list[GradientEdge | None]:
-    """Their places in the graph, which is all that a pass from them needs: their own memory may go."""
+    """Return the graph edges of sources; a reverse pass needs only these, so the values may be freed."""
     return [_edge(s) for s in sources]
 
 
@@ -140,15 +140,15 @@ class ReversePass:
 
     def __init__(self, sources: Sequence[Source | None], names: Sequence[str], leaves: Sequence[Tensor]):
         self._sources, self._names, self._leaves = edges(sources), names, list(leaves)
-        self._ours = _are_ours(leaves)
+        self._free_leaves = _are_ours(leaves)
 
     def __call__(self, cotangents: Sequence[Tensor | None], group: int, receive: Receive) -> None:
-        """Hand over Σ_s cᵀ_s ∂source_s/∂leaf for k cotangents c, each leaf's as soon as it is whole.
+        """Pass Σ_s cᵀ_s ∂source_s/∂leaf for k cotangents c to `receive`, as soon as a leaf's sum is complete.
 
-        For a single cotangent, no more than one result is in memory at a time. Leaves that are the module's
-        own parameters are left alone: their user may have put gradients and hooks on them.
+        For a single cotangent, at most one result is in memory at a time. The module's own parameters are not
+        touched, because they may have the user's gradients and hooks.
         """
-        if not self._ours or any(c is not None and len(c) != 1 for c in cotangents):
+        if not self._free_leaves or any(c is not None and len(c) != 1 for c in cotangents):
             gradients = _pull(self._sources, cotangents, self._leaves, group)
             for name, x in zip(self._names, gradients, strict=True):
                 if x is not None:
@@ -159,7 +159,7 @@ class ReversePass:
             return
 
         def hand_over(name: str, leaf: Tensor) -> None:
-            if leaf.grad is not None:  # it may be undefined, which is zero
+            if leaf.grad is not None:  # None means zero
                 receive(name, leaf.grad[None])
                 leaf.grad = None
 
@@ -196,19 +196,19 @@ def _pull(
 def _paired(
     sources: Sequence[GradientEdge | None], cotangents: Sequence[Tensor | None]
 ) -> tuple[list[GradientEdge], list[Tensor]]:
-    """The sources that depend on something, with their cotangents."""
+    """Sources in a graph, with their cotangents."""
     pairs = [(s, c) for s, c in zip(sources, cotangents, strict=True) if s is not None and c is not None]
     return [s for s, _ in pairs], [c for _, c in pairs]
 
 
 def _grad(outputs: list[GradientEdge], leaves: list[Tensor], directions: list[Tensor]) -> list[Tensor | None]:
-    """Gradients for directions (k, …) of the outputs: one pass for all of them, or one each."""
+    """Gradients for directions (k, …) of the outputs, in one batched pass or in one pass each."""
     k = directions[0].shape[0]
     if k > 1:
         try:
             return list(_reverse(outputs, leaves, directions, batched=True))
         except RuntimeError:
-            pass  # an operation without a rule for batches; one by one gives the same numbers
+            pass  # an operation without a batching rule; separate passes give the same numbers
     with _second_derivatives():
         gradients = [_reverse(outputs, leaves, [d[j] for d in directions]) for j in range(k)]
     if k == 1:

@@ -1,4 +1,4 @@
-"""Geometry of embeddings, heads and trajectories: spheres, low-rank matrices, words as probes.
+"""Geometry of embeddings, heads and trajectories.
 
 heads(model, 0)[3].qk.singular_values     # what head 3 of block 0 looks for, folded through its norm
 decode_heads(model, 0).qk.to_frame()      # the same as tokens, for all heads, both signs
@@ -28,7 +28,7 @@ from curvescope.geometry.attention.energy import Energy, HeadCheck, activation_e
 from curvescope.geometry.attention.heads import heads
 from curvescope.geometry.attention.selectable import Hull, Selectable, hull_vertices, selectable_keys
 from curvescope.geometry.causal.attribution import Attribution, logit_attribution
-from curvescope.geometry.causal.decoded import Direction, decode_at, layer_directions
+from curvescope.geometry.causal.decoded import SingularDirection, decode_at, layer_directions
 from curvescope.geometry.causal.steering import Effect, ablate, intervene, steer
 from curvescope.geometry.embeddings import (
     Distances,
@@ -43,7 +43,7 @@ from curvescope.geometry.probes import KeyProbe, LogitLens, ValueProbe, logit_le
 from curvescope.geometry.roles import norm_of
 from curvescope.geometry.sphere import (
     Ellipsoid,
-    Norm,
+    StreamNorm,
     attainable,
     ellipsoid,
     fold,
@@ -55,7 +55,7 @@ from curvescope.geometry.sphere import (
 )
 from curvescope.geometry.vocabulary.decode import TopTokens, top_tokens
 from curvescope.geometry.vocabulary.names import TokenNames
-from curvescope.geometry.vocabulary.references import Reference, reference, rows_reference
+from curvescope.geometry.vocabulary.references import TokenReference, reference, rows_reference
 from curvescope.geometry.vocabulary.representations import Representation, represent
 from curvescope.geometry.vocabulary.words import Words, common_nouns, select_words, vocabulary_words
 
@@ -63,7 +63,6 @@ __all__ = [
     "Attribution",
     "Circuit",
     "Composition",
-    "Direction",
     "Directions",
     "Distances",
     "Effect",
@@ -76,13 +75,14 @@ __all__ = [
     "Hull",
     "KeyProbe",
     "LogitLens",
-    "Norm",
-    "Reference",
     "Representation",
     "Rotary",
     "Selectable",
+    "SingularDirection",
     "Spectra",
+    "StreamNorm",
     "TokenNames",
+    "TokenReference",
     "TokenScores",
     "TopTokens",
     "ValueProbe",

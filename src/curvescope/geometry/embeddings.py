@@ -1,4 +1,4 @@
-"""Two tables about an embedding: how far it is from its normalized form, and its extreme tokens."""
+"""Two tables about an embedding: its distance from its normalized form, and its extreme tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.result import Tabular
 from curvescope.geometry.roles import Which, embedding, has_lens, norm_of
-from curvescope.geometry.sphere import Norm, NormKind
+from curvescope.geometry.sphere import NormKind, StreamNorm
 from curvescope.geometry.vocabulary.names import names_of
 from curvescope.models.model import Model
 
@@ -27,7 +27,7 @@ _CHUNK = 4096
 class Distances(Tabular):
     """Distance of four forms of the embedding to n(E): original, centered, scaled, centered and scaled.
 
-    Centered is less the mean row, scaled is times √d over the mean length of the rows (before centering).
+    The mean row is subtracted from centered rows. Scaled rows have a factor √d / mean row length.
     """
 
     settings: list[str]  # four names
@@ -35,7 +35,7 @@ class Distances(Tabular):
     l2_std: np.ndarray  # (4,) with n − 1
     cosine_mean: np.ndarray  # (4,) of 1 − cos
     cosine_std: np.ndarray  # (4,)
-    mean_norm: float  # of the rows
+    mean_norm: float  # mean length of the rows
     num_tokens: int
     which: str  # input or output embedding
     norm: str  # kind of the norm
@@ -66,7 +66,7 @@ class TokenScores(Tabular):
     bytes: list[str]
     norm: str  # role of the norm
     which: str
-    legacy: InitVar[object] = None  # of saved results, which may have it; says nothing
+    legacy: InitVar[object] = None  # ignored; older saved results have this field
 
     def table(self) -> Any:
         """One row per token."""
@@ -75,7 +75,7 @@ class TokenScores(Tabular):
 
 @dataclass(frozen=True)
 class Extremes(Tabular):
-    """Top and bottom tokens by each score: rows Top 1 … k, then Bottom k … 1 for every setting."""
+    """Top and bottom tokens by each score: rows Top 1 … k, then Bottom k … 1, for every setting."""
 
     setting: list[str]
     position: list[str]
@@ -101,29 +101,29 @@ def distances(
     model: Model,
     *,
     which: Which = "input",
-    norm: str | Norm | None = None,
+    norm: str | StreamNorm | None = None,
     all_rows: bool = False,
     tokenizer: Any = None,
 ) -> Distances:
-    """Distance of four forms of the embedding E from n(E), its rows on the sphere of a norm without γ, β.
+    """Measure the distance of four forms of the embedding E from n(E), its rows normalized without γ and β.
 
     Args:
         which: input or output embedding.
-        norm: whose kind and ε are used, a role or a `Norm`; default `ln_f`, or the first there is.
-        all_rows: those that are no token of the tokenizer too.
+        norm: role of a norm, or a `StreamNorm`, whose kind and ε are used; default `ln_f`, or the first norm.
+        all_rows: include rows that are not tokens of the tokenizer.
     """
     table = embedding(model, which)
-    own = norm if isinstance(norm, Norm) else _norm(model, norm)
+    norm_object = norm if isinstance(norm, StreamNorm) else _norm(model, norm)
     ids = torch.arange(len(table)) if all_rows else _ids(model, table, tokenizer)
     factor = math.sqrt(table.shape[1])
     mean, length = _mean_row(table, ids), _mean_length(table, ids)
-    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in SETTINGS]
+    measured: list[list[tuple[Tensor, Tensor]]] = [[] for _ in SETTINGS]
     for e in _rows(table, ids):
-        n = own.sphere(e)
+        n = norm_object.sphere(e)
         for i, form in enumerate((e, e - mean, e * factor / length, (e - mean) * factor / length)):
             cosine = 1 - torch.cosine_similarity(form, n, dim=1, eps=1e-300)
-            found[i].append(((form - n).norm(dim=1), cosine))
-    l2, cosine = (torch.stack([torch.cat([p[j] for p in parts]) for parts in found]) for j in (0, 1))
+            measured[i].append(((form - n).norm(dim=1), cosine))
+    l2, cosine = (torch.stack([torch.cat([p[j] for p in parts]) for parts in measured]) for j in (0, 1))
     return Distances(
         list(SETTINGS),
         l2.mean(1).numpy(),
@@ -133,7 +133,7 @@ def distances(
         length,
         len(ids),
         which,
-        own.kind,
+        norm_object.kind,
     )
 
 
@@ -146,28 +146,30 @@ def token_scores(
     all_rows: bool = False,
     tokenizer: Any = None,
 ) -> TokenScores:
-    """Scores of every token, with γ, β of a norm.
+    """Return scores of every token, with γ and β of a norm.
 
     Args:
-        norm: its role, `ln_f`, `L3.ln1`, …; default `ln_f`, or the first norm that the embedding meets.
+        norm: role of the norm: `ln_f`, `L3.ln1`, …; default `ln_f`, or the first norm after the embedding.
         which: rows of the input or the output embedding; the default is output for `ln_f`, else input.
-        scores: names of those to keep, such as `LENGTHS`; default all of them.
-        all_rows: those that are no token of the tokenizer too.
+        scores: names of the scores to return, such as `LENGTHS`; default all of them.
+        all_rows: include rows that are not tokens of the tokenizer.
     """
-    own = _norm(model, norm)
-    which = which or ("output" if own.name == "ln_f" else "input")
+    norm_object = _norm(model, norm)
+    which = which or ("output" if norm_object.name == "ln_f" else "input")
     table, names = embedding(model, which), names_of(model.tokenizer if tokenizer is None else tokenizer)
     ids = torch.arange(len(table)) if all_rows else names.known(len(table))
     mean = _mean_row(table, ids)
-    parts = [_scores(e, own, mean) for e in _rows(table, ids)]
-    kept = list(parts[0]) if scores is None else _known(scores, list(parts[0]))
-    found = {name: torch.cat([part[name] for part in parts]).numpy() for name in kept}
-    listed = ids.tolist()
-    return TokenScores(ids.numpy(), found, names.texts(listed), names.hexes(listed), own.name, which)
+    parts = [_scores(e, norm_object, mean) for e in _rows(table, ids)]
+    score_names = list(parts[0]) if scores is None else _known(scores, list(parts[0]))
+    columns = {name: torch.cat([part[name] for part in parts]).numpy() for name in score_names}
+    token_ids = ids.tolist()
+    return TokenScores(
+        ids.numpy(), columns, names.texts(token_ids), names.hexes(token_ids), norm_object.name, which
+    )
 
 
 def extremes(scores: TokenScores, *, k: int = 5, settings: Sequence[str] | None = None) -> Extremes:
-    """The k largest and the k smallest tokens by each score; ties by id.
+    """Return the k largest and the k smallest tokens by each score; ties are broken by id.
 
     Args:
         settings: names of scores; default all of them.
@@ -181,39 +183,39 @@ def extremes(scores: TokenScores, *, k: int = 5, settings: Sequence[str] | None 
         values = scores.scores[name]
         top = np.lexsort((scores.ids, -values))[:k]
         bottom = np.lexsort((scores.ids, values))[:k]
-        rows += [(name, f"Top {i + 1}", int(at)) for i, at in enumerate(top)]
-        rows += [(name, f"Bottom {i + 1}", int(at)) for i, at in reversed(list(enumerate(bottom)))]
-    at = [row[2] for row in rows]
+        rows += [(name, f"Top {i + 1}", int(indices)) for i, indices in enumerate(top)]
+        rows += [(name, f"Bottom {i + 1}", int(indices)) for i, indices in reversed(list(enumerate(bottom)))]
+    indices = [row[2] for row in rows]
     return Extremes(
         [row[0] for row in rows],
         [row[1] for row in rows],
         np.array([scores.scores[name][i] for name, _, i in rows]),
-        scores.ids[at],
-        [scores.text[i] for i in at],
-        [scores.bytes[i] for i in at],
+        scores.ids[indices],
+        [scores.text[i] for i in indices],
+        [scores.bytes[i] for i in indices],
         scores.norm,
         scores.which,
     )
 
 
-def _known(wanted: Iterable[str], names: list[str]) -> list[str]:
-    """The names of scores that are wanted; one that there is not is an error."""
-    chosen = list(wanted)
+def _known(requested: Iterable[str], names: list[str]) -> list[str]:
+    """Return the requested names of scores. Raise UsageError for an unknown name."""
+    chosen = list(requested)
     for name in chosen:
         if name not in names:
             raise UsageError(f"no score is called {name!r}", hint=near_misses(name, names))
     return chosen
 
 
-def _scores(e: Tensor, norm: Norm, mean: Tensor) -> dict[str, Tensor]:
-    """The scores of rows e (c, d)."""
+def _scores(e: Tensor, norm: StreamNorm, mean: Tensor) -> dict[str, Tensor]:
+    """Return the scores of rows e (c, d)."""
     length, shift = e.norm(dim=1), norm.shift(e)
     scaled = length if norm.gamma is None else (norm.gamma * e).norm(dim=1)
     values = (length, scaled, length + shift, scaled + shift)
-    found: dict[str, Tensor] = dict(zip(LENGTHS, values, strict=True))
+    scores: dict[str, Tensor] = dict(zip(LENGTHS, values, strict=True))
     low, high = norm.attainable(e)
     angle = torch.rad2deg(torch.arccos((e.sum(1) / (length * math.sqrt(e.shape[1]))).clamp(-1, 1)))
-    return found | {
+    return scores | {
         "max_logit": high,
         "min_logit": low,
         "reach": norm.direction(e).norm(dim=1),
@@ -223,8 +225,8 @@ def _scores(e: Tensor, norm: Norm, mean: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _norm(model: Model, role: str | None) -> Norm:
-    """The norm of a role; without one the final norm, else the embedding's own, else a plain sphere."""
+def _norm(model: Model, role: str | None) -> StreamNorm:
+    """Return the norm of a role; by default the final, the embedding's, or one without weights."""
     if role is not None:
         return norm_of(model, role)
     if has_lens(model):
@@ -232,7 +234,7 @@ def _norm(model: Model, role: str | None) -> Norm:
     if "ln_e.g" in model.blocks:
         return norm_of(model, "ln_e")
     kind: NormKind = "layernorm" if model.facts.get("norm_kind") != "rmsnorm" else "rmsnorm"
-    return Norm(kind, name="a norm without weights")
+    return StreamNorm(kind, name="a norm without weights")
 
 
 def _ids(model: Model, table: Tensor, tokenizer: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Low-rank matrices A Bᵀ, never multiplied out: singular triples, eigenvalues, norms.
+"""Low-rank matrices A Bᵀ that are never multiplied out: singular triples, eigenvalues, norms.
 
 A and B are d × h and e × h with h small. QR of both and the SVD of the h × h core R_A R_Bᵀ give the singular
 triples of A Bᵀ; its eigenvalues other than 0 are those of the h × h matrix Bᵀ A.
@@ -42,7 +42,7 @@ class Factored:
 
     @property
     def singular_values(self) -> Tensor:
-        """Those that are not zero, falling: (r,), r ≤ h."""
+        """Non-zero singular values in descending order: (r,), r ≤ h."""
         return self._svd[1]
 
     @property
@@ -68,8 +68,8 @@ class Factored:
         """
         if self.shape[0] != self.shape[1]:
             raise ShapeError(f"expected a square matrix, got {self.shape}")
-        found = torch.linalg.eigvals(self.B.T @ self.A)
-        return found[found.abs().argsort(descending=True, stable=True)]
+        values = torch.linalg.eigvals(self.B.T @ self.A)
+        return values[values.abs().argsort(descending=True, stable=True)]
 
     @property
     def frobenius(self) -> float:
@@ -120,35 +120,35 @@ class Factored:
 
 
 def low_rank_svd(A: Tensor, B: Tensor, *, noise: float = 0.0) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Singular triples (U, s, V) of every A Bᵀ of a batch, without directions that are numerically zero.
+    """Return singular triples (U, s, V) of every A Bᵀ of a batch, without numerically zero directions.
 
-    A singular value counts as zero when it is below (max(d, e, h) ε + 4 `noise`) |A|₂ |B|₂: what rounding in
-    the factors alone can make.
+    A singular value counts as zero if it is below (max(d, e, h) ε + 4 `noise`) |A|₂ |B|₂, which rounding of
+    the factors alone can cause.
 
     Args:
         A, B: (n, d, h) and (n, e, h), in float64.
-        noise: relative precision of the entries, such as 1e-7 for weights kept in float32.
+        noise: relative precision of the entries, such as 1e-7 for weights in float32.
     """
     Q_A, R_A = torch.linalg.qr(A)
     Q_B, R_B = torch.linalg.qr(B)
     U, s, Vh = torch.linalg.svd(R_A @ R_B.transpose(-1, -2))
     size = torch.linalg.matrix_norm(R_A, 2) * torch.linalg.matrix_norm(R_B, 2)
     precision = max(*A.shape[1:], B.shape[1]) * torch.finfo(A.dtype).eps + 4 * noise
-    found = []
+    triples = []
     for i in range(len(A)):
         r = int((s[i] > precision * size[i]).sum())
-        found.append((Q_A[i] @ U[i][:, :r], s[i, :r], Q_B[i] @ Vh[i][:r].T))
-    return found
+        triples.append((Q_A[i] @ U[i][:, :r], s[i, :r], Q_B[i] @ Vh[i][:r].T))
+    return triples
 
 
 def factor_all(pairs: Sequence[tuple[Tensor, Tensor]], *, noise: float = 0.0) -> list[Factored]:
-    """`Factored` of each (A, B) with its SVD already there; those of equal shape are done as one batch."""
-    found = [Factored(A, B, noise) for A, B in pairs]
+    """Return `Factored` for each (A, B) with its SVD computed; pairs of equal shape form one batch."""
+    matrices = [Factored(A, B, noise) for A, B in pairs]
     groups: dict[tuple[torch.Size, torch.Size], list[int]] = {}
     for i, (A, B) in enumerate(pairs):
         groups.setdefault((A.shape, B.shape), []).append(i)
     for members in groups.values():
         A, B = (torch.stack([pairs[i][side] for i in members]) for side in (0, 1))
         for i, triple in zip(members, low_rank_svd(A, B, noise=noise), strict=True):
-            found[i].__dict__["_svd"] = triple  # fills the cached property
-    return found
+            matrices[i].__dict__["_svd"] = triple  # fills the cached property
+    return matrices

@@ -1,4 +1,4 @@
-"""Words as probes of heads: the keys that their queries look for, and what their values write."""
+"""Words as probes of heads: the keys that their queries score highest, and the tokens their values write."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from curvescope.core.seeds import generator
 from curvescope.geometry.attention.circuits import Circuit
 from curvescope.geometry.attention.heads import heads
 from curvescope.geometry.roles import has_lens, norm_kind, norm_of, weight
-from curvescope.geometry.sphere import Norm
+from curvescope.geometry.sphere import StreamNorm
 from curvescope.geometry.vocabulary.decode import measures, rows_at, top_rows
 from curvescope.geometry.vocabulary.names import TokenNames, names_of
-from curvescope.geometry.vocabulary.references import Reference, reference, rows_reference
+from curvescope.geometry.vocabulary.references import TokenReference, reference, rows_reference
 from curvescope.geometry.vocabulary.representations import How, Representation, represent
 from curvescope.geometry.vocabulary.words import Form, Words, select_words
 from curvescope.models.model import Model
@@ -27,39 +27,37 @@ from curvescope.models.model import Model
 if TYPE_CHECKING:
     import pandas as pd
 
-Search = tuple[Reference, Tensor, Tensor]
-"""Rows to search among, directions of the words (n, d), directions of random tokens (R, d)."""
+Search = tuple[TokenReference, Tensor, Tensor]
+"""Rows to search, directions of the words (n, d), directions of random tokens (R, d)."""
 NUMBERS = ("scores", "cosine", "fraction", "z", "percentile")
 
 
 @dataclass(frozen=True, eq=False)
 class Probing:
-    """Inputs of a probe: heads, and tokens as the block sees them, with words and random tokens among
-    them.
-    """
+    """Inputs of a probe: the heads, the tokens as the block sees them, and the words and random tokens."""
 
     layer: int
-    own: list[Circuit]
+    circuits: list[Circuit]
     words: Words
     tokens: Representation
-    at: Tensor  # (n,) the words' positions in tokens.ids
+    positions: Tensor  # (n,) indices of the words in tokens.ids
     random: Tensor  # (R,)
     names: TokenNames
     seed: int
     notes: list[str]
 
     @property
-    def rows(self) -> Reference:
+    def rows(self) -> TokenReference:
         """Rows that attention reads for every token, in the form its heads expect."""
-        return self.tokens.reads(folded=self.own[0].folded)
+        return self.tokens.reads(folded=self.circuits[0].folded)
 
     @property
     def head_notes(self) -> list[str]:
         """Notes on what the matrices of the heads leave out."""
-        return [note for note in self.own[0].note.split("; ") if note]
+        return [note for note in self.circuits[0].note.split("; ") if note]
 
 
-def begin(
+def prepare(
     model: Model,
     layer: int,
     words: Sequence[str | int] | None,
@@ -76,64 +74,73 @@ def begin(
     corpus: Tensor | None = None,
 ) -> Probing:
     """Find the words among the tokens of a block, and draw random tokens; options as in `probe_keys`."""
-    own = heads(model, layer, folded=folded)
+    circuits = heads(model, layer, folded=folded)
     source = model.tokenizer if tokenizer is None else tokenizer
     if k < 1 or num_random < 2:
         raise UsageError(f"expected k of at least 1 and num_random of at least 2, got {k} and {num_random}")
-    chosen = select_words(source, words, form=form)
+    selected = select_words(source, words, form=form)
     if tokens is None:
         tokens = represent(model, layer, how=how, position=position, corpus=corpus, tokenizer=source)
-    at = tokens.positions(chosen.ids)
-    notes = [chosen.note, tokens.note]
-    if bool((at < 0).any()):
-        notes.append(f"{int((at < 0).sum())} words are left out: they have no representation")
-        chosen, at = _kept(chosen, (at >= 0).numpy()), at[at >= 0]
-    if not len(at):
+    positions = tokens.positions(selected.ids)
+    notes = [selected.note, tokens.note]
+    if bool((positions < 0).any()):
+        notes.append(f"{int((positions < 0).sum())} words are left out: they have no representation")
+        selected, positions = _drop_missing(selected, (positions >= 0).numpy()), positions[positions >= 0]
+    if not len(positions):
         raise UsageError(
-            "expected words that have a representation, none has", hint="a larger corpus, or how='run'"
+            "expected words that have a representation, got none", hint="use a larger corpus, or how='run'"
         )
     random = torch.randint(0, len(tokens.ids), (num_random,), generator=generator(seed))
-    notes.append(f"z and percentile are against {num_random} random tokens in the word's place")
-    return Probing(layer, own, chosen, tokens, at, random, names_of(source), seed, notes)
+    notes.append(f"z and percentile compare the word with {num_random} random tokens")
+    return Probing(layer, circuits, selected, tokens, positions, random, names_of(source), seed, notes)
 
 
-def _kept(words: Words, kept: np.ndarray) -> Words:
-    own = [word for word, keep in zip(words.words, kept, strict=True) if keep]
-    gone = [word for word, keep in zip(words.words, kept, strict=True) if not keep]
-    return Words(own, words.ids[kept], [*words.dropped, *gone], words.form, words.note)
+def _drop_missing(words: Words, has_representation: np.ndarray) -> Words:
+    represented = [word for word, keep in zip(words.words, has_representation, strict=True) if keep]
+    missing = [word for word, keep in zip(words.words, has_representation, strict=True) if not keep]
+    return Words(
+        represented, words.ids[has_representation], [*words.dropped, *missing], words.form, words.note
+    )
 
 
 def _nearest(searches: list[Search], k: int) -> list[Tensor]:
-    """The best rows (n, k) of every search; one go over the vocabulary where all have the same rows."""
+    """Return the best rows (n, k) of every search, in one pass if all share their rows."""
     rows = searches[0][0]
     if all(keys is rows for keys, _, _ in searches):
-        at, _ = top_rows(torch.cat([v for _, v, _ in searches]), rows, k=k)
-        return list(at.split([len(v) for _, v, _ in searches]))
+        best, _ = top_rows(torch.cat([v for _, v, _ in searches]), rows, k=k)
+        return list(best.split([len(v) for _, v, _ in searches]))
     return [top_rows(v, keys, k=k)[0] for keys, v, _ in searches]
 
 
-def above(v: Tensor, random: Tensor, at: Tensor, source: Reference) -> tuple[Tensor, Tensor]:
+def compare_with_random(
+    v: Tensor, random: Tensor, at: Tensor, source: TokenReference
+) -> tuple[Tensor, Tensor]:
     """Compare the scores at `at` (n, k) with those of random directions: z and percentile.
 
-    The percentile counts scores that are equal to nine digits by half: the word itself may be drawn.
+    Scores that agree to nine digits count by half in the percentile, because the word itself may be drawn.
     """
     z, percentile = (torch.empty(at.shape, dtype=torch.float64) for _ in range(2))
     for part, rows in rows_at(at, source):
-        own, chance = (rows * v[part, None]).sum(-1), rows @ random.T  # the bias of a row is in both
-        spread = chance.std(-1, keepdim=True)
-        spread = torch.where(spread > 0, spread, torch.full_like(spread, torch.nan))
-        beyond = (own[..., None] - chance) / spread  # how far each one is below
-        z[part] = beyond.mean(-1)
-        above, equal = beyond > 1e-9, beyond.abs() <= 1e-9
-        percentile[part] = 100 * (above.double() + 0.5 * equal.double()).mean(-1)
+        word_scores, random_scores = (
+            (rows * v[part, None]).sum(-1),
+            rows @ random.T,
+        )  # the bias of a row cancels
+        std = random_scores.std(-1, keepdim=True)
+        std = torch.where(std > 0, std, torch.full_like(std, torch.nan))
+        deviation = (
+            word_scores[..., None] - random_scores
+        ) / std  # in standard deviations above each random score
+        z[part] = deviation.mean(-1)
+        compare_with_random, equal = deviation > 1e-9, deviation.abs() <= 1e-9
+        percentile[part] = 100 * (compare_with_random.double() + 0.5 * equal.double()).mean(-1)
     return z, percentile
 
 
-def found_by(searches: list[Search], source: Reference, probing: Probing, k: int) -> dict[str, Any]:
-    """The fields that both results share, from one search per head (axis 1); `source` has the tokens' ids."""
+def result_fields(searches: list[Search], source: TokenReference, probing: Probing, k: int) -> dict[str, Any]:
+    """Return the fields that both results share, from one search per head (axis 1)."""
     parts = []
     for (keys, v, random), at in zip(searches, _nearest(searches, k), strict=True):
-        parts.append((at, *measures(v, at, keys), *above(v, random, at, keys)))
+        parts.append((at, *measures(v, at, keys), *compare_with_random(v, random, at, keys)))
     at, *numbers = (torch.stack(column, dim=1) for column in zip(*parts, strict=True))
     ids = source.ids[at]
     text, raw = probing.names.nested(ids)
@@ -151,7 +158,7 @@ def found_by(searches: list[Search], source: Reference, probing: Probing, k: int
 
 
 def frame(probe: Any, heads: list[Any]) -> pd.DataFrame:
-    """One row per word, head and rank of a probe; `heads` are the names of axis 1."""
+    """Return one row per word, head and rank of a probe; `heads` are the names of axis 1."""
     import pandas as pd
 
     rows = []
@@ -173,16 +180,16 @@ class KeyProbe(Result):
     words: list[str]
     word_ids: np.ndarray  # (n,)
     ids: np.ndarray  # (n, H, k)
-    scores: np.ndarray  # (n, H, k) attention scores, less what does not depend on the key
+    scores: np.ndarray  # (n, H, k) attention scores, without terms that do not depend on the key
     cosine: np.ndarray  # (n, H, k)
-    fraction: np.ndarray  # (n, H, k) of the greatest score that any key could have
+    fraction: np.ndarray  # (n, H, k) fraction of the greatest score that any key could have
     z: np.ndarray  # (n, H, k) standard deviations above the same key's scores with random query tokens
-    percentile: np.ndarray  # (n, H, k) among them, 0 to 100
+    percentile: np.ndarray  # (n, H, k) among these random scores, 0 to 100
     text: list[list[list[str]]]
     bytes: list[list[list[str]]]
     num_random: int
     seed: int
-    notes: list[str]  # how tokens are represented, how many words were kept, …
+    notes: list[str]  # representation of tokens, number of words, …
     legacy: InitVar[object] = None  # of saved results, which may have it; says nothing
 
     def to_frame(self) -> pd.DataFrame:
@@ -208,35 +215,35 @@ def probe_keys(
     form: Form = "auto",
     tokenizer: Any = None,
 ) -> KeyProbe:
-    """The keys that a word's query scores highest, per head: scale (n_w Ŵ_Q + b̂_Q) R(Δ) Ŵ_Kᵀ · n_t.
+    """Find the keys that a word's query scores highest, per head: scale (n_w Ŵ_Q + b̂_Q) R(Δ) Ŵ_Kᵀ · n_t.
 
     Args:
         words: see `select_words`; default 100 common nouns.
-        how: what stands for a token, with `position` and `corpus`: see `represent`.
-        tokens: what `represent` made for this layer, instead of these three.
+        how: representation of a token, with `position` and `corpus`: see `represent`.
+        tokens: result of `represent` for this layer, instead of `how`, `position` and `corpus`.
         offset: Δ of rotary positions.
-        num_random: query tokens of the baseline.
-        folded: with the norm in the matrices, see `heads`; without, they meet γ ∘ n + β.
-        bias: False leaves b_Q out.
+        num_random: number of random query tokens in the baseline.
+        folded: fold the norm into the matrices, see `heads`; else they act on γ ∘ n + β.
+        bias: False omits b_Q.
         form: words with or without a space before them, see `select_words`.
     """
-    probing = begin(
+    probing = prepare(
         model, layer, words, tokens=tokens, k=k, num_random=num_random, seed=seed, folded=folded,
         form=form, tokenizer=tokenizer, how=how, position=position, corpus=corpus,
     )  # fmt: skip
     rows = probing.rows
-    searches = [_search(circuit, rows, probing, offset, bias=bias) for circuit in probing.own]
+    searches = [_search(circuit, rows, probing, offset, bias=bias) for circuit in probing.circuits]
     left_out = [] if bias else ["the bias of queries is left out"]
     notes = [*probing.notes, *left_out, *probing.head_notes]
-    return KeyProbe(**found_by(searches, rows, probing, k), notes=notes)
+    return KeyProbe(**result_fields(searches, rows, probing, k), notes=notes)
 
 
-def _search(circuit: Circuit, rows: Reference, probing: Probing, offset: float, *, bias: bool) -> Search:
+def _search(circuit: Circuit, rows: TokenReference, probing: Probing, offset: float, *, bias: bool) -> Search:
     """Search the keys for the directions of words and random tokens.
 
     With a norm on queries and keys, the search is among the normed keys of the head, h wide.
     """
-    query, random = rows.rows(probing.at), rows.rows(probing.random)
+    query, random = rows.rows(probing.positions), rows.rows(probing.random)
     if circuit.k_gain is None:
         v, w = (circuit.key_direction(n, offset=offset, bias=bias) for n in (query, random))
         return rows, v, w
@@ -248,44 +255,43 @@ def _search(circuit: Circuit, rows: Reference, probing: Probing, offset: float, 
 
 @dataclass(frozen=True, eq=False)
 class LogitLens:
-    """A norm and the rows of tokens: the logit of t at a state x is `read(x)` · row t + bias t."""
+    """Norm and rows of tokens: the logit of t at a state x is `read(x)` · row t + bias t."""
 
-    norm: Norm
-    sphere: bool  # whether rows have γ in them, and states only go to the sphere
-    tokens: Reference
+    norm: StreamNorm
+    sphere: bool  # True if γ is in the rows, so that states are only normalized
+    tokens: TokenReference
     notes: tuple[str, ...] = ()
 
     def read(self, x: Tensor) -> Tensor:
-        """States (…, d) as the rows meet them."""
+        """Return states (…, d) normalized as the rows require."""
         return self.norm.sphere(x) if self.sphere else self.norm(x)
 
 
 def logit_lens(model: Model, layer: int, *, tokenizer: Any = None) -> LogitLens:
-    """The lens of a model at the middle of a block.
+    """Return the logit lens of a model at the middle of a block.
 
-    Pre-norm: the final norm, and P(γ_f ∘ u_t) with the biases. Post-norm: the norm behind the block's
-    attention, and u_t itself. A head with a hidden layer of its own (masked language models) is left out.
+    Pre-norm: the final norm, and P(γ_f ∘ u_t) with the biases. Post-norm: the norm after the block's
+    attention, and u_t itself. The lens omits the hidden layer in the head of masked language models.
     """
     tokens = reference(model, "logit", bias=True, tokenizer=tokenizer)
     notes = []
     if weight(model, "U") is None and model.facts.get("task", "causal-lm") == "features":
         notes.append("no unembedding: states are compared with the input embedding")
     if "W_mlm" in model.blocks:
-        notes.append("the lens leaves the hidden layer of the head out")
+        notes.append("the lens omits the hidden layer of the head")
     if has_lens(model):
         return LogitLens(norm_of(model, "ln_f"), True, tokens, tuple(notes))
     if norm_kind(model) != "none" and model.facts.get("norm") == "post":
-        notes.append(f"post-norm: states are read behind L{layer}.ln1")
+        notes.append(f"post-norm: states are read after L{layer}.ln1")
         return LogitLens(norm_of(model, f"L{layer}.ln1"), False, tokens, tuple(notes))
-    return LogitLens(Norm("none"), False, tokens, tuple(notes))
+    return LogitLens(StreamNorm("none"), False, tokens, tuple(notes))
 
 
-def behind_attention(model: Model, layer: int, updates: Tensor) -> Tensor:
-    """Updates (c, H + 1, d), the last being the sum, as they are added to the stream.
+def after_attention_norm(model: Model, layer: int, updates: Tensor) -> Tensor:
+    """Return the updates (c, H + 1, d), the last one their sum, as attention adds them to the stream.
 
-    Where the sum is normed once more (Gemma 2 and 3), every head is scaled as the sum is, so that they still
-    add up; elsewhere nothing happens, but for models that scale or lack the skip connection, which see this
-    as it is.
+    If a norm follows attention (Gemma 2 and 3), every head is scaled like the sum, so that they still add up.
+    Otherwise the updates are returned unchanged.
     """
     if f"L{layer}.ln1_post.g" not in model.blocks:
         return updates
@@ -300,16 +306,16 @@ OutputBias = Literal["sum", "every"]
 
 @dataclass(frozen=True)
 class ValueProbe(Result):
-    """Tokens that every word's value writes, by the logit lens: head axis 0 … H − 1, then the layer's sum."""
+    """Tokens that every word's value writes, by the logit lens: heads 0 … H − 1, then their sum (axis 1)."""
 
     layer: int
     words: list[str]
     word_ids: np.ndarray  # (n,)
     ids: np.ndarray  # (n, H + 1, k)
     scores: np.ndarray  # (n, H + 1, k) logits
-    cosine: np.ndarray  # (n, H + 1, k) of the normalized state and the token's logit direction
-    fraction: np.ndarray  # (n, H + 1, k) of the token's greatest attainable logit
-    z: np.ndarray  # (n, H + 1, k) above the same token's logits with the values of random tokens
+    cosine: np.ndarray  # (n, H + 1, k) between the normalized state and the token's logit direction
+    fraction: np.ndarray  # (n, H + 1, k) fraction of the token's greatest attainable logit
+    z: np.ndarray  # (n, H + 1, k) standard deviations above the same token's logits with random tokens
     percentile: np.ndarray  # (n, H + 1, k)
     norms: np.ndarray  # (n, H + 1) length of the update
     text: list[list[list[str]]]
@@ -321,8 +327,8 @@ class ValueProbe(Result):
 
     def to_frame(self) -> pd.DataFrame:
         """One row per word, head (or `sum`) and rank."""
-        found = frame(self, [*range(self.ids.shape[1] - 1), "sum"])
-        return found.assign(norm=np.repeat(self.norms.reshape(-1), self.ids.shape[2]))
+        rows = frame(self, [*range(self.ids.shape[1] - 1), "sum"])
+        return rows.assign(norm=np.repeat(self.norms.reshape(-1), self.ids.shape[2]))
 
 
 def probe_values(
@@ -342,46 +348,46 @@ def probe_values(
     form: Form = "auto",
     tokenizer: Any = None,
 ) -> ValueProbe:
-    """The tokens that the logit lens reads once a word's own value is added to it, per head and layer.
+    """Find the tokens that the logit lens reads after a word's own value is added to it, per head and layer.
 
-    A head's state is x_w + n_w Ŵ_V W_O + b̂_V W_O, the layer's is x_w plus all heads and b_O, which is what
-    attention does to a sequence of that word alone. All that is not named here is as in `probe_keys`.
+    A head's state is x_w + n_w Ŵ_V W_O + b̂_V W_O. The layer's state is x_w plus all heads and b_O, which
+    attention computes for a sequence of that word alone. The other arguments are those of `probe_keys`.
 
     Args:
-        output_bias: where b_O goes: `sum` into the layer's update; `every` into the state of each head and
-            of their sum, but into no update, and without a norm that stands behind attention.
+        output_bias: `sum` adds b_O to the layer's update. `every` adds it to the state of each head and of
+            their sum, but to no update, and skips a norm after attention.
     """
     if output_bias not in ("sum", "every"):
         raise UsageError(f"output_bias: expected sum or every, got {output_bias!r}")
-    probing = begin(
+    probing = prepare(
         model, layer, words, tokens=tokens, k=k, num_random=num_random, seed=seed, folded=folded,
         form=form, tokenizer=tokenizer, how=how, position=position, corpus=corpus,
     )  # fmt: skip
     lens = logit_lens(model, layer, tokenizer=probing.names)
     rows = probing.rows
-    updates, states = _written(model, rows, probing, probing.at, output_bias)
-    _, others = _written(model, rows, probing, probing.random, output_bias)
+    updates, states = _written_states(model, rows, probing, probing.positions, output_bias)
+    _, random_states = _written_states(model, rows, probing, probing.random, output_bias)
     searches = [
-        (lens.tokens, lens.read(states[:, i]), lens.read(others[:, i])) for i in range(states.shape[1])
+        (lens.tokens, lens.read(states[:, i]), lens.read(random_states[:, i])) for i in range(states.shape[1])
     ]
-    every = ["b_O is added to the state of every head"] if output_bias == "every" else []
+    bias_notes = ["b_O is added to the state of every head"] if output_bias == "every" else []
     return ValueProbe(
-        **found_by(searches, lens.tokens, probing, k),
+        **result_fields(searches, lens.tokens, probing, k),
         norms=updates.norm(dim=-1).numpy(),
-        notes=[*probing.notes, *lens.notes, *every, *probing.head_notes],
+        notes=[*probing.notes, *lens.notes, *bias_notes, *probing.head_notes],
     )
 
 
-def _written(
-    model: Model, rows: Reference, probing: Probing, at: Tensor, output_bias: OutputBias
+def _written_states(
+    model: Model, rows: TokenReference, probing: Probing, at: Tensor, output_bias: OutputBias
 ) -> tuple[Tensor, Tensor]:
-    """Updates of every head and their sum, and the states they lead to: (c, H + 1, d) each."""
-    n, x, b_O = rows.rows(at), probing.tokens.states(at), probing.own[0].b_O
-    each = torch.stack([circuit.values(n) for circuit in probing.own], dim=1)
-    total = each.sum(1, keepdim=True)
-    updates = torch.cat([each, total], dim=1)
+    """Return the updates of every head and their sum, and the resulting states: (c, H + 1, d) each."""
+    n, x, b_O = rows.rows(at), probing.tokens.states(at), probing.circuits[0].b_O
+    head_updates = torch.stack([circuit.values(n) for circuit in probing.circuits], dim=1)
+    total = head_updates.sum(1, keepdim=True)
+    updates = torch.cat([head_updates, total], dim=1)
     if output_bias == "every":
         return updates, x[:, None] + updates + b_O
     updates[:, -1] += b_O
-    updates = behind_attention(model, probing.layer, updates)
+    updates = after_attention_norm(model, probing.layer, updates)
     return updates, x[:, None] + updates

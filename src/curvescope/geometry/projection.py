@@ -1,7 +1,7 @@
-"""Points in d dimensions to pictures in 2 or 3: PCA, PCA on the sphere, UMAP.
+"""Project points to 2 or 3 dimensions for pictures: PCA, PCA on the sphere, UMAP.
 
-All points of a picture are fitted together, so that distances within it mean the same everywhere; only
-`project_apart` fits one set of points and puts others into its map.
+One fit uses all points of a picture, so that distances in it are comparable. Only `project_apart` fits one
+set of points and transforms others with that map.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ APART = "umap apart"
 
 @dataclass(frozen=True)
 class Projection(Result):
-    """Coordinates of points, and how much of them is shown.
+    """Coordinates of points, and the share of their variance.
 
     `explained` is the share of the variance along each axis (of the tangent vectors for `sphere`); UMAP keeps
-    neighbors, not variance, and has none.
+    neighbors, not variance, so it has none.
     """
 
     coordinates: np.ndarray  # (n, dim)
@@ -39,11 +39,13 @@ class Projection(Result):
         """Describe the projection for a caption."""
         if self.method == APART:
             return (
-                "UMAP (Euclidean, fitted on other points, raw embeddings, every group of points put into it "
-                f"by itself, seed {self.seed}): what moves may be the map"
+                "UMAP (Euclidean, fitted to raw embeddings, every group of points transformed separately, "
+                f"seed {self.seed}): differences between groups may come from the map"
             )
         if self.explained is None:
-            return f"UMAP (cosine, seed {self.seed}): near stays near, lengths and angles mean nothing"
+            return (
+                f"UMAP (cosine, seed {self.seed}): neighbors stay close, lengths and angles have no meaning"
+            )
         name = "PCA" if self.method == "pca" else "PCA in the tangent plane of the sphere"
         return f"{name}: {len(self.explained)} axes with {100 * self.explained.sum():.0f} % of the variance"
 
@@ -60,12 +62,12 @@ def project(
     """Project points (n, d) to `dim` axes.
 
     Args:
-        method: `pca` of the points less their mean; `sphere`, PCA of the logarithmic map at the mean
+        method: `pca` of the points minus their mean; `sphere`, PCA of the logarithmic map at the mean
             direction, v = θ (p − m cos θ) / sin θ with cos θ = p · m for unit p and m; `umap` with the cosine
             distance.
-        seed: of UMAP; the others have no randomness.
-        neighbors: of UMAP.
-        min_dist: of UMAP.
+        seed: seed of UMAP; the other methods are deterministic.
+        neighbors: number of neighbors in UMAP.
+        min_dist: smallest distance in UMAP.
     """
     X = np.asarray(points, dtype=np.float64)
     if X.ndim != 2 or len(X) < 2:
@@ -73,10 +75,10 @@ def project(
     if method not in get_args(Method):
         raise UsageError(f"expected a projection of {', '.join(get_args(Method))}, got {method!r}")
     if not np.isfinite(X).all():
-        raise UsageError("expected finite points, some are infinite or NaN")
+        raise UsageError("expected finite points, got infinite or NaN entries")
     if method == "umap":
-        found = _umap(X, dim=dim, seed=seed, neighbors=neighbors, min_dist=min_dist)
-        return Projection(found, method, None, seed)
+        coordinates_ = _umap(X, dim=dim, seed=seed, neighbors=neighbors, min_dist=min_dist)
+        return Projection(coordinates_, method, None, seed)
     if method == "sphere":
         X = tangent(X)
     coordinates, explained = _pca(X, dim)
@@ -84,22 +86,22 @@ def project(
 
 
 def tangent(points: np.ndarray) -> np.ndarray:
-    """Points (n, d) as unit vectors, in the tangent plane at their mean direction (the logarithmic map)."""
+    """Map points (n, d), as unit vectors, to the tangent plane at their mean direction (logarithmic map)."""
     p = points / np.linalg.norm(points, axis=1, keepdims=True)
     m = p.mean(0)
     size = np.linalg.norm(m)
     if size < 1e-9:
-        raise UsageError("expected points with a mean direction, theirs is zero", hint="projection='pca'")
+        raise UsageError("expected points with a mean direction, got a mean of zero", hint="projection='pca'")
     m = m / size
     cosine = np.clip(p @ m, -1.0, 1.0)
-    across = p - cosine[:, None] * m
-    length = np.linalg.norm(across, axis=1)
+    tangential = p - cosine[:, None] * m
+    length = np.linalg.norm(tangential, axis=1)
     angle = np.arctan2(length, cosine)
-    return across * (angle / np.where(length > 0, length, 1.0))[:, None]
+    return tangential * (angle / np.where(length > 0, length, 1.0))[:, None]
 
 
 def _pca(X: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates and shares of variance; the largest loading of every axis is positive."""
+    """Return coordinates and shares of variance; the largest loading of every axis is positive."""
     X = X - X.mean(0)
     U, s, Vt = np.linalg.svd(X, full_matrices=False)
     largest = np.abs(Vt).argmax(1)
@@ -119,23 +121,23 @@ def project_apart(
     neighbors: int = 15,
     min_dist: float = 0.1,
 ) -> Projection:
-    """UMAP with the Euclidean distance, fitted to `fitted` (n, d); each group (m, d) is then put into it.
+    """Fit UMAP with the Euclidean distance to `fitted` (n, d), then transform each group (m, d) with it.
 
-    The coordinates are those of the groups, one behind the other.
+    The result has the coordinates of the groups, one after the other.
     """
     X = np.asarray(fitted, dtype=np.float32)
     model = _umap_model(len(X), "euclidean", dim=dim, seed=seed, neighbors=neighbors, min_dist=min_dist)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.fit(X)
-        found = [model.transform(np.asarray(group, dtype=np.float32)) for group in groups]
-    return Projection(np.concatenate(found).astype(np.float64), APART, None, seed)
+        coordinates = [model.transform(np.asarray(group, dtype=np.float32)) for group in groups]
+    return Projection(np.concatenate(coordinates).astype(np.float64), APART, None, seed)
 
 
 def _umap(X: np.ndarray, *, dim: int, seed: int, neighbors: int, min_dist: float) -> np.ndarray:
     model = _umap_model(len(X), "cosine", dim=dim, seed=seed, neighbors=neighbors, min_dist=min_dist)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a seed means one thread
+        warnings.simplefilter("ignore")  # UMAP warns that a seed allows only one thread
         return np.asarray(model.fit_transform(X.astype(np.float32)), dtype=np.float64)
 
 
@@ -157,7 +159,7 @@ def _umap_model(num_points: int, metric: str, *, dim: int, seed: int, neighbors:
 
 
 def need_umap() -> Any:
-    """The package umap-learn, or a sentence that says it is missing."""
+    """Import the package umap-learn, or raise MissingExtra."""
     try:
         import umap
     except ImportError:

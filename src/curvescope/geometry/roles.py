@@ -7,30 +7,30 @@ from typing import Any, Literal
 from torch import Tensor
 
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.geometry.sphere import Norm, NormKind
+from curvescope.geometry.sphere import NormKind, StreamNorm
 from curvescope.models.forward_errors import check_vocabulary
 from curvescope.models.model import Model
 
 Which = Literal["input", "output"]
-_PLUS_ONE = ("gemma", "gemma2", "gemma3_text")  # their norms multiply by 1 + g
+_GAIN_PLUS_ONE = ("gemma", "gemma2", "gemma3_text")  # their norms multiply by 1 + g
 
 
 def weight(model: Model, name: str) -> Tensor | None:
-    """The block (or head's block) of this name as a matrix, inputs × outputs, detached; None if not there."""
+    """Return a block (or a head's block) as a detached matrix, inputs × outputs, or None."""
     block = model.blocks.get(name) or model.heads.get(name)
     if block is None:
         return None
-    found = model.inputs_first(block).take(model.module.get_parameter(block.parameter).detach()).cpu()
-    return found if model.widening is None else found.to(model.dtype)
+    W = model.inputs_first(block).take(model.module.get_parameter(block.parameter).detach()).cpu()
+    return W if model.widening is None else W.to(model.dtype)
 
 
 def norm_kind(model: Model) -> NormKind:
-    """The kind of the model's norms; `none` where it has none."""
+    """Return the kind of the model's norms; `none` if it has no norms."""
     return "none" if model.facts.get("norm", "none") == "none" else model.facts["norm_kind"]
 
 
-def norm_of(model: Model, role: str) -> Norm:
-    """The norm with this role (`L3.ln1`, `ln_f`, `ln_e`, …): kind, γ, β, ε. Without weights: 1 and 0."""
+def norm_of(model: Model, role: str) -> StreamNorm:
+    """Return the norm with a role (`L3.ln1`, `ln_f`, `ln_e`, …): kind, γ, β, ε; without weights γ=1, β=0."""
     gain, shift = weight(model, f"{role}.g"), weight(model, f"{role}.b")
     if gain is None and not _exists(model, role):
         known = [name.removesuffix(".g") for name in model.blocks if name.endswith(".g") and "ln" in name]
@@ -38,15 +38,15 @@ def norm_of(model: Model, role: str) -> Norm:
             f"expected the role of a norm of {model.name!r}, got {role!r}", hint=near_misses(role, known)
         )
     gain = None if gain is None else gain.double()
-    if gain is not None and model.facts.get("kind") in _PLUS_ONE:
+    if gain is not None and model.facts.get("kind") in _GAIN_PLUS_ONE:
         gain = 1 + gain
-    return Norm(norm_kind(model), gain, None if shift is None else shift.double(), _eps(model, role), role)
+    return StreamNorm(
+        norm_kind(model), gain, None if shift is None else shift.double(), _eps(model, role), role
+    )
 
 
 def _exists(model: Model, role: str) -> bool:
-    """Return True if a norm without weights exists, as in some zoo models and folded TransformerLens
-    models.
-    """
+    """Return True if a norm without weights exists (some zoo models, folded TransformerLens models)."""
     if model.facts.get("kind") not in ("transformer", "hooked_transformer") or norm_kind(model) == "none":
         return False
     num_layers, pre = model.facts["n_layers"], model.facts["norm"] == "pre"
@@ -55,7 +55,7 @@ def _exists(model: Model, role: str) -> bool:
 
 
 def _eps(model: Model, role: str) -> float:
-    """ε of a norm, from the module that holds its weights, else from the configuration."""
+    """Return ε of a norm, from the module that holds its weights, else from the configuration."""
     block = model.blocks.get(f"{role}.g")
     module: Any = model.module
     places: list[Any] = [getattr(module, "cfg", None), getattr(module, "config", None)]
@@ -76,32 +76,31 @@ def _eps(model: Model, role: str) -> float:
 
 
 def has_lens(model: Model) -> bool:
-    """Return True if a norm stands before the unembedding, as in pre-norm language models."""
+    """Return True if a norm precedes the unembedding, as in pre-norm language models."""
     return model.facts.get("norm") == "pre" and ("ln_f.g" in model.blocks or _exists(model, "ln_f"))
 
 
-def read_norm(model: Model, layer: int) -> tuple[Norm, str]:
-    """The norm whose output attention reads, and a sentence where it cannot be folded into the weights."""
-    place = model.facts.get("norm", "none")
+def read_norm(model: Model, layer: int) -> tuple[StreamNorm, str]:
+    """Return the norm whose output attention reads, and the reason if it cannot be folded into weights."""
+    position = model.facts.get("norm", "none")
     if norm_kind(model) == "none":
-        return Norm("none"), "not foldable: the model has no norm, attention reads the stream itself"
-    if place == "pre":
+        return StreamNorm("none"), "not foldable: the model has no norm, attention reads the stream itself"
+    if position == "pre":
         return norm_of(model, f"L{layer}.ln1"), ""
-    before = f"L{layer - 1}.ln2" if layer else "ln_e"
-    if f"{before}.g" in model.blocks:
-        norm = norm_of(model, before)
-        read = f"attention reads the stream behind {before}, which also is the skip connection"
+    previous = f"L{layer - 1}.ln2" if layer else "ln_e"
+    if f"{previous}.g" in model.blocks:
+        norm = norm_of(model, previous)
+        description = f"attention reads the stream after {previous}, which is also the skip connection"
     else:
-        norm, read = Norm("none"), "attention reads the stream itself"
-    return norm, f"not foldable: post-norm, {read}"
+        norm, description = StreamNorm("none"), "attention reads the stream itself"
+    return norm, f"not foldable: post-norm, {description}"
 
 
 def embedding(model: Model, which: Which = "input") -> Tensor:
-    """Rows per token (V, d), in the model's own type: e_t as the stream gets it, or u_t as logits use it.
+    """Return one row per token (V, d), in the model's dtype: e_t at the start of the stream, or u_t.
 
-    Projections between an embedding of another width and the stream are multiplied in, and so is Gemma's √d.
-    Output rows of a model whose unembedding is tied, or which has none over its vocabulary, are the input's
-    without these.
+    The rows include the projection between an embedding of another width and the stream, and Gemma's √d.
+    If the unembedding is tied or missing, the output rows are the input rows without these factors.
     """
     check_vocabulary(model)
     E, U = weight(model, "E"), weight(model, "U")
@@ -112,7 +111,7 @@ def embedding(model: Model, which: Which = "input") -> Tensor:
         return rows if W_out is None else rows @ W_out.T
     W_in = weight(model, "W_in")
     E = E if W_in is None else E @ W_in
-    return E * model.facts["d_model"] ** 0.5 if model.facts.get("kind") in _PLUS_ONE else E
+    return E * model.facts["d_model"] ** 0.5 if model.facts.get("kind") in _GAIN_PLUS_ONE else E
 
 
 def check_layer(model: Model, layer: int) -> None:
@@ -121,7 +120,7 @@ def check_layer(model: Model, layer: int) -> None:
     has = any(name.startswith("L0.h") for name in model.heads)
     if not has:
         raise UsageError(
-            f"expected a model with attention heads, got {model.name!r}, which has none that are known",
+            f"expected a model with attention heads, got {model.name!r} without known heads",
             hint="zoo models, TransformerLens and the families with attention have heads",
         )
     if not isinstance(layer, int) or not 0 <= layer < num_layers:

@@ -1,11 +1,11 @@
-"""Geometry of a norm on a stream: a projection, a sphere, an ellipsoid, and how weights absorb it.
+"""Geometry of a norm on a stream: projection, sphere, ellipsoid, and folding into weights.
 
 With P = I − 1 1ᵀ/d for LayerNorm and P = I for RMSNorm,
 
     n(x) = √d Px / √(|Px|² + d ε),        norm(x) = γ ∘ n(x) + β.
 
-n(x) lies on a sphere of radius √d (a little less because of ε), within the hyperplane orthogonal to 1 for
-LayerNorm; γ makes an ellipsoid of it, β moves that. Vectors are rows and act from the left, y = x W.
+n(x) lies on a sphere of radius √d (slightly less because of ε), for LayerNorm within the hyperplane
+orthogonal to 1. γ turns the sphere into an ellipsoid, β shifts it. Vectors are rows: y = x W.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ NormKind = Literal["layernorm", "rmsnorm", "none"]
 
 
 @dataclass(frozen=True, eq=False)
-class Norm:
-    """A norm: its kind, γ and β (None stands for 1 and 0), its ε. `name` is its role, such as L0.ln1."""
+class StreamNorm:
+    """A norm on the stream: kind, γ and β (None means 1 and 0), ε. `name` is its role, such as L0.ln1."""
 
     kind: NormKind = "layernorm"
     gamma: Tensor | None = None
@@ -35,7 +35,7 @@ class Norm:
     name: str = ""
 
     def sphere(self, x: Tensor) -> Tensor:
-        """n(x), before γ and β."""
+        """Return n(x), before γ and β."""
         return normalize(x, kind=self.kind, eps=self.eps)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -45,25 +45,25 @@ class Norm:
         return y if self.beta is None else y + self.beta
 
     def direction(self, a: Tensor) -> Tensor:
-        """P(γ ∘ a): what n(x) is multiplied by in a · norm(x) = n(x) · P(γ ∘ a) + β · a."""
+        """Return P(γ ∘ a), the factor of n(x) in a · norm(x) = n(x) · P(γ ∘ a) + β · a."""
         return project(a if self.gamma is None else a * self.gamma, kind=self.kind)
 
     def shift(self, a: Tensor) -> Tensor:
-        """β · a, the other part of a · norm(x)."""
+        """Return β · a, the constant part of a · norm(x)."""
         return a.new_zeros(a.shape[:-1]) if self.beta is None else a @ self.beta
 
     def attainable(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        """Least and greatest a · norm(x) over all x: see `attainable`."""
+        """Return the least and greatest a · norm(x) over all x, like the function `attainable`."""
         return attainable(a, gamma=self.gamma, beta=self.beta, kind=self.kind)
 
 
 def project(x: Tensor, *, kind: NormKind = "layernorm") -> Tensor:
-    """P x: x less its mean over the last axis for LayerNorm, x itself otherwise."""
+    """Return P x: x minus its mean over the last axis for LayerNorm, x itself otherwise."""
     return x - x.mean(-1, keepdim=True) if kind == "layernorm" else x
 
 
 def normalize(x: Tensor, *, kind: NormKind = "layernorm", eps: float = 0.0) -> Tensor:
-    """n(x) = √d Px / √(|Px|² + d ε) over the last axis; x itself for kind "none"."""
+    """Return n(x) = √d Px / √(|Px|² + d ε) over the last axis; x itself for kind "none"."""
     if kind == "none":
         return x
     x = project(x, kind=kind)
@@ -71,7 +71,7 @@ def normalize(x: Tensor, *, kind: NormKind = "layernorm", eps: float = 0.0) -> T
 
 
 def radius(x: Tensor, *, kind: NormKind = "layernorm", eps: float = 0.0) -> Tensor:
-    """|n(x)| = √d |Px| / √(|Px|² + d ε): √d, less what ε takes."""
+    """Return |n(x)| = √d |Px| / √(|Px|² + d ε), which is √d for ε = 0."""
     d, square = x.shape[-1], project(x, kind=kind).square().sum(-1)
     return square.sqrt() if kind == "none" else (d * square / (square + d * eps)).sqrt()
 
@@ -79,10 +79,10 @@ def radius(x: Tensor, *, kind: NormKind = "layernorm", eps: float = 0.0) -> Tens
 def unscale(
     y: Tensor, *, gamma: Tensor | None = None, beta: Tensor | None = None, kind: NormKind = "layernorm"
 ) -> Tensor:
-    """n(x) from norm(x) = y: (y − β)/γ.
+    """Return n(x) = (y − β)/γ from norm(x) = y.
 
-    A coordinate with γ = 0 is lost; for LayerNorm such coordinates share what makes the mean 0, else they
-    are 0. Neither changes what folded weights read.
+    Coordinates with γ = 0 are lost. For LayerNorm they get equal values so that the mean is 0, else 0.
+    Folded weights do not read them.
     """
     n = y if beta is None else y - beta
     if gamma is None:
@@ -102,7 +102,7 @@ def fold(
     beta: Tensor | None = None,
     kind: NormKind = "layernorm",
 ) -> tuple[Tensor, Tensor]:
-    """Ŵ = P Γ W and b̂ = b + β W, so that norm(x) W + b = n(x) Ŵ + b̂ exactly.
+    """Return Ŵ = P Γ W and b̂ = b + β W, so that norm(x) W + b = n(x) Ŵ + b̂ exactly.
 
     Args:
         W: (d, m), inputs × outputs; leading axes are heads.
@@ -122,20 +122,20 @@ def fold(
 def support(
     a: Tensor, *, gamma: Tensor | None = None, beta: Tensor | None = None, kind: NormKind = "layernorm"
 ) -> Tensor:
-    """The greatest a · norm(x) over all x: β · a + √d |P(γ ∘ a)|, for the last axis of a."""
+    """Return the greatest a · norm(x) over all x: β · a + √d |P(γ ∘ a)|, for the last axis of a."""
     return attainable(a, gamma=gamma, beta=beta, kind=kind)[1]
 
 
 def attainable(
     a: Tensor, *, gamma: Tensor | None = None, beta: Tensor | None = None, kind: NormKind = "layernorm"
 ) -> tuple[Tensor, Tensor]:
-    """Least and greatest a · norm(x) over all x: β · a ∓ √d |P(γ ∘ a)| (without ε).
+    """Return the least and greatest a · norm(x) over all x: β · a ∓ √d |P(γ ∘ a)| (without ε).
 
     With γ, β of the final norm and a = u_t these are the least and greatest logit of token t.
     """
     if kind == "none":
         raise UsageError("expected a norm: without one, a product has no greatest value")
-    norm = Norm(kind, gamma, beta)
+    norm = StreamNorm(kind, gamma, beta)
     size = math.sqrt(a.shape[-1]) * norm.direction(a).norm(dim=-1)
     return norm.shift(a) - size, norm.shift(a) + size
 
@@ -144,13 +144,13 @@ def attainable(
 class Ellipsoid(Result):
     """Ellipsoid of a norm's outputs: center β, semi-axes √d × the non-zero singular values of Γ P.
 
-    Column j of `axes` is the direction of semi-axis j. For LayerNorm there are at most d − 1 of them and
+    Column j of `axes` is the direction of semi-axis j. For LayerNorm there are at most d − 1 semi-axes and
     every point y has (y − center) · `normal` = 0, where `normal` is 1/γ (None where a γ is 0); for any γ
     without a zero, Σ ((y − β)/γ)² = d.
     """
 
     center: np.ndarray  # (d,)
-    semi_axes: np.ndarray  # (r,) falling
+    semi_axes: np.ndarray  # (r,) descending
     axes: np.ndarray  # (d, r) orthonormal columns
     normal: np.ndarray | None  # (d,) LayerNorm only
     norm: str  # layernorm or rmsnorm
@@ -165,7 +165,7 @@ def ellipsoid(
     kind: NormKind = "layernorm",
     name: str = "",
 ) -> Ellipsoid:
-    """Axes of the ellipsoid of γ ∘ n + β, with |n| = √d. `d` is needed where γ and β are both None."""
+    """Return the ellipsoid of γ ∘ n + β with |n| = √d. `d` is required if γ and β are both None."""
     width = d if gamma is None and beta is None else (gamma if gamma is not None else beta).shape[-1]  # pyright: ignore[reportOptionalMemberAccess]
     if width is None or kind == "none":
         raise ShapeError("expected γ or β or d of a norm, got none", hint="ellipsoid(gamma, beta)")

@@ -1,7 +1,7 @@
-"""The residual stream of every token: where it enters, after each attention, and after each block.
+"""The residual stream of every token: at the input, after each attention, and after each block.
 
-Read by hooks on the blocks themselves, so that the points are the model's own, whatever stands between the
-sublayers (a norm behind attention, a scale on the skip connection, parallel sublayers).
+Hooks on the blocks read it, so the points are the model's own for every architecture (a norm after attention,
+a scale on the skip connection, parallel sublayers).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Inputs = Tensor | Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Points of the stream in the order a token passes them.
+    """Points of the residual stream in the order of the forward pass.
 
     `points` is (B, T, N, d) with N = 2 n_layers + 1; `names` are `in, L0.mid, L0.out, L1.mid, …`, where `mid`
-    is behind the attention of a block. `outputs` is what the model returned, logits (B, T, V) or the like.
+    is the point after the attention of a block. `outputs` are the model's outputs, such as logits (B, T, V).
     """
 
     points: Tensor
@@ -36,35 +36,34 @@ class Stream:
 
     @property
     def blocks(self) -> Tensor:
-        """The points between blocks, without those in the middle of one: (B, T, n_layers + 1, d)."""
+        """Points between blocks, without the middle points: (B, T, n_layers + 1, d)."""
         return self.points[:, :, ::2]
 
 
 def stream(model: Model, inputs: Inputs) -> Stream:
-    """Run the model once, in eval mode, and keep its stream.
+    """Run the model once in eval mode and return its residual stream.
 
-    In a pre-norm block the middle is what the second norm reads, x + attn(ln(x)); in a post-norm block it is
-    behind the first norm. Where both sublayers read the same x (parallel blocks), the middle is x + attn(x),
-    a point that no part of the model sees.
+    In a pre-norm block the middle is the input of the second norm, x + attn(ln(x)). In a post-norm block it
+    is the output of the first norm. In a parallel block it is x + attn(x), which no module reads.
     """
     paths = block_paths(model)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     with evaluating(model.module), torch.no_grad(), ExitStack() as hooks:
         for i, path in enumerate(paths):
             block = model.module.get_submodule(path)
-            hooks.enter_context(block.register_forward_hook(_reader(f"L{i}", found), with_kwargs=True))
+            hooks.enter_context(block.register_forward_hook(_reader(f"L{i}", tensors), with_kwargs=True))
             for place, module, kind in _middle(model, i):
                 hooks.enter_context(
-                    module.register_forward_hook(_reader(place, found, kind), with_kwargs=True)
+                    module.register_forward_hook(_reader(place, tensors, kind), with_kwargs=True)
                 )
         outputs = model.forward({}, inputs)
     num_sequences = outputs.shape[0]
-    for name, x in found.items():
+    for name, x in tensors.items():
         if x.dim() == 2:  # OPT flattens tokens inside its feed-forward
-            found[name] = x.unflatten(0, (num_sequences, -1))
-    points, names = [found["L0.in"]], ["in"]
+            tensors[name] = x.unflatten(0, (num_sequences, -1))
+    points, names = [tensors["L0.in"]], ["in"]
     for i in range(len(paths)):
-        points += [_mid_point(model, found, i), found[f"L{i}.out"]]
+        points += [_mid_point(model, tensors, i), tensors[f"L{i}.out"]]
         names += [f"L{i}.mid", f"L{i}.out"]
     return Stream(torch.stack(points, dim=2), tuple(names), outputs)
 
@@ -84,13 +83,13 @@ def _middle(model: Model, i: int) -> list[tuple[str, nn.Module, str]]:
     return [(f"L{i}.attn", model.module.get_submodule(at.module), at.kind)]
 
 
-def _mid_point(model: Model, found: dict[str, Tensor], i: int) -> Tensor:
-    if f"L{i}.mid" in found:
-        return found[f"L{i}.mid"]
-    x, out = found[f"L{i}.in"], found[f"L{i}.out"]
-    if f"L{i}.attn" in found:
-        return x + found[f"L{i}.attn"]
-    layer: Any = model.module.get_submodule(f"L{i}")  # of the zoo, without a second norm
+def _mid_point(model: Model, tensors: dict[str, Tensor], i: int) -> Tensor:
+    if f"L{i}.mid" in tensors:
+        return tensors[f"L{i}.mid"]
+    x, out = tensors[f"L{i}.in"], tensors[f"L{i}.out"]
+    if f"L{i}.attn" in tensors:
+        return x + tensors[f"L{i}.attn"]
+    layer: Any = model.module.get_submodule(f"L{i}")  # a zoo layer without a second norm
     if not layer.cfg.ff_size:
         return out
     with torch.no_grad():
@@ -99,15 +98,15 @@ def _mid_point(model: Model, found: dict[str, Tensor], i: int) -> Tensor:
         return layer.cfg.residual_scale * x + attended if layer.cfg.residual else attended
 
 
-def _reader(place: str, found: dict[str, Tensor], kind: str = "both") -> Callable[..., None]:
-    """A forward hook that keeps a module's first input, its (first) output, or both as .in and .out."""
+def _reader(place: str, tensors: dict[str, Tensor], kind: str = "both") -> Callable[..., None]:
+    """Return a forward hook that stores a module's first input, its (first) output, or both."""
 
     def read(_: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
         first = arguments[0] if arguments else next(iter(options.values()))
         result = output[0] if isinstance(output, tuple) else output
         if kind == "both":
-            found[f"{place}.in"], found[f"{place}.out"] = first, result
+            tensors[f"{place}.in"], tensors[f"{place}.out"] = first, result
         else:
-            found[place] = first if kind == "input" else result
+            tensors[place] = first if kind == "input" else result
 
     return read

@@ -39,8 +39,8 @@ def hidden_from_modes(kernel: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(kernel)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = (*args, *kwargs.values())
-        if any(isinstance(x, Tensor) and type(x) not in PLAIN for x in given):
+        arguments = (*args, *kwargs.values())
+        if any(isinstance(x, Tensor) and type(x) not in PLAIN for x in arguments):
             return kernel(*args, **kwargs)
         if IMPORTS_DYNAMO and torch._C._are_functorch_transforms_active():
             import_module("torch._dynamo")

@@ -28,7 +28,7 @@ Tensors = Sequence[Tensor | None]
 Core = Callable[[Tensors, Tensors], Tensors]  # constants, directions (k, …) -> outputs (k, …)
 
 _torch: Any = torch  # for names that torch does not declare
-DEEPEST = 64  # nesting of batched backwards
+MAX_NESTING = 64  # nesting of batched backwards
 _warned: set[str] = set()  # warnings issued in this process
 _SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -45,16 +45,16 @@ def use_triton(backend: str, *tensors: Tensor | None) -> bool:
         raise UsageError(f"expected a backend of {', '.join(get_args(Backend))}, got {backend!r}")
     if backend == "torch":
         return False
-    given = [t for t in tensors if t is not None]
-    fits = all(t.dtype in _SINGLE for t in given)
+    present = [t for t in tensors if t is not None]
+    is_single = all(t.dtype in _SINGLE for t in present)
     if backend == "auto":
-        return fits and has_triton() and all(t.is_cuda for t in given)
+        return is_single and has_triton() and all(t.is_cuda for t in present)
     if not has_triton():
         raise MissingExtra("the triton backend needs the package triton", hint="use backend='torch'")
-    if not fits or not (interpreted() or all(t.is_cuda for t in given)):
+    if not is_single or not (interpreted() or all(t.is_cuda for t in present)):
         raise ShapeError(
             "expected CUDA tensors of float32, bfloat16 or float16 for Triton, got "
-            + ", ".join(f"{str(t.dtype).removeprefix('torch.')} on {t.device.type}" for t in given),
+            + ", ".join(f"{str(t.dtype).removeprefix('torch.')} on {t.device.type}" for t in present),
             hint="use backend='auto'",
         )
     return True
@@ -141,7 +141,7 @@ def refuse_third() -> None:
 
 
 def warn_of_third(what: str, cost: str = "") -> None:
-    """Warn once per process that a third derivative is computed by plain operations."""
+    """Warn once per process that plain operations compute a third derivative."""
     if what not in _warned:
         _warned.add(what)
         warn(f"a third derivative of {what} is taken: it is computed by plain operations{cost}")
@@ -155,22 +155,22 @@ def plain_second(
     It can be differentiated any number of times. Arguments and directions may be None.
     """
     warn_of_third(what)
-    there = [i for i, x in enumerate(args) if x is not None]
+    present = [i for i, x in enumerate(args) if x is not None]
 
-    some = [given(args[i]) for i in there]
+    values = [given(args[i]) for i in present]
 
-    def full_value(*some: Tensor) -> Tensor:
-        each = dict(zip(there, some, strict=True))
-        return value(*(each.get(i) for i in range(len(args))))
+    def full_value(*values: Tensor) -> Tensor:
+        by_position = dict(zip(present, values, strict=True))
+        return value(*(by_position.get(i) for i in range(len(args))))
 
-    def first(dy: Tensor, *some: Tensor) -> Sequence[Tensor]:
-        return pulled(full_value, some, dy)
+    def first(dy: Tensor, *values: Tensor) -> Sequence[Tensor]:
+        return pulled(full_value, values, dy)
 
-    moves = [directions[i] for i in there]
-    filled = [torch.zeros_like(x) if u is None else u for x, u in zip(some, moves, strict=True)]
-    of_dy, *found = pulled(first, (dy, *some), filled)
-    each = dict(zip(there, found, strict=True))
-    return of_dy, *(each.get(i) for i in range(len(args)))
+    moves = [directions[i] for i in present]
+    filled = [torch.zeros_like(x) if u is None else u for x, u in zip(values, moves, strict=True)]
+    of_dy, *gradients = pulled(first, (dy, *values), filled)
+    by_position = dict(zip(present, gradients, strict=True))
+    return of_dy, *(by_position.get(i) for i in range(len(args)))
 
 
 def pulled(function: Callable[..., Any], args: Sequence[Tensor], cotangents: Any) -> Sequence[Tensor]:
@@ -185,8 +185,8 @@ def pushed(function: Callable[..., Any], args: Sequence[Tensor], tangents: Seque
     outputs, pull = torch.func.vjp(function, *args)[:2]
     single = isinstance(outputs, Tensor)
     zeros = torch.zeros_like(outputs) if single else tuple(map(torch.zeros_like, outputs))
-    (found,) = torch.func.vjp(pull, zeros)[1](tuple(tangents))
-    return found
+    (tangent,) = torch.func.vjp(pull, zeros)[1](tuple(tangents))
+    return tangent
 
 
 def level_of(t: Tensor) -> int:
@@ -195,25 +195,25 @@ def level_of(t: Tensor) -> int:
     The level is read from the tensor, not from the thread: on a GPU a backward runs in autograd's own
     threads, which do not know the caller's level.
     """
-    for level in range(1, DEEPEST + 1):
+    for level in range(1, MAX_NESTING + 1):
         if not is_batched(without_batch(t, level)):
             return level
     raise RuntimeError("batching rule not implemented: nested is_grads_batched")
 
 
 def without_batch(t: Tensor, level: int, k: int = 1) -> Tensor:
-    """The tensor with its batch as axis 0; one that is not batched there gets an axis of k equal entries."""
+    """Return the tensor with its batch as axis 0; an unbatched one gets an axis of k equal entries."""
     return _torch._remove_batch_dim(t, level, k, 0)
 
 
 def with_batch(t: Tensor, level: int, axis: int = 0) -> Tensor:
-    """An axis of a tensor as its batch."""
+    """Make an axis of a tensor its batch."""
     return _torch._add_batch_dim(t, axis, level)
 
 
 def _single(core: Core, constants: Tensors, directions: Tensors) -> tuple[Tensor | None, ...]:
-    found = core(constants, [None if t is None else t[None] for t in directions])
-    return tuple(None if t is None else t[0] for t in found)
+    outputs = core(constants, [None if t is None else t[None] for t in directions])
+    return tuple(None if t is None else t[0] for t in outputs)
 
 
 class _Launch(Function):
@@ -234,16 +234,16 @@ class _Launch(Function):
         k, dims, core, split, tensors = info.batch_size, in_dims[2:], args[0], args[1], args[2:]
         if all(dim is None for dim in dims[:split]):
             pairs = zip(tensors[split:], dims[split:], strict=True)
-            found = core(tensors[:split], [_to_front(t, dim, k) for t, dim in pairs])
+            outputs = core(tensors[:split], [_to_front(t, dim, k) for t, dim in pairs])
         else:
             parts = [[_entry(t, dim, j) for t, dim in zip(tensors, dims, strict=True)] for j in range(k)]
-            each = [_single(core, part[:split], part[split:]) for part in parts]
-            found = [None if some[0] is None else torch.stack(some) for some in zip(*each, strict=True)]
-        return tuple(found), tuple(None if t is None else 0 for t in found)
+            results = [_single(core, part[:split], part[split:]) for part in parts]
+            outputs = [None if some[0] is None else torch.stack(some) for some in zip(*results, strict=True)]
+        return tuple(outputs), tuple(None if t is None else 0 for t in outputs)
 
 
 def _to_front(t: Tensor | None, dim: int | None, k: int) -> Tensor | None:
-    """The batch axis in front; a tensor without one is repeated, without a copy."""
+    """Move the batch axis to the front; a tensor without one is expanded without a copy."""
     if t is None:
         return None
     return t.expand(k, *t.shape) if dim is None else t.movedim(dim, 0)

@@ -1,8 +1,8 @@
-"""Function mode that replaces PyTorch's functions by ours, with the same values and fast second derivatives.
+"""Function mode that replaces PyTorch's functions by kernels with equal values and fast second derivatives.
 
-It works on any module, because it looks at function calls, not at classes. Calls without a counterpart
-(another axis, a mask, dropout, …) are passed on unchanged, and so is everything under autocast. The arguments
-of rules have PyTorch's names, because callers may use them.
+It works for any module, because it intercepts function calls, independent of classes. Calls without a
+counterpart (another axis, a mask, dropout, …) are passed on unchanged, and so is everything under autocast.
+The arguments of rules have PyTorch's names, because callers may use them as keywords.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Substitute(TorchFunctionMode):
                 if factors.h.device.type in LINEAR_ON:
                     return self._linear(factors)
         elif func in RULES and not casting():
-            found = RULES[func](self.second_order, *args, **kwargs)
-            if found is not None:
-                return found
+            result = RULES[func](self.second_order, *args, **kwargs)
+            if result is not None:
+                return result
         return func(*args, **kwargs)
 
     def _linear(self, factors: LinearHead) -> Tensor:
@@ -89,8 +89,8 @@ class PlainAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Head(NamedTuple):
-    """The linear map that made some outputs: its count, and the axis of its results in them, -1 or 1."""
+class HeadLocation(NamedTuple):
+    """Linear map that made the outputs: its count, and the axis of its results in them, -1 or 1."""
 
     number: int
     axis: int
@@ -101,8 +101,8 @@ class Head(NamedTuple):
             return z is result
         view = result.movedim(-1, 1)
         base = result if result._base is None else result._base
-        same = z.shape == view.shape and z.stride() == view.stride()
-        return same and z._base is base and z.storage_offset() == view.storage_offset()
+        same_layout = z.shape == view.shape and z.stride() == view.stride()
+        return same_layout and z._base is base and z.storage_offset() == view.storage_offset()
 
 
 class FindHead(TorchFunctionMode):
@@ -110,26 +110,26 @@ class FindHead(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: list[tuple[Tensor, int]] = []
+        self._results: list[tuple[Tensor, int]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         if func in LINEAR_MAPS and _factors(func, args, kwargs or {}) is not None:
-            self._made.append((found, found._version))
+            self._results.append((found, found._version))
         return found
 
-    def place(self, z: Tensor) -> Head | None:
+    def place(self, z: Tensor) -> HeadLocation | None:
         """Return the linear map with the result z (or with z as a view on axis 1); None if there is none, or
         if z was modified.
         """
-        for i, (result, version) in enumerate(self._made):
-            for head in (Head(i, -1), Head(i, 1)):
+        for i, (result, version) in enumerate(self._results):
+            for head in (HeadLocation(i, -1), HeadLocation(i, 1)):
                 if version == z._version and (head.axis == -1 or z.dim() > 2) and head.made(z, result):
                     return head
         return None
 
 
-# --------------------------------------------------------------- linear maps as (h, W, b), None: another kind
+# ------------------------------------------------------ linear maps as (h, W, b); None for other operations
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> LinearHead | None:
@@ -150,8 +150,8 @@ def _addmm(
 
 def _factors(func: Any, args: Any, kwargs: Any) -> LinearHead | None:
     """Return the factors of a real linear map by the function's rule; None if it must be computed."""
-    found = None if casting() or "out" in kwargs else LINEAR_MAPS[func](*args, **kwargs)
-    return None if found is None or any(t is not None and t.is_complex() for t in found) else found
+    factors = None if casting() or "out" in kwargs else LINEAR_MAPS[func](*args, **kwargs)
+    return None if factors is None or any(t is not None and t.is_complex() for t in factors) else factors
 
 
 LINEAR_MAPS: dict[Callable[..., Any], Callable[..., LinearHead | None]] = {
@@ -163,7 +163,7 @@ LINEAR_MAPS: dict[Callable[..., Any], Callable[..., LinearHead | None]] = {
 }
 
 
-# ----------------------------------------------------------------------- rules: our result, None: not for us
+# ---------------------------------------------- rules: the kernel's result, or None to use PyTorch's own
 
 
 def _layer_norm(
@@ -234,8 +234,8 @@ def _plain_attention(
 ) -> Tensor:
     if attn_mask is not None and attn_mask.dtype == torch.bool:  # the plain form only adds
         attn_mask = query.new_zeros(attn_mask.shape).masked_fill(~attn_mask, -torch.inf)
-    given = query, key, value, attn_mask, dropout_p, is_causal
-    return torch._scaled_dot_product_attention_math(*given, scale=scale, enable_gqa=enable_gqa)[0]  # pyright: ignore
+    arguments = query, key, value, attn_mask, dropout_p, is_causal
+    return torch._scaled_dot_product_attention_math(*arguments, scale=scale, enable_gqa=enable_gqa)[0]  # pyright: ignore
 
 
 RULES: dict[Callable[..., Any], Callable[..., Any]] = {

@@ -1,4 +1,4 @@
-"""The last linear map of a model, not evaluated yet."""
+"""The last linear map of a model, in factored form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class LinearHead(NamedTuple):
-    """Outputs z = h Wᵀ + b as their factors: h (…, d), W (C, d) of any strides, b (C,) or None."""
+    """Outputs z = h Wᵀ + b in factored form: h (…, d), W (C, d) of any strides, b (C,) or None."""
 
     h: Tensor
     W: Tensor

@@ -77,17 +77,17 @@ def linear(
 
 
 @final
-class Late:
+class DeferredTerms:
     """Deferred terms g A of a map's dx, stored as pairs by its derivative and consumed in the same pass."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[int, Tensor, Tensor]] = []
 
-    def note(self, g: Tensor, A: Tensor) -> None:
+    def add(self, g: Tensor, A: Tensor) -> None:
         """Store a term that is added to dx later in this pass."""
         self._noted.append((torch._C._current_graph_task_id(), g, A))
 
-    def taken(self) -> list[tuple[Tensor, Tensor]]:
+    def take_all(self) -> list[tuple[Tensor, Tensor]]:
         """Return and clear the terms of this pass; drop terms left by an aborted pass."""
         now, noted, self._noted = torch._C._current_graph_task_id(), self._noted, []
         return [(g, A) for task, g, A in noted if task == now]
@@ -107,20 +107,20 @@ class _Linear(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, W, _, *ctx.how = inputs
-        ctx.late = Late()
+        ctx.late = DeferredTerms()
         ctx.save_for_backward(x, W, output[1])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        g, late = cotangents[0], ctx.late.taken()
+        g, late = cotangents[0], ctx.late.take_all()
         needs, (x, W, token), (second_order, numbers) = ctx.needs_input_grad[:3], ctx.saved_tensors, ctx.how
         if g is None and not late:
             return (None,) * 5
         if not recorded():
             held, along = [g for g, _ in late], [A for _, A in late]
             return *launch(_first(needs), (x, W, *held), (g, *along)), None, None
-        assert g is not None, "terms are noted where no graph is built"
+        assert g is not None, "terms are deferred only if no graph is built"
         refuse_batched(g)
         x, W, token = (x, twin_of(W), token) if second_order else (x.detach(), W.detach(), None)
         return *_LinearGradient.apply(g, x, W, token, needs, numbers, ctx.late), None, None
@@ -137,7 +137,7 @@ class _LinearGradient(Function):
         token: Tensor | None,
         needs: tuple[bool, ...],
         numbers: bool,
-        late: Late,
+        late: DeferredTerms,
     ) -> Any:
         dx, dW, db = _first((needs[0], *(need and numbers for need in needs[1:])))((x, W), (g[None],))
         if not numbers:
@@ -157,7 +157,7 @@ class _LinearGradient(Function):
         refuse_third()
         needs, A = ctx.needs_input_grad[:3], directions[1]
         if needs[1] and A is not None and not recorded():
-            ctx.late.note(ctx.saved_tensors[0], A)
+            ctx.late.add(ctx.saved_tensors[0], A)
             needs = (needs[0], False, needs[2])
         if all(t is None for t in directions) or not any(needs):
             return (None,) * 7
@@ -182,15 +182,15 @@ def _sum_of_products(
     x: Tensor, rows: Tensor | None, W: Tensor, held: Sequence[Tensor], along: Tensors
 ) -> Tensor:
     """h W + Σ g A, (k, *x.shape), one direction after the other; each product adds to the one before."""
-    given_along = [given(A) for A in along]
-    k = len(given_along[0]) if rows is None else len(rows)
-    found = x.new_empty(k, _rows(x).shape[0], x.shape[-1])
-    for j, out in enumerate(found):
+    directions = [given(A) for A in along]
+    k = len(directions[0]) if rows is None else len(rows)
+    total = x.new_empty(k, _rows(x).shape[0], x.shape[-1])
+    for j, out in enumerate(total):
         terms = [] if rows is None else [(rows[j], W)]
-        terms += [(_rows(g), A[j]) for g, A in zip(held, given_along, strict=True)]
+        terms += [(_rows(g), A[j]) for g, A in zip(held, directions, strict=True)]
         for number, (left, right) in enumerate(terms):
             out.addmm_(left, right) if number else torch.mm(left, right, out=out)
-    return found.view(k, *x.shape)
+    return total.view(k, *x.shape)
 
 
 def _second(needs: tuple[bool, ...]) -> Any:
@@ -209,7 +209,7 @@ def _second(needs: tuple[bool, ...]) -> Any:
 
 
 def _each(product: Callable[[Tensor], Tensor], directions: Tensor) -> Tensor:
-    """The products of k directions (k, …): one matrix product each, as large as they are asked for."""
+    """Compute the products of k directions (k, …), with one matrix product each."""
     if len(directions) == 1:
         return product(directions[0])[None]
     return torch.stack([product(direction) for direction in directions])
@@ -218,8 +218,8 @@ def _each(product: Callable[[Tensor], Tensor], directions: Tensor) -> Tensor:
 def _tangent(x: Tensor, W: Tensor, a: Tensor | None, A: Tensor | None, alpha: Tensor | None) -> Tensor:
     """a Wᵀ + x Aᵀ + α, (k, T, V), one direction after the other."""
     k = next(len(t) for t in (a, A, alpha) if t is not None)
-    found = x.new_empty(k, len(x), len(W))
-    for j, out in enumerate(found):
+    total = x.new_empty(k, len(x), len(W))
+    for j, out in enumerate(total):
         terms = [(a[j], W.t())] if a is not None else []
         terms += [(x, A[j].t())] if A is not None else []
         start = None if alpha is None else alpha[j]
@@ -232,9 +232,9 @@ def _tangent(x: Tensor, W: Tensor, a: Tensor | None, A: Tensor | None, alpha: Te
                 torch.mm(left, right, out=out)
             else:
                 torch.addmm(start, left, right, out=out)
-    return found
+    return total
 
 
 def _rows(x: Tensor) -> Tensor:
-    """(…, d) as a matrix."""
+    """Reshape (…, d) to a matrix."""
     return x.reshape(-1, x.shape[-1])

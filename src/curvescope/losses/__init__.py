@@ -21,12 +21,12 @@ _NAMED = {
 
 
 def as_loss(loss: Any) -> Loss:
-    """A loss by name, itself, or of one of torch's modules or functions."""
+    """Convert a name, a `Loss`, or one of torch's loss modules or functions to a `Loss`."""
     if isinstance(loss, Loss):
         return loss
-    found = from_torch(loss)
-    if found is not None:
-        return found
+    converted = from_torch(loss)
+    if converted is not None:
+        return converted
     if not isinstance(loss, str) or loss not in _NAMED:
         raise UsageError(f"expected a loss, got {loss!r}", hint=near_misses(str(loss), list(_NAMED)))
     return _NAMED[loss]

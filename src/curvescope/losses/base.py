@@ -1,12 +1,12 @@
-"""A loss is a sum over terms; whoever uses it divides once by the total weight of the terms.
+"""Base class of losses: sums over terms, which the caller divides once by the total weight of the terms.
 
-With outputs z, targets y and weights w of one batch, every loss gives the sum Σ_t w_t ℓ_t(z), its gradient
-in z, its Hessian applied to a direction in z, and Σ_t w_t. So the mean does not depend on how the data is
-cut into batches, ordered or padded. Targets are a tensor, or, for a loss of your own, a tree of tensors
-(a tuple or a dictionary), each with the sequences on axis 0.
+For outputs z, targets y and weights w of one batch, every loss computes the sum Σ_t w_t ℓ_t(z), its gradient
+in z, its Hessian applied to a direction in z, and Σ_t w_t. So the mean does not depend on batching, order or
+padding of the data. Targets are a tensor, or, for a custom loss, a tree of tensors (a tuple or a dictionary),
+each with the sequences on axis 0.
 
-A loss states what else it can do by flags and methods, and engines and operators ask for these, not for its
-name: `takes_head`, `rooted`, `diagonal`, `together`, `layout`, `term_weights`, `class_axis`.
+Flags and methods describe further abilities of a loss: `takes_head`, `has_root`, `diagonal`, `joint_root`,
+`layout`, `term_weights`, `class_axis`. Engines and operators check these instead of the loss's name.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from curvescope.kernels.head import LinearHead
 
 
 class TermLayout(NamedTuple):
-    """Terms in outputs: with `axis` moved to the end, `number` equal pieces of every sequence."""
+    """Positions of terms in outputs: with `axis` moved to the end, `number` equal parts of every sequence."""
 
     number: int
-    axis: int = -1  # counted from the last
+    axis: int = -1  # negative: counted from the last
 
     def split(self, z: Tensor) -> Tensor:
-        """Outputs (B, …) as their terms (B, number, entries of a term)."""
+        """Reshape outputs (B, …) to terms (B, number, entries of a term)."""
         return z.movedim(self.axis, -1).reshape(len(z), self.number, -1)
 
     def join(self, terms: Tensor, shape: Sequence[int]) -> Tensor:
-        """Terms (…, B, number, entries of a term) as outputs (…, *shape)."""
+        """Reshape terms (…, B, number, entries of a term) to outputs (…, *shape)."""
         if len(shape) < 2:
             return terms.reshape(*terms.shape[:-3], *shape)
         last = list(shape)
@@ -44,38 +44,40 @@ class TermLayout(NamedTuple):
 
 
 class Loss(ABC):
-    """Sum over terms, and its first two derivatives in the outputs."""
+    """Sum over terms, with its first two derivatives in the outputs."""
 
     name: str
-    convex: bool = True  # in the outputs, so that the GGN is positive semi-definite
-    splits: bool = True  # into a function of outputs, so that H is GGN + functional Hessian
-    divided: bool = True  # by the total weight of its terms; False for a plain sum
-    rooted: bool = False  # `root` is known
-    diagonal: bool = False  # the Hessian in the outputs is
-    together: bool = False  # one vector of `root` may stand for all terms of a sequence at once
-    notes: tuple[str, ...] = ()  # what a reader should know
+    convex: bool = True  # True if convex in the outputs, so that the GGN is positive semi-definite
+    has_outputs: bool = (
+        True  # True if the loss is a function of outputs, so that H = GGN + functional Hessian
+    )
+    is_mean: bool = True  # True if divided by the total weight of the terms; False for a plain sum
+    has_root: bool = False  # True if `root` is implemented
+    diagonal: bool = False  # True if the Hessian in the outputs is diagonal
+    joint_root: bool = False  # True if one vector of `root` may serve all terms of a sequence
+    notes: tuple[str, ...] = ()  # notes for users
 
     @abstractmethod
     def sum(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> Tensor:
-        """Σ_t w_t ℓ_t, a scalar; differentiable twice in `outputs`."""
+        """Return Σ_t w_t ℓ_t, a scalar that is twice differentiable in `outputs`."""
 
     @abstractmethod
     def total_weight(self, targets: Tree, weights: Tensor | None) -> float:
-        """Σ_t w_t: the number of terms when there are no weights."""
+        """Return Σ_t w_t; without weights, the number of terms."""
 
     @abstractmethod
     def gradient(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> Tensor:
-        """∂(sum)/∂z, in the outputs' shape."""
+        """Return ∂(sum)/∂z, in the outputs' shape."""
 
     @abstractmethod
     def hessian_product(
         self, outputs: Tensor, targets: Tree, weights: Tensor | None, direction: Tensor
     ) -> Tensor:
-        """∂²(sum)/∂z² applied to directions of shape (…, *outputs.shape)."""
+        """Apply ∂²(sum)/∂z² to directions of shape (…, *outputs.shape)."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """The settings as they are now, plain values and tensors by name."""
+        """Current settings by name: plain values and tensors."""
         return {}
 
     # ------------------------------------------------------------------------------------------- single terms
@@ -83,67 +85,67 @@ class Loss(ABC):
     def term_outer_product(
         self, outputs: Tensor, targets: Tree, weights: Tensor | None, direction: Tensor
     ) -> Tensor:
-        """Σ_t w_t r_t r_tᵀ applied to `direction`, r_t = ∂ℓ_t/∂z: the empirical Fisher in the outputs."""
+        """Apply the empirical Fisher in the outputs, Σ_t w_t r_t r_tᵀ with r_t = ∂ℓ_t/∂z, to `direction`."""
         raise UsageError(f"the loss {self.name!r} has no separate terms, which an empirical Fisher needs")
 
     def root_gradient(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> Tensor:
-        """Σ_t √w_t r_t. If terms do not share outputs, the outer product of terms is made of it."""
+        """Return Σ_t √w_t r_t, from which outer products of terms follow if terms do not share outputs."""
         return self.gradient(outputs, targets, None if weights is None else weights.to(outputs.dtype).sqrt())
 
     def layout(self, outputs: Tensor) -> TermLayout | None:
-        """Positions of the terms in the outputs, if each term has outputs of its own."""
+        """Positions of the terms in the outputs; None if terms share outputs."""
         return None
 
     def term_weights(self, targets: Tree, weights: Tensor | None) -> Tensor | None:
-        """w_t of every term, (B, …), if the weights of a batch may have this shape and leave out any term."""
+        """Weight w_t of every term, (B, …); None if weights of a batch cannot exclude single terms."""
         return None
 
     # --------------------------------------------------------------------------- square roots and likelihoods
 
     def root(self, outputs: Tensor, targets: Tree, weights: Tensor | None, noise: Tensor) -> Tensor:
-        """R ε for ε of shape (…, *outputs.shape), with R Rᵀ = ∂²(sum)/∂z²; term by term."""
+        """Return R ε, term by term, for ε of shape (…, *outputs.shape) and R Rᵀ = ∂²(sum)/∂z²."""
         raise UsageError(
             f"the square root of the Hessian of the loss {self.name!r} in the outputs is unknown",
             hint="cs.exact_diagonal supports any loss, method='hutchinson' any operator",
         )
 
     def sample_targets(self, outputs: Tensor, targets: Tree, source: torch.Generator) -> Tensor:
-        """Targets drawn from the model's own distribution, with the ignored ones of `targets` kept."""
+        """Draw targets from the model's distribution; ignored targets stay ignored."""
         raise no_likelihood(f"a log-likelihood, which the loss {self.name!r} is not")
 
     # --------------------------------------------------------------------- logits, and a head that makes them
 
     def class_axis(self, outputs: Tensor) -> int | None:
-        """The axis of the classes, counted from the last, if the outputs are logits."""
+        """Axis of the classes, counted from the last, if the outputs are logits; else None."""
         return None
 
     def takes_head(self, targets: Tree, axis: int) -> bool:
-        """Return True if `head_sum` and `head_curvature` exist for targets like these.
+        """Return True if `head_sum` and `head_curvature` support these targets.
 
         Args:
-            targets: Of a batch.
-            axis: Where the model puts the classes of its linear head: -1, or 1.
+            targets: Targets of a batch.
+            axis: Axis of the classes in the model's outputs: -1 or 1.
         """
         return False
 
     def head_sum(self, head: LinearHead, targets: Tree, weights: Tensor | None, *, part: Part) -> Tensor:
-        """Σ_t w_t ℓ_t of the head's outputs, or, for `functional`, ⟨its gradient held fixed, outputs⟩."""
+        """Return Σ_t w_t ℓ_t of the head's outputs, or for `functional` ⟨its fixed gradient, outputs⟩."""
         raise NotImplementedError
 
     def head_curvature(
         self, head: LinearHead, targets: Tree, weights: Tensor | None
     ) -> Callable[[Sequence[Tensor]], list[Tensor | None]]:
-        """The Gauss-Newton product of the head: tangents (k, …) of h, W and b to their cotangents."""
+        """Return the head's Gauss-Newton product: from tangents (k, …) of h, W, b to cotangents."""
         raise NotImplementedError
 
 
 class SettingsLoss(Loss):
-    """A loss with the settings of a module of torch, which are read at every call."""
+    """Loss with the settings of a torch module, which are read in every call."""
 
     settings: Any
 
     @property
-    def divided(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def is_mean(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """False if the reduction is a sum."""
         return self.settings.reduction != "sum"
 
@@ -153,10 +155,10 @@ class SettingsLoss(Loss):
         weights = (getattr(self.settings, name, None) for name in ("weight", "pos_weight"))
         return not any(weight is not None and bool((weight < 0).any()) for weight in weights)
 
-    rooted = convex  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
+    has_root = convex  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
 
     def refuse_drawing(self) -> None:
-        """Raise if the settings make the loss something else than a negative log-likelihood."""
+        """Raise if the loss with these settings is not a negative log-likelihood."""
         for option in ("weight", "pos_weight", "label_smoothing"):
             value = getattr(self.settings, option, None)
             if isinstance(value, Tensor) or value:
@@ -164,7 +166,7 @@ class SettingsLoss(Loss):
 
 
 def no_likelihood(what: str) -> UsageError:
-    """Error for drawing targets from a loss that is not a log-likelihood."""
+    """Return the error for drawing targets from a loss that is not a log-likelihood."""
     return UsageError(
         f"a Monte-Carlo Fisher needs {what}",
         hint="use K-FAC with kind='ggn' or 'empirical', or cs.GGN and cs.EmpiricalFisher",
@@ -172,16 +174,16 @@ def no_likelihood(what: str) -> UsageError:
 
 
 def check_one_tensor(targets: Tree) -> None:
-    """Raise unless the targets are a tensor, for a loss that takes no trees."""
+    """Raise unless the targets are one tensor."""
     if not isinstance(targets, Tensor):
         raise ShapeError(
             f"expected targets as one tensor, got a {type(targets).__name__}",
-            hint="a tuple or dictionary of targets is for a loss of your own: cs.CustomLoss",
+            hint="only cs.CustomLoss supports a tuple or dictionary of targets",
         )
 
 
 def expand_weights(weights: Tensor, targets: Tensor) -> Tensor:
-    """Weights in the targets' shape, from one weight per term or per sequence."""
+    """Expand weights per term or per sequence to the targets' shape."""
     if weights.dim() > targets.dim() or any(
         w not in (1, t) for w, t in zip(weights.shape, targets.shape, strict=False)
     ):

@@ -1,6 +1,6 @@
-"""Losses of classes: cross-entropy of logits, and the negative log-likelihood of log-probabilities.
+"""Losses for classes: cross-entropy of logits, and negative log-likelihood of log-probabilities.
 
-With log-probabilities l_t of position t (the outputs themselves, or their log_softmax), every form of both is
+With log-probabilities l_t of position t (the outputs, or their log_softmax), both losses have the form
 
     ℓ_t = −Σ_c Q_tc l_tc,   N = Σ_t w_t n_t
 
@@ -9,8 +9,8 @@ With log-probabilities l_t of position t (the outputs themselves, or their log_s
 
 with ε the label_smoothing. For logits the gradient is s_t p_t − Q_t, s_t = Σ_c Q_tc, and the Hessian is
 s_t (diag p_t − p_t p_tᵀ); for log-probabilities they are −Q_t and zero. Ignored positions have Q_t = 0 and
-n_t = 0. The classes are on the last axis of the outputs, as language models have them, or on axis 1, as
-torch has them; inside of this module they are always last.
+n_t = 0. The classes are on the last axis of the outputs, as in language models, or on axis 1, as in torch;
+inside this module they are always last.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LINEAR = (
     "{} is linear in the outputs, log-probabilities, so the GGN is zero, and the Hessian is the functional "
     "part; CrossEntropyLoss of logits has both parts"
 )
-SUM_OF_PROBABILITIES = 1e-3  # how far from one
+SUM_OF_PROBABILITIES = 1e-3  # allowed difference from one
 
 
 class ClassLoss(SettingsLoss):
@@ -48,11 +48,11 @@ class ClassLoss(SettingsLoss):
 
     settings: nn.CrossEntropyLoss | nn.NLLLoss
     soft_targets: bool = False  # class probabilities are targets, too
-    _last: bool  # the classes are on the last axis, else on axis 1
+    _classes_last: bool  # the classes are on the last axis, else on axis 1
 
     @abstractmethod
     def _losses(self, z: Tensor, targets: Tensor) -> Tensor:
-        """ℓ_t, zero where the target is ignored."""
+        """ℓ_t, zero for ignored targets."""
 
     @abstractmethod
     def _slope(self, z: Tensor, Q: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class ClassLoss(SettingsLoss):
 
     @abstractmethod
     def _probabilities(self, z: Tensor) -> Tensor:
-        """p_t, of the outputs' type or wider."""
+        """p_t, in the outputs' dtype or a wider one."""
 
     @property
     def label_smoothing(self) -> float:
@@ -71,7 +71,7 @@ class ClassLoss(SettingsLoss):
     def options(self) -> dict[str, Any]:
         at = self.settings
         own = {"weight": at.weight, "ignore_index": at.ignore_index, "reduction": at.reduction}
-        return {"axis": -1 if self._last else 1, "label_smoothing": self.label_smoothing, **own}
+        return {"axis": -1 if self._classes_last else 1, "label_smoothing": self.label_smoothing, **own}
 
     def sum(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         z, targets = self._checked(outputs, targets)
@@ -120,7 +120,7 @@ class ClassLoss(SettingsLoss):
         return TermLayout(outputs[0].numel() // outputs.shape[axis], axis)
 
     def sample_targets(self, outputs: Tensor, targets: Tensor, source: torch.Generator) -> Tensor:
-        """One class per position; ignored ones stay ignored, probabilities become those of one class."""
+        """Draw one class per position; ignored ones stay ignored, class probabilities become one-hot."""
         self.refuse_drawing()
         z, targets = self._checked(outputs.detach(), targets)
         p = self._probabilities(z)
@@ -130,14 +130,14 @@ class ClassLoss(SettingsLoss):
             return self._back(torch.zeros_like(targets).scatter_(-1, drawn[..., None], 1.0), z)
         return torch.where(self._counted(targets), drawn, targets.long())
 
-    # --------------------------------------------------------------------------------- what targets stand for
+    # ------------------------------------------------------------------------------------- meaning of targets
 
     def _counted(self, targets: Tensor) -> Tensor:
         """Return a mask of the targets that are classes; it compares int64, because −100 is 156 in bytes."""
         return targets.long() != self.settings.ignore_index
 
     def _classes(self, targets: Tensor) -> Tensor:
-        """Classes y_t, with class 0 in the place of ignored targets."""
+        """Classes y_t, with class 0 for ignored targets."""
         return torch.where(self._counted(targets), targets.long(), 0)
 
     def _class_weights(self, like: Tensor) -> Tensor | None:
@@ -156,7 +156,7 @@ class ClassLoss(SettingsLoss):
         return Q * self._counted(targets)[..., None]
 
     def _mass(self, z: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-        """w_t s_t = w_t Σ_c Q_tc of every position, with an axis of length one for the classes."""
+        """w_t s_t = w_t Σ_c Q_tc for every position, with an axis of length one for the classes."""
         v, eps = self._class_weights(z), self.label_smoothing
         if targets.is_floating_point():
             s = self._shares(z, targets).sum(-1)
@@ -168,7 +168,7 @@ class ClassLoss(SettingsLoss):
     def _counts(self, targets: Tensor) -> Tensor:
         """n_t."""
         if targets.is_floating_point():
-            one = targets if targets.dim() < 2 else targets.select(-1 if self._last else 1, 0)
+            one = targets if targets.dim() < 2 else targets.select(-1 if self._classes_last else 1, 0)
             return torch.ones_like(one, dtype=_widest(targets))
         counted, v = self._counted(targets), self.settings.weight
         if v is None:
@@ -177,39 +177,39 @@ class ClassLoss(SettingsLoss):
         return v[self._classes(targets).clamp(0, len(v) - 1)] * counted
 
     def _per_term(self, z: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-        """w_t / n_t, zero where the target is ignored; with an axis of length one for the classes."""
+        """w_t / n_t, zero for ignored targets; with an axis of length one for the classes."""
         if self.settings.weight is not None and self.label_smoothing:
             raise UsageError(
-                f"an empirical Fisher needs terms with one weight each, which {self.name} with both class "
-                "weights and label_smoothing does not have"
+                f"an empirical Fisher needs one weight per term, and {self.name} with both class weights and "
+                "label_smoothing does not have it"
             )
         soft = targets.is_floating_point()
         n = z.new_ones(z.shape[:-1]) if soft else self._counts(targets).to(z)
         scale = torch.where(n > 0, 1 / n.clamp(min=torch.finfo(n.dtype).tiny), 0)
         return (scale if weights is None else scale * expand_weights(weights, scale).to(scale))[..., None]
 
-    # ---------------------------------------------------------------------------------- axes, and what fits
+    # --------------------------------------------------------------------------------------- axes and checks
 
     def _axis(self, outputs: Tensor) -> int:
-        return -1 if self._last else 1 - outputs.dim()
+        return -1 if self._classes_last else 1 - outputs.dim()
 
     def _front(self, direction: Tensor, z: Tensor) -> Tensor:
-        """A direction (…, *outputs.shape) with the classes on the last axis."""
-        return direction if self._last else direction.movedim(1 - z.dim(), -1)
+        """Move the classes of a direction (…, *outputs.shape) to the last axis."""
+        return direction if self._classes_last else direction.movedim(1 - z.dim(), -1)
 
     def _back(self, x: Tensor, z: Tensor) -> Tensor:
-        """A tensor (…, *z.shape) with the classes where the outputs have them."""
-        return x if self._last else x.movedim(-1, 1 - z.dim())
+        """Move the classes of a tensor (…, *z.shape) from the last axis to the axis of the outputs."""
+        return x if self._classes_last else x.movedim(-1, 1 - z.dim())
 
     def _checked(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and targets with the classes on the last axis; raise unless they fit."""
+        """Return outputs and targets with the classes on the last axis; raise unless they fit."""
         axis = self._axis(outputs)
-        z = outputs if self._last else outputs.movedim(axis, -1) if outputs.dim() > 1 else outputs
+        z = outputs if self._classes_last else outputs.movedim(axis, -1) if outputs.dim() > 1 else outputs
         self._check(z.shape, targets, outputs.shape)
         self._check_classes(targets, z.shape[-1])
         if not targets.is_floating_point():
             return z, targets
-        if self._last:  # torch takes any numbers; here, they may be targets of a regression
+        if self._classes_last:  # torch accepts any numbers, which may be targets of a regression
             _check_probabilities(targets)
         return z, targets.movedim(axis, -1)
 
@@ -217,28 +217,33 @@ class ClassLoss(SettingsLoss):
         """Raise unless targets have the shape of classes, or of their probabilities.
 
         Args:
-            shape: Of the outputs, with the classes last.
-            targets: As they were given.
-            given: The outputs' own shape.
+            shape: Shape of the outputs, with the classes last.
+            targets: Targets as given by the user.
+            given: Original shape of the outputs.
         """
         check_one_tensor(targets)
         soft = self.soft_targets and targets.is_floating_point()
-        wanted = tuple(given) if soft else tuple(shape[:-1])
-        fits = tuple(targets.shape) == wanted and not targets.is_complex()
-        if not fits or (targets.is_floating_point() and not soft) or (len(given) < 2 and not self._last):
+        expected = tuple(given) if soft else tuple(shape[:-1])
+        is_valid = tuple(targets.shape) == expected and not targets.is_complex()
+        if (
+            not is_valid
+            or (targets.is_floating_point() and not soft)
+            or (len(given) < 2 and not self._classes_last)
+        ):
             kinds = f" or class probabilities {tuple(given)}" if self.soft_targets else ""
-            where = "" if self._last else f", whose classes torch's {self.name} has on axis 1"
+            axis_note = "" if self._classes_last else f" (torch's {self.name} has classes on axis 1)"
             hint = (
                 "targets align with outputs, nothing is shifted; nn.CrossEntropyLoss() has classes on axis 1"
             )
             raise ShapeError(
-                f"expected integer targets {tuple(shape[:-1])}{kinds} for outputs {tuple(given)}{where}, got "
+                f"expected integer targets {tuple(shape[:-1])}{kinds} for outputs {tuple(given)}{axis_note}, "
+                f"got "
                 f"{str(targets.dtype).removeprefix('torch.')} {tuple(targets.shape)}",
-                hint=hint if self._last else "loss='cross_entropy' has classes on the last axis",
+                hint=hint if self._classes_last else "loss='cross_entropy' has classes on the last axis",
             )
 
     def _check_classes(self, targets: Tensor, C: int) -> None:
-        """Raise unless there is a weight for each class, and each target that counts is a class."""
+        """Raise unless there is a weight for each class, and each counted target is a class."""
         v = self.settings.weight
         if v is not None and v.shape != (C,):
             raise ShapeError(
@@ -246,11 +251,11 @@ class ClassLoss(SettingsLoss):
             )
         if targets.is_floating_point() or not targets.numel():
             return
-        own = targets.long()[self._counted(targets)]
-        if own.numel() and (int(own.min()) < 0 or int(own.max()) >= C):
+        counted = targets.long()[self._counted(targets)]
+        if counted.numel() and (int(counted.min()) < 0 or int(counted.max()) >= C):
             raise UsageError(
                 f"expected targets below {C} (or ignore_index {self.settings.ignore_index}), "
-                f"got values from {int(own.min())} to {int(own.max())}"
+                f"got values from {int(counted.min())} to {int(counted.max())}"
             )
 
 
@@ -258,19 +263,19 @@ class ClassLoss(SettingsLoss):
 class CrossEntropy(ClassLoss):
     """ℓ_t = −Σ_c q_tc log softmax(z_t)_c with q_t = (1 − ε) one-hot(y_t) + ε / C.
 
-    A term is one counted target: outputs (B, …, C), integer targets (B, …), of which −100 does not count,
-    or class probabilities (B, …, C). The same as `nn.CrossEntropyLoss`, which has the classes on axis 1.
+    A term is one counted target. Outputs are (B, …, C), targets are integers (B, …), of which −100 does not
+    count, or class probabilities (B, …, C). It equals `nn.CrossEntropyLoss`, which has the classes on axis 1.
 
     Args:
         label_smoothing: ε.
-        weight: One number for each class, (C,), by which losses and counts of its targets are multiplied.
+        weight: One number per class, (C,), that multiplies losses and counts of its targets.
         ignore_index: A target that does not count.
         reduction: "mean", or "sum" for a sum that is not divided by the number of terms.
     """
 
     name = "cross_entropy"
     soft_targets = True
-    together = True
+    joint_root = True
 
     def __init__(
         self,
@@ -284,13 +289,13 @@ class CrossEntropy(ClassLoss):
             raise UsageError(f"expected a label_smoothing in [0, 1), got {label_smoothing}")
         options: Any = {"ignore_index": ignore_index, "reduction": reduction}
         self.settings = nn.CrossEntropyLoss(weight, label_smoothing=float(label_smoothing), **options)
-        self._last = True
+        self._classes_last = True
 
     @classmethod
     def of(cls, module: nn.CrossEntropyLoss) -> CrossEntropy:
-        """The loss of torch's module, with classes on axis 1; its settings are read at every call."""
+        """Make the loss of torch's module, with classes on axis 1; its settings are read in every call."""
         loss = cls()
-        loss.settings, loss._last = module, False
+        loss.settings, loss._classes_last = module, False
         return loss
 
     def hessian_product(
@@ -314,15 +319,17 @@ class CrossEntropy(ClassLoss):
         return p.reshape(len(z), -1, z.shape[-1]), self._mass(z, targets, weights).reshape(len(z), -1)
 
     def class_axis(self, outputs: Tensor) -> int:
-        """The last axis, or torch's."""
+        """The last axis, or torch's axis 1."""
         return self._axis(outputs)
 
     def takes_head(self, targets: Tensor, axis: int) -> bool:
         """True for classes, unless there are both class weights and label_smoothing."""
         if not isinstance(targets, Tensor) or targets.is_floating_point() or not self.label_smoothing < 1:
             return False
-        here = axis == (-1 if self._last else 1) or targets.dim() == 1  # one axis beside the sequences
-        return here and (self.settings.weight is None or not self.label_smoothing)
+        fits_axis = (
+            axis == (-1 if self._classes_last else 1) or targets.dim() == 1
+        )  # one axis besides the sequences
+        return fits_axis and (self.settings.weight is None or not self.label_smoothing)
 
     def head_sum(self, head: LinearHead, targets: Tensor, weights: Tensor | None, *, part: Part) -> Tensor:
         terms = self._terms(head, targets, weights)
@@ -350,15 +357,15 @@ class CrossEntropy(ClassLoss):
     def _terms(
         self, head: LinearHead, targets: Tensor, weights: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Targets and weights in one row, as the kernel has them."""
+        """Flatten targets and weights for the kernel."""
         self._check(torch.Size(head.shape), targets, head.shape)
         self._check_classes(targets, head.shape[-1])
         if weights is not None:
             weights = expand_weights(weights, targets).to(head.h.dtype).reshape(-1)
         v, y = self._class_weights(head.h), targets.reshape(-1).long()
         if v is not None:
-            own = v[self._classes(y)]
-            weights = own if weights is None else own * weights
+            class_weights = v[self._classes(y)]
+            weights = class_weights if weights is None else class_weights * weights
         return y if self.settings.ignore_index == IGNORED else y.where(self._counted(y), IGNORED), weights
 
     def _losses(self, z: Tensor, targets: Tensor) -> Tensor:
@@ -378,17 +385,17 @@ class CrossEntropy(ClassLoss):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CrossEntropy):
             return NotImplemented
-        own, theirs = self.options, other.options
-        v, w = own.pop("weight"), theirs.pop("weight")
-        return own == theirs and (v is w if v is None or w is None else torch.equal(v, w))
+        mine, theirs = self.options, other.options
+        v, w = mine.pop("weight"), theirs.pop("weight")
+        return mine == theirs and (v is w if v is None or w is None else torch.equal(v, w))
 
     def __hash__(self) -> int:
         return hash(self.name)
 
     def __repr__(self) -> str:
         default = CrossEntropy().options
-        own = {name: x for name, x in self.options.items() if isinstance(x, Tensor) or x != default[name]}
-        return f"CrossEntropy({', '.join(f'{name}={x!r}' for name, x in own.items())})"
+        changed = {name: x for name, x in self.options.items() if isinstance(x, Tensor) or x != default[name]}
+        return f"CrossEntropy({', '.join(f'{name}={x!r}' for name, x in changed.items())})"
 
 
 @final
@@ -399,7 +406,7 @@ class NegativeLogLikelihood(ClassLoss):
     notes = (LINEAR.format("NLLLoss"),)
 
     def __init__(self, module: nn.NLLLoss):
-        self.settings, self._last = module, False
+        self.settings, self._classes_last = module, False
 
     def hessian_product(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None, direction: Tensor
@@ -444,12 +451,12 @@ def _check_probabilities(targets: Tensor) -> None:
 
 
 def _of_positions(weights: Tensor, z: Tensor) -> Tensor:
-    """Weights of every position, with an axis of length one for the classes."""
+    """Weights of all positions, with an axis of length one for the classes."""
     return expand_weights(weights, z[..., 0]).to(z.dtype)[..., None]
 
 
 def _widest(x: Tensor) -> torch.dtype:
-    """Double precision, if the device has it."""
+    """Double precision, if the device supports it."""
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 

@@ -1,6 +1,6 @@
-"""Losses of your own: any function of outputs and targets, and the loss that a model returns itself.
+"""Custom losses: any function of outputs and targets, and the loss that a model returns.
 
-A function states its sum and its number of terms; autograd takes the derivatives.
+A function defines the sum and another one the number of terms; autograd computes the derivatives.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ CountFunction = Callable[[Tree, Tensor | None], float]
 
 
 class CustomLoss(Loss):
-    """A loss from two functions: `sum(outputs, targets, weights)` and `count(targets, weights)`.
+    """Loss from two functions: `sum(outputs, targets, weights)` and `count(targets, weights)`.
 
-    `terms`, if given, returns the unweighted loss of every term, one number each, each a function of the
-    outputs; the empirical Fisher needs it.
+    `terms`, if given, returns the unweighted loss of every term as a function of the outputs; the empirical
+    Fisher needs it.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class CustomLoss(Loss):
         return {"convex": self.convex}
 
     def sum(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> Tensor:
-        found = self._sum(outputs, targets, weights)
-        if not isinstance(found, Tensor) or found.numel() != 1:
+        total = self._sum(outputs, targets, weights)
+        if not isinstance(total, Tensor) or total.numel() != 1:
             what = (
-                f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+                f"a tensor {tuple(total.shape)}" if isinstance(total, Tensor) else f"a {type(total).__name__}"
             )
             raise ShapeError(
                 f"expected the sum of the loss {self.name!r} as a tensor of one number, got {what}"
             )
-        return found
+        return total
 
     def total_weight(self, targets: Tree, weights: Tensor | None) -> float:
         count = float(self._count(targets, weights))
@@ -82,8 +82,8 @@ class CustomLoss(Loss):
             if not g.requires_grad:  # a loss that is linear in the outputs
                 return torch.zeros_like(direction)
             flat = direction.reshape(-1, *outputs.shape)
-            found = [torch.autograd.grad(g, z, u, retain_graph=True)[0] for u in flat]
-        return torch.stack(found).reshape(direction.shape)
+            products = [torch.autograd.grad(g, z, u, retain_graph=True)[0] for u in flat]
+        return torch.stack(products).reshape(direction.shape)
 
     def term_outer_product(
         self, outputs: Tensor, targets: Tree, weights: Tensor | None, direction: Tensor
@@ -100,24 +100,24 @@ class CustomLoss(Loss):
         flat = direction.reshape(-1, outputs.numel())
         inner = flat @ R.T
         if weights is not None:
-            same = weights.numel() == terms.numel()
-            w = weights if same else expand_weights(weights, terms)  # one per term, or per sequence
+            one_per_term = weights.numel() == terms.numel()
+            w = weights if one_per_term else expand_weights(weights, terms)  # one per term, or per sequence
             inner = inner * w.reshape(-1).to(inner)
         return (inner @ R).reshape(direction.shape)
 
 
 @dataclass(frozen=True)
 class ModelLoss(Loss):
-    """L = (1/N) Σ_b N_b f_b, N = Σ_b N_b, for outputs f_b (1,) and weights N_b; or the plain sum of f_b."""
+    """L = (1/N) Σ_b N_b f_b, N = Σ_b N_b, for outputs f_b (1,) and weights N_b; or the sum of f_b."""
 
-    divided: bool = True
+    is_mean: bool = True
     name = "loss_fn"
-    splits = False
+    has_outputs = False
     convex = False
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"divided": self.divided}
+        return {"divided": self.is_mean}
 
     def sum(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> Tensor:
         return outputs.sum() if weights is None else (outputs * weights.to(outputs)).sum()
@@ -135,8 +135,8 @@ class ModelLoss(Loss):
 
 
 def unsplit(what: str) -> UsageError:
-    """Error for a method that needs outputs, when only their loss is known."""
+    """Return the error for a method that needs outputs if only their loss is known."""
     return UsageError(
         f"{what} needs the model's outputs separate from the loss, which loss_fn(model, batch) does not give",
-        hint="give the loss of the outputs: cs.Problem(model, data, loss=…), e.g. a cs.CustomLoss",
+        hint="pass the loss of the outputs: cs.Problem(model, data, loss=…), e.g. a cs.CustomLoss",
     )

@@ -3,7 +3,7 @@
     ℓ(z, y) = Σ_i w_i ℓ_i(z_i, y_i),   ∂²ℓ/∂z² = diag(w_i ℓ_i'')
 
 A term is one entry, and the sum is divided by the number of entries. With `batchmean`, and in the squared
-error of the theory, a term is one sequence. A `reduction="sum"` is not divided.
+error of the theory, a term is one sequence. With `reduction="sum"` the sum is not divided.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ElementwiseLoss(SettingsLoss):
         return float((wide.flatten(1)[:, 0] if self.by_sequence else wide).sum(dtype=torch.float64))
 
     def term_weights(self, targets: Tensor, weights: Tensor | None) -> Tensor | None:
-        """One for each entry."""
+        """One weight for each entry."""
         if self.by_sequence:
             return None
         return torch.ones_like(targets) if weights is None else expand_weights(weights, targets)
@@ -134,12 +134,12 @@ class SquaredError(ElementwiseLoss):
     """ℓ_n = c ‖z_n − y_n‖² for sequence n, with outputs and targets of the same shape (B, …).
 
     `theory`: a term is one sequence and c = 1/(L d_V), the inverse number of entries of a sequence. `mean`:
-    every entry is a term with c = 1, as in `nn.MSELoss`. Divided by the number of terms both are the mean
-    over entries unless weights differ between sequences; they differ in what an empirical Fisher calls a
-    term.
+    every entry is a term with c = 1, as in `nn.MSELoss`. After the division by the number of terms, both are
+    the mean over entries unless weights differ between sequences. Their empirical Fishers have different
+    terms.
     """
 
-    together = True
+    joint_root = True
 
     def __init__(self, normalization: Literal["theory", "mean"] = "theory"):
         if normalization not in ("theory", "mean"):
@@ -148,7 +148,7 @@ class SquaredError(ElementwiseLoss):
 
     @classmethod
     def of(cls, module: nn.MSELoss) -> SquaredError:
-        """The loss of torch's module, whose reduction is read at every call."""
+        """Make the loss of torch's module, whose reduction is read in every call."""
         loss = cls("mean")
         loss.settings = module
         return loss
@@ -193,23 +193,23 @@ class SquaredError(ElementwiseLoss):
 
 
 Draw = Callable[[Any, Tensor, torch.Generator], Tensor]
-"""Targets from the module, the outputs and a source of random numbers."""
+"""Function that draws targets from the module, the outputs and a random generator."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class ElementwiseRule:
     """Properties of one of torch's loss classes: the loss of each entry, and how to draw targets."""
 
     entries: Callable[[Any, Tensor, Tensor], Tensor]
     draw: Draw | None = None
-    note: str | None = None  # what a reader should know
-    shares: bool = False  # targets are probabilities, from 0 to 1
-    outputs_too: bool = False  # and so are the outputs
+    note: str | None = None  # note for users
+    targets_are_probabilities: bool = False  # targets are probabilities, from 0 to 1
+    outputs_are_probabilities: bool = False  # and so are the outputs
 
 
 @final
 class TorchElementwise(ElementwiseLoss):
-    """A loss module of torch.nn with a rule of `RULES`; autograd takes the derivatives of its entries."""
+    """Loss module of torch.nn with a rule in `RULES`; autograd computes the derivatives of its entries."""
 
     def __init__(self, module: Any):
         self.settings, self.rule, self.name = module, RULES[type(module)], type(module).__name__
@@ -247,58 +247,60 @@ class TorchElementwise(ElementwiseLoss):
     def _derivative(self, outputs: Tensor, targets: Tensor, *, order: int) -> Tensor:
         with torch.enable_grad():
             z = outputs.detach().requires_grad_()
-            found = self._entries(z, targets)
+            derivative = self._entries(z, targets)
             for i in range(order):
-                if not found.requires_grad:
+                if not derivative.requires_grad:
                     return torch.zeros_like(outputs)
-                (found,) = torch.autograd.grad(found.sum(), z, create_graph=i + 1 < order)
-        return found.detach()
+                (derivative,) = torch.autograd.grad(derivative.sum(), z, create_graph=i + 1 < order)
+        return derivative.detach()
 
     def _check(self, outputs: Tensor, targets: Tensor) -> None:
         super()._check(outputs, targets)
         for option in ("weight", "pos_weight"):
-            own = getattr(self.settings, option, None)
-            if own is not None and not _fits(own.shape, outputs.shape[1:]):
+            weight = getattr(self.settings, option, None)
+            if weight is not None and not _fits(weight.shape, outputs.shape[1:]):
                 raise ShapeError(
                     f"expected a {option} of {self.name} that fits the entries {tuple(outputs.shape[1:])} of "
-                    f"one sequence, got {tuple(own.shape)}",
+                    f"one sequence, got {tuple(weight.shape)}",
                     hint="weights of sequences belong to the data: (inputs, targets, weights)",
                 )
-        if self.rule.shares:
-            _check_shares(targets, "targets", self.name)
-        if self.rule.outputs_too:
-            _check_shares(outputs, "outputs", self.name)
+        if self.rule.targets_are_probabilities:
+            _check_probabilities(targets, "targets", self.name)
+        if self.rule.outputs_are_probabilities:
+            _check_probabilities(outputs, "outputs", self.name)
 
 
-def _fits(shape: tuple[int, ...], one: tuple[int, ...]) -> bool:
-    """Return True if a weight is broadcast to every sequence alike."""
-    shape = shape[1:] if len(shape) == len(one) + 1 and shape[0] == 1 else shape
-    return len(shape) <= len(one) and all(s in (1, o) for s, o in zip(shape[::-1], one[::-1], strict=False))
+def _fits(shape: tuple[int, ...], weight_shape: tuple[int, ...]) -> bool:
+    """Return True if a weight is broadcast in the same way to every sequence."""
+    shape = shape[1:] if len(shape) == len(weight_shape) + 1 and shape[0] == 1 else shape
+    return len(shape) <= len(weight_shape) and all(
+        s in (1, o) for s, o in zip(shape[::-1], weight_shape[::-1], strict=False)
+    )
 
 
-def _check_shares(values: Tensor, what: str, name: str) -> None:
+def _check_probabilities(values: Tensor, what: str, name: str) -> None:
     low, high = (float(x) for x in values.detach().aminmax()) if values.numel() else (0.0, 0.0)
-    if low < 0 or high > 1:  # not a number passes: the product will say so
+    if low < 0 or high > 1:  # nan passes here, and the product raises
         hint = "BCEWithLogitsLoss takes logits" if what == "outputs" else None
         raise UsageError(f"expected {what} from 0 to 1 for {name}, got {low:.4g} to {high:.4g}", hint=hint)
 
 
 def _plain(function: Callable[..., Tensor], *options: str) -> Callable[[Any, Tensor, Tensor], Tensor]:
-    """The loss of each entry by torch's function, with options of the module."""
+    """Return a function for the loss of each entry: torch's function with options of the module."""
 
     def entries(module: Any, z: Tensor, y: Tensor) -> Tensor:
-        given = {name: getattr(module, name) for name in options}
-        given = {name: x.to(z) if isinstance(x, Tensor) else x for name, x in given.items()}
-        return function(z, y, reduction="none", **given)
+        arguments = {name: getattr(module, name) for name in options}
+        arguments = {name: x.to(z) if isinstance(x, Tensor) else x for name, x in arguments.items()}
+        return function(z, y, reduction="none", **arguments)
 
     return entries
 
 
 def _two_classes(module: Any, z: Tensor, y: Tensor) -> Tensor:
-    """The cross-entropy of logits 0 and z with weights 1 − y and y, that of z times pos_weight."""
-    own = y if module.pos_weight is None else y * module.pos_weight.to(z)
-    found = softmax.soft(torch.stack([torch.zeros_like(z), z], -1), torch.stack([1 - y, own], -1), -1)
-    return found if module.weight is None else found * module.weight.to(z)
+    """Cross-entropy of logits 0 and z with weights 1 − y and y · pos_weight."""
+    positive = y if module.pos_weight is None else y * module.pos_weight.to(z)
+    loss = softmax.soft(torch.stack([torch.zeros_like(z), z], -1), torch.stack([1 - y, positive], -1), -1)
+    return loss if module.weight is None else loss * module.weight.to(z)
 
 
 def _coins(module: Any, z: Tensor, source: torch.Generator, *, logits: bool) -> Tensor:
@@ -311,16 +313,21 @@ def _counts(module: Any, z: Tensor, source: torch.Generator) -> Tensor:
     return torch.poisson(rate, generator=source)
 
 
-RULES: dict[type[nn.Module], Rule] = {
-    nn.L1Loss: Rule(_plain(F.l1_loss), note=FLAT),
-    nn.HuberLoss: Rule(_plain(F.huber_loss, "delta")),
-    nn.SmoothL1Loss: Rule(_plain(F.smooth_l1_loss, "beta")),
-    nn.BCELoss: Rule(
-        _plain(F.binary_cross_entropy, "weight"), partial(_coins, logits=False), shares=True, outputs_too=True
+RULES: dict[type[nn.Module], ElementwiseRule] = {
+    nn.L1Loss: ElementwiseRule(_plain(F.l1_loss), note=FLAT),
+    nn.HuberLoss: ElementwiseRule(_plain(F.huber_loss, "delta")),
+    nn.SmoothL1Loss: ElementwiseRule(_plain(F.smooth_l1_loss, "beta")),
+    nn.BCELoss: ElementwiseRule(
+        _plain(F.binary_cross_entropy, "weight"),
+        partial(_coins, logits=False),
+        targets_are_probabilities=True,
+        outputs_are_probabilities=True,
     ),
-    nn.BCEWithLogitsLoss: Rule(_two_classes, partial(_coins, logits=True), shares=True),
-    nn.KLDivLoss: Rule(_plain(F.kl_div, "log_target"), note=LINEAR),
-    nn.PoissonNLLLoss: Rule(_plain(F.poisson_nll_loss, "log_input", "full", "eps"), _counts),
-    nn.SoftMarginLoss: Rule(_plain(F.soft_margin_loss)),
+    nn.BCEWithLogitsLoss: ElementwiseRule(
+        _two_classes, partial(_coins, logits=True), targets_are_probabilities=True
+    ),
+    nn.KLDivLoss: ElementwiseRule(_plain(F.kl_div, "log_target"), note=LINEAR),
+    nn.PoissonNLLLoss: ElementwiseRule(_plain(F.poisson_nll_loss, "log_input", "full", "eps"), _counts),
+    nn.SoftMarginLoss: ElementwiseRule(_plain(F.soft_margin_loss)),
 }
-"""By class of torch.nn."""
+"""Rules by class of torch.nn."""

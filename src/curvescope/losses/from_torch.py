@@ -1,4 +1,4 @@
-"""torch's own losses, modules of `torch.nn` and functions of `torch.nn.functional`, as ours."""
+"""Conversion of torch's losses: modules of `torch.nn` and functions of `torch.nn.functional`."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ FUNCTIONS: dict[Any, type[nn.Module]] = {
     F.poisson_nll_loss: nn.PoissonNLLLoss,
     F.soft_margin_loss: nn.SoftMarginLoss,
 }
-"""The module of each function; `functools.partial` gives its options."""
+"""Module by function; `functools.partial` gives its options."""
 LOSSES: dict[type[nn.Module], Callable[[Any], Loss]] = {
     nn.CrossEntropyLoss: CrossEntropy.of,
     nn.NLLLoss: NegativeLogLikelihood,
     nn.MSELoss: SquaredError.of,
     **dict.fromkeys(RULES, TorchElementwise),
 }
-"""The loss of each module."""
-OWN = "say how its terms are counted: cs.CustomLoss(sum, count), or cs.Problem(…, loss_fn=f, terms=…)"
+"""Loss by module."""
+CUSTOM_HINT = (
+    "define the number of its terms: cs.CustomLoss(sum, count), or cs.Problem(…, loss_fn=f, terms=…)"
+)
 
 
 def from_torch(loss: Any) -> Loss | None:
-    """torch's loss as one of ours; None for anything but a function or a module."""
+    """Convert torch's loss; return None for anything that is not a function or a module."""
     if isinstance(loss, type):
         named = f"{loss.__name__}(), an object of that class" if issubclass(loss, nn.Module | Loss) else None
         raise UsageError(f"expected a loss, got the class {loss.__name__}", hint=named)
@@ -50,7 +52,12 @@ def from_torch(loss: Any) -> Loss | None:
         return None
     module: Any = loss
     if type(loss) not in LOSSES:
-        raise UsageError(f"expected a known loss, got a {type(loss).__name__} of your own", hint=OWN)
+        raise UsageError(f"expected a known loss, got a custom {type(loss).__name__}", hint=CUSTOM_HINT)
+    if "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
+        raise UsageError(
+            f"expected torch's {type(loss).__name__}, got one with a custom forward or hooks",
+            hint=CUSTOM_HINT,
+        )
     if module.reduction not in ("mean", "sum", "batchmean"):
         raise UsageError(
             f"expected {type(loss).__name__} with reduction 'mean' or 'sum', got {module.reduction!r}: "
@@ -60,10 +67,10 @@ def from_torch(loss: Any) -> Loss | None:
 
 
 def _module_of(function: Any, options: dict[str, Any], given: Any) -> nn.Module:
-    """The module that does what a function with these options does."""
+    """Return the module that equals a function with these options."""
     name = getattr(function, "__name__", type(function).__name__)
     if all(function is not known for known in FUNCTIONS) or (isinstance(given, partial) and given.args):
-        raise UsageError(f"expected a known loss, got the function {name}", hint=OWN)
+        raise UsageError(f"expected a known loss, got the function {name}", hint=CUSTOM_HINT)
     try:
         return FUNCTIONS[function](**options)
     except TypeError as error:

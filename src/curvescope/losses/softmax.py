@@ -1,14 +1,14 @@
-"""The cross-entropy of logits z, where a class may be all but certain.
+"""Cross-entropy of logits z that stays accurate for very confident models.
 
-There p_m = 1 − δ for the largest logit m, and loss, gradient and curvature are of the size of δ. Taken as
-differences of numbers near one (log p_m, p_m − 1, ż_m − p·ż) they are right to a rounding of one, which is
-the 1/δ-fold of themselves. Here, with
+If p_m = 1 − δ for the largest logit m, then loss, gradient and curvature are of order δ. Computed as
+differences of numbers near one (log p_m, p_m − 1, ż_m − p·ż), their relative error would be a rounding
+divided by δ. So this module uses other formulas. With
 
     S = Σ_{c≠m} exp(z_c − z_m),     d_c = z_c − z_m,     s = Σ_c Q_c,
 
-the loss −Σ_c Q_c log p_c is s log(1 + S) − Σ_{c≠m} Q_c d_c, whose derivatives autograd takes without such a
-difference. The gradient's entry of such a class is minus the sum of the others, since all sum to zero. And a
-softmax does not see what all logits have in common: (diag p − p pᵀ) u = (diag p − p pᵀ)(u − u_m).
+the loss −Σ_c Q_c log p_c is s log(1 + S) − Σ_{c≠m} Q_c d_c, whose derivatives contain no such difference. The
+gradient's entry for m is minus the sum of the others, because all entries sum to zero. A softmax does not
+depend on a constant added to all logits, so (diag p − p pᵀ) u = (diag p − p pᵀ)(u − u_m).
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from torch import Tensor
 
 
 def hard(z: Tensor, classes: Tensor, axis: int, *, smoothing: float = 0.0) -> Tensor:
-    """ℓ for one class each: q = (1 − ε) one-hot(y) + ε/C.
+    """Return ℓ for integer classes: q = (1 − ε) one-hot(y) + ε/C.
 
     Args:
-        classes: Of z's shape, with one entry along the axis.
+        classes: Classes with z's shape, except one entry along the axis.
     """
     top, log_mass = _above(z, axis)
-    both = z.gather(axis, torch.cat([top, classes], axis))  # one derivative, in which +1 and −1 meet first
+    both = z.gather(
+        axis, torch.cat([top, classes], axis)
+    )  # one gather, so that +1 and −1 cancel exactly in its derivative
     highest, at_target = both.split(1, axis)
     losses = log_mass + (1 - smoothing) * (highest - at_target)
-    if smoothing:  # by another look-up: ε as a difference of 1 and 1 − ε would be a rounding of one
+    if smoothing:  # a separate gather, because 1 − (1 − ε) would round ε
         losses = losses + smoothing * (z.gather(axis, top) - z.mean(axis, keepdim=True))
     return losses.squeeze(axis)
 
 
 def soft(z: Tensor, Q: Tensor, axis: int) -> Tensor:
-    """ℓ = −Σ_c Q_c log p_c for weights Q of z's shape."""
+    """Return ℓ = −Σ_c Q_c log p_c for weights Q with z's shape."""
     top, log_mass = _above(z, axis)
     others = Q.scatter(axis, top, 0.0)
     losses = Q.sum(axis, keepdim=True) * log_mass
@@ -44,17 +46,19 @@ def slope(z: Tensor, Q: Tensor, axis: int) -> Tensor:
     """∂ℓ/∂z = s p − Q."""
     D = z.softmax(axis) * Q.sum(axis, keepdim=True) - Q
     size = D + 2 * Q  # s p + Q
-    most, place = size.max(axis, keepdim=True)
-    rest = D.scatter(axis, place, 0.0).sum(axis, keepdim=True)
-    certain = 2 * most > size.sum(axis, keepdim=True)  # else all differences are of small numbers
-    return torch.where(certain, D.scatter(axis, place, -rest), D)
+    largest_size, position = size.max(axis, keepdim=True)
+    sum_of_others = D.scatter(axis, position, 0.0).sum(axis, keepdim=True)
+    certain = 2 * largest_size > size.sum(
+        axis, keepdim=True
+    )  # otherwise no difference is between numbers near one
+    return torch.where(certain, D.scatter(axis, position, -sum_of_others), D)
 
 
 def curved(z: Tensor, u: Tensor, axis: int) -> Tensor:
-    """(diag p − p pᵀ) u, for directions u that may have more axes in front.
+    """Return (diag p − p pᵀ) u, for directions u that may have more axes in front.
 
     Args:
-        axis: That of the classes, counted from the last.
+        axis: Axis of the classes, counted from the last.
     """
     p = z.softmax(axis)
     u = u - u.gather(axis, _like(z.argmax(axis, keepdim=True), u))
@@ -62,7 +66,7 @@ def curved(z: Tensor, u: Tensor, axis: int) -> Tensor:
 
 
 def root(z: Tensor, noise: Tensor, axis: int) -> Tensor:
-    """(diag √p − p √pᵀ) ε: since √pᵀ√p = 1, its covariance is diag p − p pᵀ; axes as in `curved`.
+    """Return (diag √p − p √pᵀ) ε; its covariance is diag p − p pᵀ because √pᵀ√p = 1. Axes as in `curved`.
 
     For the largest class it is √p_m ε_m Σ_{c≠m} p_c − p_m Σ_{c≠m} √p_c ε_c.
     """
@@ -77,9 +81,9 @@ def root(z: Tensor, noise: Tensor, axis: int) -> Tensor:
 
 
 def _above(z: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """m, and log(1 + S), by which log Σ_c exp z_c is above z_m; both with one entry along the axis.
+    """Return m, and log(1 + S) = log Σ_c exp z_c − z_m; both with one entry along the axis.
 
-    Undefined where z_m is infinite, and so are its derivatives.
+    If z_m is infinite, the value and its derivatives are nan.
     """
     top = z.detach().argmax(axis, keepdim=True)
     highest = z.gather(axis, top)
@@ -89,5 +93,5 @@ def _above(z: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 
 def _like(index: Tensor, u: Tensor) -> Tensor:
-    """An index with the axes that u has in front."""
+    """Expand an index by the leading axes of u."""
     return index.expand(*u.shape[: u.dim() - index.dim()], *index.shape)

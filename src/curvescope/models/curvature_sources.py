@@ -40,10 +40,9 @@ HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Embedding)  # containers are not cal
 
 
 def repeated_layers(module: nn.Module) -> list[nn.Module]:
-    """Return the largest group of sibling modules of one class (at least two), by parameters; or an empty
-    list.
+    """Return the largest group of sibling modules of one class, by parameters.
 
-    Embeddings do not count as layers.
+    The list is empty if no class occurs twice. Embeddings do not count as layers.
     """
     groups: list[list[nn.Module]] = []
     for parent in module.modules():
@@ -56,19 +55,19 @@ def repeated_layers(module: nn.Module) -> list[nn.Module]:
     return groups[sizes.index(max(sizes))] if any(sizes) else []
 
 
-class Called(NamedTuple):
+class MethodCall(NamedTuple):
     """A method `owner.method`: a function of its inputs and of the owner's parameters."""
 
     owner: nn.Module
     method: str = "forward"
 
 
-def find_sources(model: Model) -> dict[str, tuple[Called, ...]]:
+def find_sources(model: Model) -> dict[str, tuple[MethodCall, ...]]:
     """Return the calls of each source, layer by layer; other parts have no entry."""
     source = {block.parameter: _of_block(block.name) for block in model.blocks.values()}
     if not any(source.values()):
         source = _of_children(model.module)
-    calls: dict[str, list[Called]] = {name: [] for name in source.values() if name}
+    calls: dict[str, list[MethodCall]] = {name: [] for name in source.values() if name}
     for name, called in _visit(model.module, "", source):
         calls.setdefault(name, []).append(called)
     return {name: tuple(calls[name]) for name in sorted(calls, key=_layer) if calls[name]}
@@ -117,19 +116,19 @@ def _of_children(module: nn.Module) -> dict[str, str | None]:
     return source_of
 
 
-def _visit(part: nn.Module, front: str, source: Mapping[str, str | None]) -> Iterator[tuple[str, Called]]:
+def _visit(part: nn.Module, front: str, source: Mapping[str, str | None]) -> Iterator[tuple[str, MethodCall]]:
     """Iterate over (source, call) in a part whose parameters' names begin with `front`."""
     inside = {source.get(front + name) for name, _ in part.named_parameters()}
     methods, named = METHODS.get(type(part), {}), sorted(filter(None, inside))
     for kind, method in methods.items():
-        yield from ((name, Called(part, method)) for name in named if name.endswith(f".{kind}"))
+        yield from ((name, MethodCall(part, method)) for name in named if name.endswith(f".{kind}"))
     if len(inside) == 1 and named and front and not methods and not isinstance(part, HOLDERS):
-        yield named[0], Called(part)
+        yield named[0], MethodCall(part)
         return
     layer = named[0].partition(".")[0] + "." if named and re.search(r"\d\.$", front) else ""
     for name, child in part.named_children():
         below = {source.get(f"{front}{name}.{n}") for n, _ in child.named_parameters()}
         if not below and "norm" in type(child).__name__.lower():  # one without a gain
-            yield layer + name, Called(child)
+            yield layer + name, MethodCall(child)
         elif any(s is None or s.rpartition(".")[2] not in methods for s in below):
             yield from _visit(child, f"{front}{name}.", source)

@@ -11,7 +11,7 @@ from curvescope.models.parameter_selection import frozen, frozen_notes
 
 PRECISION = {
     "float32": "float32: a product with a second derivative has a relative error of about 1e-5; "
-    "eigenvalues below 1e-5 of the largest are noise. Studies take --dtype float64",
+    "eigenvalues below 1e-5 of the largest are noise. Studies accept --dtype float64",
     "float64": "float64: a product with a second derivative has a relative error of about 1e-14",
 }
 ZOO = ("transformer", "mlp")
@@ -64,8 +64,8 @@ def roles(model: Model) -> list[Description]:
 
 def _blocks(model: Model) -> list[Block]:
     """Return the model's blocks; for a sharded model, the blocks of the unsharded parameters."""
-    whole = model.blocks if model.sharding is None else model.sharding.blocks
-    return [whole[name] for name in model.blocks]
+    full_blocks = model.blocks if model.sharding is None else model.sharding.blocks
+    return [full_blocks[name] for name in model.blocks]
 
 
 def notes(model: Model) -> list[str]:

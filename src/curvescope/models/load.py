@@ -1,4 +1,4 @@
-"""`load`: a model from a name, a folder, a configuration or a module."""
+"""Load a model from a name, a folder, a configuration or a module."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 
 LOG = logging.getLogger("curvescope")
-_widening_logged: set[str] = set()  # names of models of which it was said that they are widened
+_widening_logged: set[str] = set()  # names of models whose widening is already logged
 
 
 def load(
@@ -65,7 +65,7 @@ def load(
         output: The part of the module's return value that is its output, by name, position or a function; by
             default `logits`, or the only real tensor of a tuple.
         params: The parameters of a function, by name; they share memory with the tensors given.
-        routing: For a mixture of experts: if the weights of the chosen experts are differentiated (the
+        routing: For a mixture of experts: whether the weights of the chosen experts are differentiated (the
             default) or held constant ("frozen"). The choice itself is constant.
     """
     if is_function(source) or params is not None:

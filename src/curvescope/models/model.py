@@ -1,4 +1,4 @@
-"""A loaded model: a module, its blocks by role, and what is known about it."""
+"""A loaded model: a module, its blocks by role, and facts about it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvescope.core.blocks import Block, ParamSpace, by_role, whole
+from curvescope.core.blocks import Block, ParamSpace, by_role, parameter_block
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.core.ranks.shard_layout import Pieces, Spread
+from curvescope.core.ranks.shard_layout import ShardGroup, VectorShard
 from curvescope.models.adapters.table import ActivationPlace
 from curvescope.models.parameter_selection import Params, as_patterns, select
 from curvescope.models.running.eager import eager, slow_path
@@ -112,8 +112,9 @@ class Model:
         return self.facts.get("n_ctx")
 
     def space(self, *patterns: Params, first: Collection[str] | None = None) -> ParamSpace:
-        """Return the space of vectors over blocks; without patterns, or for "*", over all blocks in torch's
-        order.
+        """Return the space of vectors over blocks.
+
+        Without patterns, or for "*", the space has all blocks in torch's order.
 
         Args:
             patterns: Globs, regular expressions, names, modules, parameters (`models.parameter_selection`).
@@ -197,27 +198,25 @@ class Model:
         return layer.forward if self.sharding is None else self.sharding.gathered_forward(layer)
 
     def inputs_first(self, block: Block) -> Block:
-        """Return the block laid out inputs × outputs: a weight of `nn.Linear` without a role is
-        transposed.
-        """
+        """Return the block laid out inputs × outputs: transpose `nn.Linear` weights without roles."""
         path, _, kind = block.parameter.rpartition(".")
         if block.name != block.parameter or kind != "weight":
             return block
         linear = isinstance(self.module.get_submodule(path), nn.Linear)
-        return whole(block.name, block.parameter, block.split, transposed=True) if linear else block
+        return parameter_block(block.name, block.parameter, block.split, transposed=True) if linear else block
 
-    def pieces(self, space: ParamSpace) -> Pieces | None:
+    def shards(self, space: ParamSpace) -> VectorShard | None:
         """Return the entries of this rank in vectors of a space; None if the rank has all of them."""
         if self.sharding is None:
             return None
         blocks, shapes = self.sharding.blocks, self.sharding.shapes
         segments = [
-            whole(segment.name, segment.name, shapes[segment.name])
+            parameter_block(segment.name, segment.name, shapes[segment.name])
             if segment.name in space.whole
             else blocks[segment.name]
             for segment in space.segments
         ]
-        return Pieces(self.sharding.spread, tuple(segments), shapes)
+        return VectorShard(self.sharding.spread, tuple(segments), shapes)
 
     def size_of(self, *blocks: Block) -> int:
         """Return the number of entries of blocks, on all ranks together."""
@@ -227,7 +226,7 @@ class Model:
     def norm(self, v: Tensor) -> float:
         """Return ‖v‖ of a vector over parameters, or of a vector whose pieces are on several ranks."""
         spread, wide = self.spread, v.double()
-        return float(wide.norm() if spread is None else spread.added(wide.square().sum()).sqrt())
+        return float(wide.norm() if spread is None else spread.sum(wide.square().sum()).sqrt())
 
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Iterate over names and full parameters; if they are sharded, all ranks must iterate together."""
@@ -235,7 +234,7 @@ class Model:
         return named if self.sharding is None else self.sharding.whole_parameters(self.module)
 
     @property
-    def spread(self) -> Spread | None:
+    def spread(self) -> ShardGroup | None:
         """The ranks that the parameters are sharded over; None if they are not sharded."""
         return None if self.sharding is None else self.sharding.spread
 

@@ -54,13 +54,13 @@ def is_nanogpt(module: nn.Module) -> bool:
     names = {name.replace("_orig_mod.", "") for name, _ in module.named_modules()}
     if not set(PARTS) <= names:
         return False
-    return list(inspect.signature(_inside(module).forward).parameters)[:2] == ["idx", "targets"]
+    return list(inspect.signature(_uncompiled(module).forward).parameters)[:2] == ["idx", "targets"]
 
 
 def adapt_nanogpt(module: nn.Module) -> Model:
     """Return the model of a live module."""
     check_parameters(module)
-    inner: Any = _inside(module)
+    inner: Any = _uncompiled(module)
     body = inner.transformer
     attention, table = body.h[0].attn, body.wte
     heads = HeadCounts(attention.n_head, attention.n_head, table.embedding_dim // attention.n_head)
@@ -90,10 +90,10 @@ def adapt_nanogpt(module: nn.Module) -> Model:
 
 def call_with_targets(module: nn.Module, inputs: Any, options: Mapping[str, Any]) -> Any:
     """Return (logits, loss); the logits are the model's output."""
-    return _inside(module)(inputs, inputs.contiguous(), **options)
+    return _uncompiled(module)(inputs, inputs.contiguous(), **options)
 
 
-def _inside(module: nn.Module) -> nn.Module:
+def _uncompiled(module: nn.Module) -> nn.Module:
     """Return the module that torch.compile wraps: compiled code has no second derivative."""
     return getattr(module, "_orig_mod", module)
 
@@ -120,7 +120,7 @@ def read_nanogpt(path: Path) -> Model:
         parameters = {name: w.float() for name, w in _roles(weights, cfg)}
     except KeyError as error:
         raise CurvescopeError(f"expected a nanoGPT checkpoint, but {path} has no {error.args[0]!r}") from None
-    module.load_state_dict(_fitting(parameters, module, path))
+    module.load_state_dict(_check_shapes(parameters, module, path))
     return zoo.zoo_model(module, name=path.parent.name if path.stem == "ckpt" else path.stem)
 
 
@@ -176,11 +176,11 @@ def _roles(weights: Mapping[str, Tensor], cfg: TransformerConfig) -> list[tuple[
     return parameters if cfg.tied else [*parameters, ("U", weights["lm_head.weight"].T)]
 
 
-def _fitting(weights: dict[str, Tensor], module: Transformer, path: Path) -> dict[str, Tensor]:
+def _check_shapes(weights: dict[str, Tensor], module: Transformer, path: Path) -> dict[str, Tensor]:
     expected = dict(module.named_parameters())
-    odd = sorted(set(expected) ^ set(weights)) or [
+    mismatched = sorted(set(expected) ^ set(weights)) or [
         k for k in expected if expected[k].shape != weights[k].shape
     ]
-    if odd:
-        raise CurvescopeError(f"the weights in {path} do not fit its model_args: {odd[0]!r} differs")
+    if mismatched:
+        raise CurvescopeError(f"the weights in {path} do not fit its model_args: {mismatched[0]!r} differs")
     return weights

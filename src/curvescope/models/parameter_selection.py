@@ -159,10 +159,9 @@ MAX_LISTED = 4  # names listed in a note
 
 
 class ParameterChoice:
-    """Parameters that vary in a problem:
+    """Parameters that vary in a problem: `params`, or all that are not frozen (`requires_grad=False`).
 
-    `params`, or all that are not frozen (`requires_grad=False`). The frozen parameters are determined once;
-    `check` raises if they have changed.
+    The frozen parameters are determined once; `check` raises if they have changed.
     """
 
     def __init__(self, model: Model, params: Params | None = None):
@@ -182,8 +181,9 @@ class ParameterChoice:
             )
 
     def space(self, *patterns: Params) -> ParamSpace:
-        """Return the space over the parameters that vary, or over selected blocks (of these first, then of
-        all).
+        """Return the space over the parameters that vary, or over selected blocks.
+
+        A pattern is matched with the parameters that vary first, and with all blocks if none of them matches.
         """
         return self._model.space(*patterns, first=self._own)
 
@@ -244,9 +244,7 @@ def as_params(given: Params) -> tuple[Any, ...]:
 
 
 def as_patterns(given: Iterable[Params], module: nn.Module, name: str) -> list[ParameterPattern]:
-    """Convert modules, parameters and second names of tied ones to names of parameters; keep other
-    patterns.
-    """
+    """Convert modules, parameters and second names of tied parameters to names; keep other patterns."""
     return [_target_pattern(item, module, name) for entry in given for item in as_params(entry)]
 
 

@@ -2,11 +2,11 @@
 
 Three kinds of models store their parameters differently; this module hides the difference:
 
-    plain      leaves share memory with the parameters widened    parameters are stored in half precision; a
-    leaf is float32 without memory of its own, and layers make their float32 weights when they are called
-    (`models.running.weights.widening`) sharded    each rank holds pieces; leaves are pieces, layers gather
-    full parameters when they are called (`models.running.weights.gathering`), and sums over terms are added
-    over the ranks
+    plain     Leaves share memory with the parameters.
+    widened   Parameters are stored in half precision. A leaf is float32 without memory of its own, and
+              layers convert their weights when they are called (`models.running.weights.widening`).
+    sharded   Each rank holds pieces. Leaves are pieces, layers gather full parameters when they are called
+              (`models.running.weights.gathering`), and sums over terms are added over the ranks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
-from curvescope.core.ranks.shard_layout import Spread
-from curvescope.core.tensors import lookup_option, nodes
+from curvescope.core.ranks.shard_layout import ShardGroup
+from curvescope.core.tensors import graph_nodes, lookup_option
 from curvescope.models.model import Model
 from curvescope.models.running.aliased_parameters import RefuseAliased, aliased_error, refuse_unwidened
 from curvescope.models.running.patching import locked, thawed
@@ -51,7 +51,7 @@ class ParameterStore:
         return {**dict(self.model.named_parameters()), **self.point}
 
     @property
-    def spread(self) -> Spread | None:
+    def spread(self) -> ShardGroup | None:
         """The ranks that hold pieces of the parameters, for a sharded model."""
         return self.model.spread
 
@@ -106,13 +106,13 @@ class ParameterStore:
 
     # ------------------------------------------------------------------------------------ sums over the ranks
 
-    def added(self, partial: Tensor) -> Tensor:
+    def added(self, value: Tensor) -> Tensor:
         """Return the sum of a small tensor over the ranks of a sharded model; else the tensor itself."""
-        return partial if self.spread is None else self.spread.added(partial)
+        return value if self.spread is None else self.spread.sum(value)
 
-    def agreed(self, holds: bool) -> bool:
+    def agreed(self, condition: bool) -> bool:
         """Return True if a condition holds on every rank of a sharded model."""
-        return holds if self.spread is None else self.spread.all(holds, self.model.device)
+        return condition if self.spread is None else self.spread.all(condition, self.model.device)
 
     # ------------------------------------------------------------------------------------------------- leaves
 
@@ -173,7 +173,7 @@ class ParameterStore:
         """
         names = {id(p): name for name, p in self.model.named_parameters() if name in leaves}
         aliased = {}
-        for node in (node for end in ends if end.requires_grad for node in nodes(end)):
+        for node in (node for end in ends if end.requires_grad for node in graph_nodes(end)):
             leaf, option = getattr(node, "variable", None), lookup_option(node)
             if option is not None:
                 raise UsageError(

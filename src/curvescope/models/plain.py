@@ -36,9 +36,7 @@ def plain_model(module: nn.Module, name: str | None = None) -> Model:
 def structural_blocks(
     module: nn.Module, layers: list[DetectedLayer]
 ) -> tuple[dict[str, Block], dict[str, Block]]:
-    """Return the blocks of a module with these layers, and blocks of single heads; every parameter is covered
-    once.
-    """
+    """Return the blocks of a module with these layers, which cover it once, and blocks of single heads."""
     shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
     blocks: dict[str, Block] = {}
     singles: dict[str, Block] = {}
@@ -198,9 +196,7 @@ def _check_layers(module: nn.Module) -> None:
 
 
 def _has_weight_norm(layer: nn.Module) -> bool:
-    """Return True if a weight is normalized over one axis. Over all axes, torch's second derivative is
-    right.
-    """
+    """Return True if a weight is normalized over one axis; over all axes torch's derivatives are right."""
     hooks = layer._forward_pre_hooks.values()
     norms: list[Any] = [hook for hook in hooks if type(hook).__name__ == "WeightNorm"]
     norms += [layer] if type(layer).__name__ == "_WeightNorm" else []

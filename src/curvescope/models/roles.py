@@ -44,9 +44,7 @@ class Layout:
     per_head: bool
 
     def heads(self, role: str, cut: ParameterSlice, shape: tuple[int, ...]) -> HeadCounts | None:
-        """Return the heads of a role, with the size from the parameter's shape; None if it has none or they
-        are unknown.
-        """
+        """Return the heads of a role, with the size from the parameter's shape; None if unknown."""
         if role not in WITH_HEADS or (self.query is None and not cut.stacked):
             return None
         query, key = self.query or 1, self.key or 1
@@ -80,33 +78,33 @@ def with_roles(model: Model, roles: Mapping[str, Any]) -> Model:
         raise UsageError(f"expected roles as a dictionary, got a {type(roles).__name__}")
     layout = _layout(roles)
     blocks: dict[str, Block] = {}
-    singles: dict[str, Block] = {}
+    head_blocks: dict[str, Block] = {}
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    for front, packed, parameter, axes in _claimed(roles, model):
-        for role, cut in _cuts(packed, parameter, axes, layout):
-            name = front + role
+    for prefix, packed, parameter, axes in _assigned_parameters(roles, model):
+        for role, cut in _slices(packed, parameter, axes, layout):
+            name = prefix + role
             if name in blocks:
                 raise UsageError(
                     f"two parameters have the role {name!r}: {blocks[name].parameter} and {parameter}"
                 )
             heads = layout.heads(role, cut, shapes[parameter])
             blocks[name] = cut_block(name, role, cut, parameter, shapes[parameter], heads)
-            for j in range(heads.of(role) if heads and layout.query and front else 0):
-                name = f"{front}h{j}.{role}"
-                singles[name] = cut_block(name, role, cut, parameter, shapes[parameter], heads, head=j)
-    _check_sizes(singles)
-    return _put_together(model, blocks, singles, layout)
+            for j in range(heads.of(role) if heads and layout.query and prefix else 0):
+                name = f"{prefix}h{j}.{role}"
+                head_blocks[name] = cut_block(name, role, cut, parameter, shapes[parameter], heads, head=j)
+    _check_sizes(head_blocks)
+    return _merge_blocks(model, blocks, head_blocks, layout)
 
 
-def _check_sizes(singles: Mapping[str, Block]) -> None:
+def _check_sizes(head_blocks: Mapping[str, Block]) -> None:
     """Raise if queries and keys, or values and the inputs of W_O, have different head sizes."""
     pairs = (("W_Q", 1, "W_K", 1), ("W_V", 1, "W_O", 0))
-    for front in {name.partition("h0.")[0] for name in singles}:
+    for prefix in {name.partition("h0.")[0] for name in head_blocks}:
         for role, axis, other_role, other_axis in pairs:
-            first, second = (singles.get(f"{front}h0.{name}") for name in (role, other_role))
+            first, second = (head_blocks.get(f"{prefix}h0.{name}") for name in (role, other_role))
             if first and second and first.shape[axis] != second.shape[other_axis]:
                 raise UsageError(
-                    f"expected heads of one size in {front}{role} and {front}{other_role}, "
+                    f"expected heads of one size in {prefix}{role} and {prefix}{other_role}, "
                     f"got {first.shape[axis]} and {second.shape[other_axis]}",
                     hint="check that the roles, n_heads and n_kv_heads are those of the module",
                 )
@@ -129,7 +127,7 @@ def _layout(roles: Mapping[str, Any]) -> Layout:
 
 
 @dataclass(frozen=True)
-class Claim:
+class RoleAssignment:
     """A parameter assigned to a role: the role as written, the number of the layer, and the stored axes."""
 
     key: str
@@ -138,25 +136,36 @@ class Claim:
     axes: str
 
 
-def _claimed(roles: Mapping[str, Any], model: Model) -> Iterator[tuple[str, str, str, str]]:
+def _assigned_parameters(roles: Mapping[str, Any], model: Model) -> Iterator[tuple[str, str, str, str]]:
     """Iterate over (`L0.` or nothing, role, parameter, axes) of the parameters named; layers count from 0."""
-    claims = [c for key, given in roles.items() if key not in SETTINGS for c in _found(key, given, model)]
-    place = {n: i for i, n in enumerate(sorted({c.number for c in claims if c.number is not None}))}
-    owners: dict[str, str] = {}
-    for claim in claims:
-        first = owners.setdefault(claim.parameter, claim.key)
-        if first != claim.key:
+    assignments = [
+        c
+        for key, given in roles.items()
+        if key not in SETTINGS
+        for c in _matching_parameters(key, given, model)
+    ]
+    layer_index = {
+        n: i for i, n in enumerate(sorted({c.number for c in assignments if c.number is not None}))
+    }
+    first_keys: dict[str, str] = {}
+    for assignment in assignments:
+        first = first_keys.setdefault(assignment.parameter, assignment.key)
+        if first != assignment.key:
             raise UsageError(
-                f"expected one role for every parameter, but {claim.parameter!r} has {first!r} and "
-                f"{claim.key!r}",
+                f"expected one role for every parameter, but {assignment.parameter!r} has {first!r} and "
+                f"{assignment.key!r}",
                 hint="packed matrices are named by their letters, such as W_QKV",
             )
-        role = claim.key if claim.number is None else claim.key.replace(LAYER, str(place[claim.number]))
-        front, dot, last = role.partition(".") if re.match(r"L\d+\.", role) else ("", "", role)
-        yield front + dot, last, claim.parameter, claim.axes
+        role = (
+            assignment.key
+            if assignment.number is None
+            else assignment.key.replace(LAYER, str(layer_index[assignment.number]))
+        )
+        prefix, dot, block_role = role.partition(".") if re.match(r"L\d+\.", role) else ("", "", role)
+        yield prefix + dot, block_role, assignment.parameter, assignment.axes
 
 
-def _found(key: str, given: Any, model: Model) -> list[Claim]:
+def _matching_parameters(key: str, given: Any, model: Model) -> list[RoleAssignment]:
     """Return the parameters that a pattern names."""
     pattern, axes = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     if not isinstance(pattern, str) or not isinstance(axes, str | None):
@@ -180,7 +189,9 @@ def _found(key: str, given: Any, model: Model) -> list[Claim]:
             hint=near_misses(pattern, list(known)),
         )
     return [
-        Claim(key, int(match[1]) if LAYER in key else None, match[0], axes or _axes(match[0], model.module))
+        RoleAssignment(
+            key, int(match[1]) if LAYER in key else None, match[0], axes or _axes(match[0], model.module)
+        )
         for match in matches
     ]
 
@@ -199,7 +210,7 @@ def _axes(parameter: str, module: nn.Module) -> str:
     return "o i" if kernel or isinstance(owner, nn.Linear) else "i o"
 
 
-def _cuts(role: str, parameter: str, axes: str, layout: Layout) -> Iterator[tuple[str, ParameterSlice]]:
+def _slices(role: str, parameter: str, axes: str, layout: Layout) -> Iterator[tuple[str, ParameterSlice]]:
     """Iterate over the roles of a parameter: its own, or one per letter of a packed one."""
     match = PACKED.fullmatch(role)
     if match is None or len(set(match["letters"])) < len(match["letters"]):
@@ -216,19 +227,23 @@ def _cuts(role: str, parameter: str, axes: str, layout: Layout) -> Iterator[tupl
             yield part_role, ParameterSlice(parameter, axes, part, stacked=True, order=letters)
 
 
-def _put_together(model: Model, blocks: dict[str, Block], singles: dict[str, Block], layout: Layout) -> Model:
+def _merge_blocks(
+    model: Model, blocks: dict[str, Block], head_blocks: dict[str, Block], layout: Layout
+) -> Model:
     """Return the model with these blocks, and its own blocks for all other parameters."""
-    taken = {block.parameter for block in blocks.values()}
-    untouched = {n: b for n, b in model.blocks.items() if b.parameter not in taken and n not in blocks}
+    assigned = {block.parameter for block in blocks.values()}
+    untouched = {n: b for n, b in model.blocks.items() if b.parameter not in assigned and n not in blocks}
     merged = {**blocks, **untouched}
     merged |= rest(model.module, {block.parameter for block in merged.values()})
-    heads = {n: b for n, b in model.heads.items() if b.parameter not in taken and n not in singles}
+    remaining_heads = {
+        n: b for n, b in model.heads.items() if b.parameter not in assigned and n not in head_blocks
+    }
     layers = {name.partition(".")[0] for name in merged if re.match(r"L\d+\.", name)}
     facts = {**model.facts, **({"n_layers": len(layers)} if layers else {})}
-    first = next((b for n, b in blocks.items() if n.endswith(".W_Q")), None)
-    if first is not None and layout.query:
-        facts |= {"n_heads": layout.query, "n_kv_heads": layout.key, "d_model": first.shape[0]}
-        facts |= {"d_head": first.shape[1] // layout.query}
+    some_W_Q = next((b for n, b in blocks.items() if n.endswith(".W_Q")), None)
+    if some_W_Q is not None and layout.query:
+        facts |= {"n_heads": layout.query, "n_kv_heads": layout.key, "d_model": some_W_Q.shape[0]}
+        facts |= {"d_head": some_W_Q.shape[1] // layout.query}
     order = {name: i for i, name in enumerate(dict(model.named_parameters()))}
     merged = dict(sorted(merged.items(), key=lambda item: order[item[1].parameter]))
-    return replace(model, blocks=merged, heads={**heads, **singles}, facts=facts)
+    return replace(model, blocks=merged, heads={**remaining_heads, **head_blocks}, facts=facts)

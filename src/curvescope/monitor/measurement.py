@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.accurate_sums import add_up, column_dots, gram, norms, to_numpy
+from curvescope.algorithms.accurate_sums import column_dots, gram, norms, sum_over_ranks, to_numpy
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import mean_interval, student
 from curvescope.algorithms.spectra.lanczos import Eigenpairs, eigsh
@@ -38,7 +38,7 @@ from curvescope.algorithms.spectra.subspace_tracking import (
     track_top,
 )
 from curvescope.algorithms.stability.optimizers import Descent, read_optimizer
-from curvescope.algorithms.stability.sharpness import seen_by
+from curvescope.algorithms.stability.sharpness import preconditioned
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import Diagonal, LinearOperator
@@ -47,6 +47,7 @@ from curvescope.monitor.attention import AttentionStatistics
 from curvescope.monitor.memory import Memory
 from curvescope.operators import GGN, Hessian
 from curvescope.problem import Problem
+from curvescope.sampling import form_of, split_sample
 
 PARTS = ("top", "bound", "along", "ends", "trace", "ggn", "blocks", "verify")
 Numbers = dict[str, float]
@@ -68,6 +69,7 @@ USUAL_PRODUCTS = {
     "verify": 80,
 }  # on Transformers and MLPs
 FIRST_PRODUCTS = 4  # of the first measurement, at least
+SAMPLING_GROUPS = 8  # most groups of sequences for sampling errors
 OWN_PROBES = 2**20  # columns of the random matrix that belong to one step
 
 
@@ -208,15 +210,15 @@ class Measurement:
         effort, lowest = self.effort, self.memory.take("lambda_min", self.space)
         before = self.memory.take("eigenspace", self.space)
         known = self._search(
-            "lambda_max", self.H, self.space, self._gradient, tol=effort.tol, go_on=self._ends.subspace
+            "lambda_max", self.H, self.space, self._gradient, tol=effort.tol, resume=self._ends.subspace
         )
         beside = [_unit(self._gradient)[None], *([] if before is None else [before])]
         self.products += known.subspace.add(torch.cat(beside))  # for the eigenvectors behind the first
         if lowest is not None:
             self.products += known.subspace.add(lowest.sum(dim=0, keepdim=True))
         ends = follow_ends(
-            self.H, top=effort.top, loose=LOOSE, tol=effort.tol, max_products=effort.max_products,
-            stop=self.stop, go_on=known.subspace, upper=known.upper,
+            self.H, top=effort.top, other_tol=LOOSE, tol=effort.tol, max_products=effort.max_products,
+            stop=self.stop, resume=known.subspace, upper=known.upper,
         )  # fmt: skip
         self.products += ends.num_products
         self._ends = ends
@@ -230,7 +232,7 @@ class Measurement:
         }
         size = self.numbers["grad_norm"]
         if size > 0:
-            along = to_numpy(add_up(top @ (self._gradient / size)))
+            along = to_numpy(sum_over_ranks(top @ (self._gradient / size)))
             self.numbers["grad_share"] = float(np.square(along).sum())
         if before is not None and len(before) == len(top):
             self.numbers["overlap"] = _overlap(before, top)
@@ -239,6 +241,7 @@ class Measurement:
         self.memory.put("lambda_min", ends.subspace.lowest(2), self.space)
         self._searched["lambda"] = self.H, ends
         self._refine_sharpness()
+        self._state_sampling()
 
     def _own(self, vector: Tensor) -> Tensor:
         """A vector over the problem with one block after the other, as all vectors are here."""
@@ -259,7 +262,7 @@ class Measurement:
     def _block_squares(self, vector: Tensor) -> np.ndarray:
         """Squared norm of each block of a vector: (B,)."""
         own = [vector[rows].double().square().sum() for rows in self.space.slices.values()]
-        return to_numpy(add_up(torch.stack(own)))
+        return to_numpy(sum_over_ranks(torch.stack(own)))
 
     def _state_shares(self, name: str, vector: Tensor) -> None:
         """Share of each block in the squared norm of a vector."""
@@ -271,7 +274,7 @@ class Measurement:
         """Entropy and largest logit of attention, and the largest output, on the first probe batch."""
         statistics = AttentionStatistics()
         with torch.no_grad(), statistics:
-            if self.problem.loss.splits:
+            if self.problem.loss.has_outputs:
                 batch = next(iter(self.problem.local_batches("attention statistics")))
                 self.numbers["logit_max"] = float(self.problem.outputs(batch).detach().abs().max())
             else:  # a function of model and batch, which has no outputs of its own
@@ -301,13 +304,13 @@ class Measurement:
         self.numbers["sharpness_threshold"] = descent.threshold
         self.numbers["preconditioner_formed"] = _formed(_inner_optimizer(optimizer))
         self.notes += [f"{descent.name}: {word}" for word in descent.assumed if word.startswith("√v")]
-        op, root = seen_by(descent, self.H), descent.inverse_root
+        op, root = preconditioned(descent, self.H), descent.inverse_root
         if _is_shifted(descent):
             self._sharpness = descent, op, self._ends
             self._state_sharpness()
             return
         if isinstance(root, Diagonal):
-            self._scaled_gradient = root.spread_like(self.H) @ self._gradient
+            self._scaled_gradient = root.shard_like(self.H) @ self._gradient
         else:
             self._scaled_gradient = self._gradient
         self._keep_sharpness(descent, op, self._quickly("sharpness", op, self._scaled_gradient))
@@ -324,7 +327,7 @@ class Measurement:
             return
         pairs = self._search(
             "sharpness", op, self.space, self._scaled_gradient, top=2, tol=2 * self.effort.tol,
-            go_on=ends.subspace,
+            resume=ends.subspace,
         )  # fmt: skip
         self.memory.put("sharpness", pairs.vectors, self.space)
         self._keep_sharpness(descent, op, pairs)
@@ -344,6 +347,31 @@ class Measurement:
             "sharpness_error": float(pairs.errors[0]),
         }
         self._state_shares("sharpness_share", pairs.vectors[0])
+
+    def _state_sampling(self) -> None:
+        """Standard errors of λ_max and of the sharpness over samples of the probe batches, to first order.
+
+        Unknown for a single sequence, and if the sequences cannot be separated: with several ranks, a model
+        in pieces, or a loss that couples the sequences of a batch.
+        """
+        assert self._ends is not None
+        directions = {"lambda_max": _unit(self._ends.vectors[0])}
+        if self._sharpness is not None:
+            descent, _, ends = self._sharpness
+            root, w = descent.inverse_root, _unit(ends.vectors[0])
+            if isinstance(root, Diagonal):
+                root = root.shard_like(self.H)
+            directions["sharpness"] = w if root is None else root @ w
+        try:
+            split = split_sample(self.H, most=SAMPLING_GROUPS)
+        except UsageError:
+            return
+        V = torch.stack(list(directions.values()), dim=1)
+        with split.frozen():
+            forms = split.forms(V)
+        self.products += V.shape[1]
+        for name, own in zip(directions, forms, strict=True):
+            self.numbers[f"{name}_sampling"] = form_of(split, own).sampling
 
     def _rate(self, optimizer: torch.optim.Optimizer) -> float:
         """The largest learning rate among the parameters that are measured; of all if it has none of them.
@@ -379,7 +407,7 @@ class Measurement:
 
     def ggn(self) -> None:
         """λ_max of H_o, and ‖H − H_o‖_F / ‖H‖_F from the probes of the trace."""
-        if self._ends is None or not self.problem.loss.splits:
+        if self._ends is None or not self.problem.loss.has_outputs:
             return
         G = GGN(self.problem, checkpoint=self._checkpoint).in_blocks()
         with G.frozen():
@@ -469,7 +497,7 @@ class Measurement:
             op, count = self.H, self.effort.num_probes
             X = probes(
                 op.shape[1], count, seed=self.effort.seed, first=(1 + self.step) * OWN_PROBES, dtype=op.dtype,
-                device=op.device, pieces=None if op.pieces is None else op.pieces[1],
+                device=op.device, shard=None if op.shards is None else op.shards[1],
             )  # fmt: skip
             self._probed = X, self.H @ X
             self.products += count

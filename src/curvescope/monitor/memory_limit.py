@@ -64,7 +64,7 @@ def plan_memory(problem: Problem, effort: Effort, limit: str | int | None) -> Me
             hint="take shorter probe sequences, or a larger memory",
         )
     count = max(1, min(largest.num_sequences, int(max(room / 2, one) // max(one, 1))))
-    if not problem.loss.splits or problem.model.spread is not None:  # batches stay as they are
+    if not problem.loss.has_outputs or problem.model.spread is not None:  # batches stay as they are
         count = largest.num_sequences
     left = most - count * one - OTHER_VECTORS * vector
     basis, probes = effort.max_basis, effort.num_probes
@@ -110,7 +110,7 @@ def _sentence(vectors: int, vector: int, sequences: int, graph: int) -> str:
 
 def _bytes_of_a_sequence(problem: Problem) -> int:
     """Memory of a product through one sequence, from the results of a forward pass."""
-    if not problem.loss.splits:  # a function of whole batches
+    if not problem.loss.has_outputs:  # a function of whole batches
         sequences = sum(each.num_sequences for each in problem.batches)
         _, size = result_bytes(problem.loss_value, views=False)
         return int(PASS_SIZE * size / sequences)

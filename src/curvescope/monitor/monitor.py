@@ -16,8 +16,8 @@ from torch import Tensor
 from curvescope.algorithms.checks import check_count, check_number
 from curvescope.algorithms.recorded_products import recording
 from curvescope.core.errors import UsageError, near_misses, warn
-from curvescope.core.ranks import everyone, in_step
-from curvescope.core.ranks.shard_layout import over
+from curvescope.core.ranks import gather_objects, in_step
+from curvescope.core.ranks.shard_layout import sharded_over
 from curvescope.core.threads import thread_slowdown
 from curvescope.models.description import describe
 from curvescope.models.parameter_selection import Params, frozen
@@ -468,7 +468,7 @@ class CurvatureMonitor:
         if self._spread is None:
             yield
             return
-        with in_step(self._spread.group), over(self._spread):
+        with in_step(self._spread.group), sharded_over(self._spread):
             yield
 
     def _update(self, step: int) -> dict[str, Tensor] | None:
@@ -636,7 +636,7 @@ class CurvatureMonitor:
         if self._spread is None:
             return
         with in_step(self._spread.group):
-            account, self._calls, self._seen, rows, blocks = everyone(
+            account, self._calls, self._seen, rows, blocks = gather_objects(
                 (self._budget.state(), self._calls, self._seen, self._history.rows, self._history.block_rows)
             )[0]
         self._budget.resume(account)

@@ -12,7 +12,7 @@ from typing import final
 
 from torch import Tensor
 
-from curvescope.algorithms.recorded_products import Recorder
+from curvescope.algorithms.recorded_products import ProductRecorder
 from curvescope.core.number_format import duration, plural
 from curvescope.core.operator import LinearOperator
 from curvescope.runs.live_history import MEASURING
@@ -23,7 +23,7 @@ LONG_SECONDS = 5.0  # expected time of a first measurement that is worth a line
 
 
 @final
-class MeasurementProgress(Recorder):
+class MeasurementProgress(ProductRecorder):
     """Counts the products of a measurement. Writing never raises: training does not depend on it.
 
     Args:

@@ -25,7 +25,7 @@ def read_signals(problem: Problem, optimizer: torch.optim.Optimizer | None) -> d
 def uniform_loss(problem: Problem, z: Tensor) -> float:
     """log V, the cross-entropy of outputs z that prefer nothing; nan for another loss, and for a sum."""
     axis = problem.loss.class_axis(z)
-    return math.nan if axis is None or not problem.loss.divided else math.log(z.shape[axis])
+    return math.nan if axis is None or not problem.loss.is_mean else math.log(z.shape[axis])
 
 
 def moment_resolution(optimizer: torch.optim.Optimizer) -> float:

@@ -12,7 +12,7 @@ from torch import nn
 
 from curvescope.algorithms.accurate_sums import summing_dtype
 from curvescope.core.errors import UsageError
-from curvescope.core.ranks.shard_layout import Spread
+from curvescope.core.ranks.shard_layout import ShardGroup
 from curvescope.distributed.sharding import shard
 from curvescope.models.load import load
 from curvescope.models.model import Model
@@ -103,14 +103,14 @@ def _measures(model: Any) -> bool:
     return True
 
 
-def shared_clock(clock: Clock, spread: Spread | None, device: torch.device) -> Clock:
+def shared_clock(clock: Clock, spread: ShardGroup | None, device: torch.device) -> Clock:
     """The clock of the first rank, for all ranks of a sharded model: they decide the same from it."""
     if spread is None:
         return clock
 
     def shared() -> float:
         own = clock() if spread.rank == 0 else 0.0
-        return float(spread.added(torch.tensor([own], dtype=summing_dtype(device), device=device)))
+        return float(spread.sum(torch.tensor([own], dtype=summing_dtype(device), device=device)))
 
     return shared
 

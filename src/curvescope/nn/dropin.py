@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from curvescope.core.errors import UsageError
+from curvescope.kernels.tensors import widen
 from curvescope.nn import functional
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class twice_differentiable(ContextDecorator):
         self._entered = local()
 
     def __enter__(self) -> Replacements:
-        report, attention = _examined(self.model)
+        report, attention = _planned(self.model)
         with ExitStack() as stack:
             if attention is not None:
                 stack.enter_context(attention.patched())
@@ -118,7 +119,7 @@ def make_twice_differentiable(model: nn.Module) -> nn.Module:
     """
     if replacements(_checked(model)) is not None:
         return model
-    report, attention = _examined(model)
+    report, attention = _planned(model)
     if attention is not None:
         attention.exchange()
     for part in model.modules():
@@ -194,13 +195,13 @@ class Functions(TorchFunctionMode):
             if func in KEPT:
                 self._note(func, KEPT[func])
             return func(*args, **(kwargs or {}))
-        found = rule(*args, **(kwargs or {}))
-        if isinstance(found, str):
-            self._note(func, found)
+        result = rule(*args, **(kwargs or {}))
+        if isinstance(result, str):
+            self._note(func, result)
             return func(*args, **(kwargs or {}))
         if not torch.compiler.is_compiling():
             self.report.calls[func.__name__] += 1
-        return found
+        return result
 
     def _note(self, func: Any, reason: str) -> None:
         if not torch.compiler.is_compiling():
@@ -243,7 +244,7 @@ def _batch_norm(
     if not training:
         return "in eval mode it is affine, and PyTorch's own has every derivative"
     axes = [0, *range(2, input.dim())]
-    return _written_out(input, axes, (running_mean, running_var), (weight, bias), momentum, eps)
+    return _plain_norm(input, axes, (running_mean, running_var), (weight, bias), momentum, eps)
 
 
 def _instance_norm(
@@ -259,34 +260,38 @@ def _instance_norm(
     if not use_input_stats:
         return "with running statistics it is affine, and PyTorch's own has every derivative"
     axes = list(range(2, input.dim()))
-    return _written_out(input, axes, (running_mean, running_var), (weight, bias), momentum, eps)
+    return _plain_norm(input, axes, (running_mean, running_var), (weight, bias), momentum, eps)
 
 
-def _written_out(
-    x: Tensor,
+def _plain_norm(
+    input: Tensor,
     axes: list[int],
     running: tuple[Tensor | None, Tensor | None],
     affine: tuple[Tensor | None, Tensor | None],
     momentum: float,
     eps: float,
-) -> Tensor:
+) -> Tensor | str:
     """(x − mean)/√(var + ε) in plain operations, with PyTorch's running statistics."""
+    x = widen(input)
     mean = x.mean(axes, keepdim=True)
+    num = x.numel() // max(1, mean.numel())
+    if num < 2:
+        return "there is one value per channel, which PyTorch refuses"
     centered = x - mean
     var = centered.square().mean(axes, keepdim=True)
     y = centered * (var + eps).rsqrt()
-    n = x.numel() / mean.numel()
     with torch.no_grad():
-        for old, new in zip(running, (mean, var * (n / (n - 1))), strict=True):
+        for old, new in zip(running, (mean, var * (num / (num - 1))), strict=True):
             if old is not None:
                 old.lerp_(new.detach().mean(0).flatten().to(old.dtype), momentum)
     shape = (1, -1, *[1] * (x.dim() - 2))
     weight, bias = (None if t is None else t.view(shape) for t in affine)
     y = y if weight is None else y * weight
-    return y if bias is None else y + bias
+    y = y if bias is None else y + bias
+    return y.to(input.dtype)
 
 
-def _seen(function: Any, **names: Any) -> Callable[..., Any]:
+def _without_dispatch(function: Any, **names: Any) -> Callable[..., Any]:
     """Return a copy of a torch function that does not dispatch to modes again, with other values for some
     globals.
     """
@@ -298,10 +303,10 @@ def _seen(function: Any, **names: Any) -> Callable[..., Any]:
     return ours
 
 
-_ENGINE = {f: _seen(f) for f in (torch.autograd.grad, torch.autograd.backward, Tensor.backward)}
+_ENGINE = {f: _without_dispatch(f) for f in (torch.autograd.grad, torch.autograd.backward, Tensor.backward)}
 RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: functional.scaled_dot_product_attention,
-    F.multi_head_attention_forward: _seen(  # requested attention weights are computed by plain operations
+    F.multi_head_attention_forward: _without_dispatch(  # it computes requested weights by plain operations
         F.multi_head_attention_forward, scaled_dot_product_attention=functional.scaled_dot_product_attention
     ),
     F.layer_norm: functional.layer_norm,
@@ -335,7 +340,7 @@ _FOREIGN = {
 # ---------------------------------------------------------------------------- models, before they are called
 
 
-def _examined(model: nn.Module) -> tuple[Replacements, Attention | None]:
+def _planned(model: nn.Module) -> tuple[Replacements, Attention | None]:
     """Return the planned replacements in a model, and the attention of its Transformers modules."""
     report = Replacements(type(model).__name__)
     for name, part in model.named_modules():
@@ -360,15 +365,15 @@ def _examined(model: nn.Module) -> tuple[Replacements, Attention | None]:
 @cache
 def _called(kind: type) -> tuple[Any, ...]:
     """Return the replaceable, kept and foreign functions that the methods of a class call."""
-    found: dict[Any, None] = {}
+    functions: dict[Any, None] = {}
     for base in kind.__mro__:
         if base is nn.Module:
             break
         for name, method in vars(base).items():
             method = inspect.unwrap(method) if callable(method) else method
             if isinstance(method, types.FunctionType) and not name.startswith("__"):
-                found |= dict.fromkeys(_named(method))
-    return tuple(found)
+                functions |= dict.fromkeys(_named(method))
+    return tuple(functions)
 
 
 def _named(function: types.FunctionType) -> Iterator[Any]:
@@ -391,6 +396,6 @@ def _of_transformers(model: nn.Module) -> Attention | None:
     """Return the attention of Transformers modules; None if that package is not loaded."""
     if "transformers" not in sys.modules:
         return None
-    from curvescope.nn.hf import examined
+    from curvescope.nn.hf import replaceable
 
-    return examined(model)
+    return replaceable(model)

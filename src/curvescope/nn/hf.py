@@ -22,6 +22,7 @@ from curvescope.models.running.patching import Change, patched
 from curvescope.nn.dropin import Functions, Replacements, is_on
 
 NAME = "curvescope.nn"
+BEYOND = ("softcap", "s_aux")  # a soft cap and attention sinks: older "sdpa" ignores them silently
 
 
 @dataclass(frozen=True)
@@ -44,24 +45,24 @@ class Attention:
             holder[name] = value
 
 
-def examined(model: nn.Module) -> Attention:
+def replaceable(model: nn.Module) -> Attention:
     """Try our attention in every module of transformers in a model."""
-    found = Attention()
+    attention = Attention()
     for prefix, module in _outermost(model):
         own = getattr(module.config, ATTENTION, None)
         names = [f"{prefix}{name}" for name, part in module.named_modules() if _attends(part)]
         if own is None or not names:
             continue
         if own in ("sdpa", NAME):
-            found.replaced.update(dict.fromkeys(names, "scaled_dot_product_attention"))
+            attention.replaced.update(dict.fromkeys(names, "scaled_dot_product_attention"))
             continue
         reason = _why_not(module)
         if reason is None:
-            found.replaced.update(dict.fromkeys(names, f"{own} attention of transformers"))
-            found.changes.extend(attention_is(module, NAME))
+            attention.replaced.update(dict.fromkeys(names, f"{own} attention of transformers"))
+            attention.changes.extend(attention_is(module, NAME))
         else:
-            found.kept.update(dict.fromkeys(names, f"{own} attention of transformers: {reason}"))
-    return found
+            attention.kept.update(dict.fromkeys(names, f"{own} attention of transformers: {reason}"))
+    return attention
 
 
 def _attends(part: nn.Module) -> bool:
@@ -74,11 +75,11 @@ def _outermost(model: nn.Module) -> list[tuple[str, Any]]:
     """Return the outermost modules with a Transformers configuration, and the prefix of their submodules'
     names.
     """
-    found: list[tuple[str, Any]] = []
+    outermost: list[tuple[str, Any]] = []
     for name, part in model.named_modules():
-        if is_transformers(part) and not any(name.startswith(prefix) for prefix, _ in found):
-            found.append((f"{name}." if name else "", part))
-    return found
+        if is_transformers(part) and not any(name.startswith(prefix) for prefix, _ in outermost):
+            outermost.append((f"{name}." if name else "", part))
+    return outermost
 
 
 def _why_not(module: Any) -> str | None:
@@ -113,6 +114,9 @@ def register() -> None:
 def _attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    for name in BEYOND:
+        if kwargs.get(name) is not None:
+            raise ValueError(f"`sdpa` attention does not support `{name}`")
     if is_on():
         return sdpa_attention_forward(module, *args, **kwargs)
     with Functions(Replacements(""), module):

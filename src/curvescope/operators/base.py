@@ -1,9 +1,7 @@
-"""Base class of all curvature operators: a problem, row and column spaces, a sum over batches.
+"""Base class of all curvature operators: a problem, row and column spaces, and a sum over batches.
 
-Weight decay and damping: a diagonal that is added to a curvature operator.
-
-With weight decay w_b for block b and damping λ the operator C becomes C + diag(w) + λ I, which for the
-Hessian is that of
+Weight decay w_b for block b and damping λ add a diagonal to an operator: C + diag(w) + λ I. For the Hessian
+this is the Hessian of
 
     L(θ) + ½ Σ_b w_b ‖θ_b‖² + ½ λ ‖θ‖².
 """
@@ -25,8 +23,8 @@ from torch import Tensor
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.operator import LinearOperator
-from curvescope.core.operator.first_product_hooks import met
-from curvescope.core.ranks import Division, dividing
+from curvescope.core.operator.first_product_hooks import notify_first_product
+from curvescope.core.ranks import Division, current_division
 from curvescope.engines import Engine, EngineName, ProductForm
 from curvescope.losses.custom import unsplit
 from curvescope.models.model import Model
@@ -42,13 +40,13 @@ class CurvatureOperator(LinearOperator):
     bounded number of columns in memory. The model is not changed.
 
     Args:
-        engine: how products are executed; see docs/conventions.md.
+        engine: How products are executed; see docs/conventions.md.
         chunk: Number of columns at a time; by default chosen from the free memory.
         checkpoint: Recompute layers instead of storing them: less memory, two to three times the time
             (docs/performance.md).
         damping: λ of C + λ I, at least 0.
-        weight_decay: w of C + diag(w): a number for all blocks, or numbers by globs of blocks, where
-            "matrices" are all with two axes or more: `{"matrices": 0.1}`.
+        weight_decay: w of C + diag(w): a number for all blocks, or numbers by globs of blocks. "matrices"
+            means all blocks with two axes or more: `{"matrices": 0.1}`.
     """
 
     problem: Problem
@@ -69,7 +67,7 @@ class CurvatureOperator(LinearOperator):
             raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
             raise UsageError(f"expected a chunk of at least 1 column, got {chunk!r}")
-        if self.needs_outputs and not problem.loss.splits:
+        if self.needs_outputs and not problem.loss.has_outputs:
             raise unsplit(type(self).__name__)
         problem.check_structure()
         self.problem, self.chunk = problem, chunk
@@ -81,24 +79,24 @@ class CurvatureOperator(LinearOperator):
     def _set_spaces(self, rows: ParamSpace, columns: ParamSpace | None) -> None:
         self.space, self.columns = rows, rows if columns is None else columns
         self.shape = (self.space.size, self.columns.size)
-        left, right = map(self.problem.model.pieces, (self.space, self.columns))
+        left, right = map(self.problem.model.shards, (self.space, self.columns))
         if left is not None and right is not None:
-            self.pieces, self.shape = (left, right), (left.length, right.length)
+            self.shards, self.shape = (left, right), (left.length, right.length)
         self.symmetric = self.space.segments == self.columns.segments
         self.psd = self.symmetric and self.always_psd
 
     always_psd: bool = False
-    needs_outputs: bool = True  # whether it is made of outputs and their loss, apart from each other
+    needs_outputs: bool = True  # True if products need the outputs separately from the loss
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """The model's own parameters with their names, as its optimizer has them."""
+        """Iterate over the model's parameters with the names that its optimizer has."""
         return self.problem.model.named_parameters()
 
     def block(self, rows: Params, columns: Params | None = None) -> Self:
-        """The operator between the blocks that match `rows` and those that match `columns`.
+        """Return the operator between the blocks that match `rows` and those that match `columns`.
 
-        `H.block("L0.W_Q", "L0.W_K")` is rectangular, `H.block("L0.*")` square and symmetric. They are looked
-        up as `problem.space` does, also where this operator has a selection of blocks.
+        `H.block("L0.W_Q", "L0.W_K")` is rectangular, `H.block("L0.*")` square and symmetric. Names are looked
+        up in all blocks of the problem, even if this operator has a selection of them.
         """
         other = copy.copy(self)
         chosen = self.problem.space(rows)
@@ -106,13 +104,13 @@ class CurvatureOperator(LinearOperator):
         return other
 
     def on(self, problem: Problem) -> Self:
-        """The same operator on other data of the same model, with an engine of its own."""
+        """Return the same operator on other data of the same model, with a new engine."""
         other = copy.copy(self)
         other.problem, other.engine = problem, self.engine.of(problem)
         return other
 
     def in_blocks(self) -> Self:
-        """The same operator with rows and columns one block after the other."""
+        """Return the same operator with rows and columns in block order."""
         if not (self.space.whole or self.columns.whole):
             return self
         other = copy.copy(self)
@@ -132,7 +130,7 @@ class CurvatureOperator(LinearOperator):
 
     def _stream(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
         """Compute (1/N) Σ_batches; ranks that divide their products compute a part each."""
-        met(self)
+        notify_first_product(self)
         division = self._division()
         total, N = (
             self.undivided(V, rows, columns)
@@ -145,10 +143,10 @@ class CurvatureOperator(LinearOperator):
         """Return the division of products over ranks; None for sharded parameters, which are handled
         separately.
         """
-        return dividing() if self.problem.model.spread is None else None
+        return current_division() if self.problem.model.spread is None else None
 
     def undivided(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> tuple[Tensor, float]:
-        """Σ_batches at the problem as it is, applied to V, and N; fewer columns at a time if memory asks."""
+        """Return Σ_batches applied to V, and N; with fewer columns at a time if memory is short."""
         check = partial(refuse_cuts, self.problem) if cut_sequences(self.problem) else None
         label, chunk = type(self).__name__, self.chunk
         return self.engine.sum_over_batches(
@@ -156,10 +154,10 @@ class CurvatureOperator(LinearOperator):
         )
 
     def completed(self, total: Tensor, N: float, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
-        """The product with V, from its sum over the batches, which is overwritten: divided, shifted."""
+        """Turn the sum over batches into the product with V, in place: divide by N and add the diagonal."""
         total.div_(N)
         check_finite(total, self.problem, V)
-        return total if self.shift is None else self.shift.added(total, V, rows, columns)
+        return total if self.shift is None else self.shift.add_to(total, V, rows, columns)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -174,7 +172,7 @@ WeightDecay = float | Mapping[str, float]
 
 
 class DiagonalShift:
-    """diag(w) + λ I over all parameters of a model; zero outside of the entries that rows and columns share.
+    """diag(w) + λ I over all parameters of a model; zero outside the entries shared by rows and columns.
 
     Args:
         damping: λ, at least 0.
@@ -183,7 +181,7 @@ class DiagonalShift:
     """
 
     def __init__(self, model: Model, damping: float, weight_decay: WeightDecay):
-        by_block = _by_block(model, not_negative("damping", damping), weight_decay)
+        by_block = _by_block(model, check_not_negative("damping", damping), weight_decay)
         self.weights = {name: _weight(model, name, by_block) for name in dict(model.named_parameters())}
         values = set(by_block.values())
         self.uniform = values.pop() if len(values) == 1 else None
@@ -191,31 +189,31 @@ class DiagonalShift:
     def diagonal(self, space: ParamSpace) -> Tensor:
         """λ + w of every entry of a space, (n,)."""
         column = torch.ones(space.size, 1, dtype=space.dtype, device=space.device)
-        return self.added(torch.zeros_like(column), column, space, space)[:, 0]
+        return self.add_to(torch.zeros_like(column), column, space, space)[:, 0]
 
-    def added(self, product: Tensor, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
-        """The product (m, k) and that of the shift with V (n, k)."""
+    def add_to(self, product: Tensor, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
+        """Add the product of the shift with V (n, k) to `product` (m, k)."""
         if self.uniform is not None and rows.segments == columns.segments:
             return torch.add(product, V, alpha=self.uniform)
-        given = columns.scatter_columns(V)
+        directions = columns.scatter_columns(V)
         shared = [name for name in columns.parameter_names if name in rows.shapes]
-        tree = {name: (given[name] * self.weights[name]).contiguous() for name in shared}
+        tree = {name: (directions[name] * self.weights[name]).contiguous() for name in shared}
         return product + rows.gather_columns(tree, V.shape[1])
 
 
 def shift(model: Model, damping: float, weight_decay: WeightDecay) -> DiagonalShift | None:
-    """Return the shift that is added, or None if it is zero."""
+    """Return the shift, or None if it is zero."""
     none = damping == 0 and not isinstance(weight_decay, Mapping) and weight_decay == 0
     return None if none else DiagonalShift(model, damping, weight_decay)
 
 
 def _by_block(model: Model, damping: float, weight_decay: WeightDecay) -> dict[str, float]:
-    """λ + w_b of every block."""
+    """λ + w_b for every block."""
     if not isinstance(weight_decay, Mapping):
-        return dict.fromkeys(model.blocks, damping + not_negative("weight_decay", weight_decay))
+        return dict.fromkeys(model.blocks, damping + check_not_negative("weight_decay", weight_decay))
     weights = dict.fromkeys(model.blocks, 0.0)
     for pattern, value in weight_decay.items():
-        number = not_negative(f"weight_decay of {pattern!r}", value)
+        number = check_not_negative(f"weight_decay of {pattern!r}", value)
         if pattern == MATRICES:
             matched = [name for name, block in model.blocks.items() if len(block.shape) > 1]
         else:
@@ -241,8 +239,8 @@ def _weight(model: Model, parameter: str, by_block: Mapping[str, float]) -> floa
     return factor
 
 
-def not_negative(name: str, value: float) -> float:
-    """A finite number that is not negative."""
+def check_not_negative(name: str, value: float) -> float:
+    """Return a finite number that is not negative, or raise."""
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The Hessian and its two parts, and the Fishers, of a problem.
+"""The Hessian of a problem, its two parts, and Fisher matrices.
 
 With outputs z(θ), loss L = (1/N) Σ_t w_t ℓ_t(z) and J = ∂z/∂θ:
 
@@ -14,10 +14,10 @@ With M_x = R Rᵀ (`Loss.root`), g_x = R ε has the covariance M_x, so
 
     diag(GGN) = E (1/N) Σ_x (J_xᵀ g_x)²:
 
-one reverse pass for each sequence and draw, and no product. The square of aᵀε has a relative variance of at
-most 2, whatever a is: so has every entry of the diagonal, and K sequences that matter alike make it 2/K.
+with one reverse pass for each sequence and draw, and no product. The square of aᵀε has a relative variance of
+at most 2 for every a, and so does every entry of the diagonal; with K equally important sequences it is 2/K.
 (Classes drawn from the model, as in a Monte-Carlo Fisher, have the same expectation, but a relative variance
-of 1/p where an entry depends on a class of small probability p.)
+of 1/p for an entry that depends on a class of small probability p.)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Hessian(CurvatureOperator):
 
     @property
     def form(self) -> SecondDerivative:
-        """The second derivative of the loss."""
+        """Second derivative of the loss."""
         return SecondDerivative("hessian")
 
 
@@ -58,7 +58,7 @@ class FunctionalHessian(CurvatureOperator):
 
     @property
     def form(self) -> SecondDerivative:
-        """The second derivative of ⟨G, z⟩."""
+        """Second derivative of ⟨G, z⟩."""
         return SecondDerivative("functional")
 
 
@@ -79,7 +79,7 @@ class GGN(CurvatureOperator):
         return self.problem.loss.convex
 
     def random_squares(self, count: int, *, probe: Probe, seed: int, at_once: int) -> Iterator[Tensor]:
-        """Columns (n, k) whose mean is the diagonal, without products; see `draws`."""
+        """Yield columns (n, k) whose mean is the diagonal, without products; see the module's docstring."""
         options = {"probe": probe, "seed": seed, "at_once": at_once}
         added = 0 if self.shift is None else self.shift.diagonal(self.space)[:, None]
         for columns in random_squares(self.problem, self.space, count, **options):
@@ -133,7 +133,7 @@ class MonteCarloFisher(CurvatureOperator):
             weight_decay=weight_decay,
         )
         self.seed = seed
-        self.drawn = _draw_targets(problem, num_samples, seed)  # kept by this operator's blocks too
+        self.drawn = _draw_targets(problem, num_samples, seed)  # shared by this operator's blocks
 
     @property
     def form(self) -> Sandwich:
@@ -147,27 +147,29 @@ class MonteCarloFisher(CurvatureOperator):
 
 
 def _draw_targets(problem: Problem, num_samples: int, seed: int) -> list[Tensor]:
-    """Targets of every batch, (num_samples, *targets.shape)."""
-    found, first = [], problem.batches.first_sequence
+    """Draw the targets of every batch, (num_samples, *targets.shape)."""
+    targets, first_sequence = [], problem.batches.first_sequence
     with torch.no_grad():
         for batch in problem.placed_batches("draw targets"):
             z = problem.outputs(batch)
-            samples = [sampled_targets(problem.loss, z, batch, first, s, seed) for s in range(num_samples)]
-            found.append(torch.stack(samples).cpu())
-            first += batch.num_sequences
-    return found
+            samples = [
+                sampled_targets(problem.loss, z, batch, first_sequence, s, seed) for s in range(num_samples)
+            ]
+            targets.append(torch.stack(samples).cpu())
+            first_sequence += batch.num_sequences
+    return targets
 
 
 def sampled_targets(loss: Loss, z: Tensor, batch: Batch, first: int, sample: int, seed: int) -> Tensor:
-    """One draw of a batch's targets at outputs z, sequence by sequence from (seed, sequence, sample).
+    """Draw a batch's targets at outputs z, sequence by sequence from (seed, sequence, sample).
 
     Args:
         loss: A log-likelihood.
         z: Outputs on the batch.
-        batch: A placed one.
-        first: The number of its first sequence among all data.
-        sample: Which draw.
-        seed: Of all draws.
+        batch: A batch on the model's device.
+        first: Number of its first sequence in the data.
+        sample: Number of the draw.
+        seed: Seed of all draws.
     """
     return torch.cat(
         [
@@ -180,35 +182,35 @@ def sampled_targets(loss: Loss, z: Tensor, batch: Batch, first: int, sample: int
 OPERATORS: Mapping[str, type[CurvatureOperator]] = MappingProxyType(
     {"hessian": Hessian, "ggn": GGN, "functional": FunctionalHessian}
 )
-"""The Hessian and its parts by their names in `core/hessian_terms.py`."""
+"""Operator of the Hessian and its parts, by name in `core/hessian_terms.py`."""
 BY_SYMBOL: Mapping[str, type[CurvatureOperator]] = MappingProxyType(
     {MATRIX_SYMBOLS[name]: operator for name, operator in OPERATORS.items()}
 )
-"""The same by H, H_o and H_f."""
+"""Operator by symbol: H, H_o and H_f."""
 
 
-BLOCK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}  # of the gradients of several sequences and draws
+BLOCK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}  # memory of the gradients of several sequences and draws
 
 
 def random_squares(
     problem: Problem, space: ParamSpace, count: int, *, probe: Probe, seed: int, at_once: int
 ) -> Iterator[Tensor]:
-    """(1/N) Σ_x (J_xᵀ g_x)² of draws 0, …, count − 1 as columns (n, k), `at_once` of them at a time.
+    """Yield (1/N) Σ_x (J_xᵀ g_x)² of draws 0, …, count − 1 as columns (n, k), `at_once` draws at a time.
 
-    The draw for a sequence only depends on the seed, its index in the data and the number of the draw.
+    The draw for a sequence depends only on the seed, its index in the data and the number of the draw.
     """
     samples = PerSample(problem, space, "sequence", _chunk(space, at_once))
     shares, sequences = torch.as_tensor(samples.shares), samples.sequences
     batches = problem.batches
-    first = batches.first_sequence
+    first_sequence = batches.first_sequence
     total = batches.num_sequences if batches.share is None else batches.share.total
 
     def squares(graph: Graph, rows: slice, draws: range, group: int) -> Tensor:
         z = graph.outputs.detach()
-        numbers = [first + int(x) for x in sequences[rows]]
-        where = {"kind": probe, "seed": seed, "dtype": z.dtype, "device": z.device}
+        numbers = [first_sequence + int(x) for x in sequences[rows]]
+        options = {"kind": probe, "seed": seed, "dtype": z.dtype, "device": z.device}
         signs = [
-            torch.cat([probes(z[0].numel(), 1, first=s * total + x, **where).T for x in numbers])
+            torch.cat([probes(z[0].numel(), 1, first=s * total + x, **options).T for x in numbers])
             for s in draws
         ]
         noise, batch = torch.stack(signs).reshape(-1, *z.shape), graph.batch
@@ -225,6 +227,6 @@ def random_squares(
 
 
 def _chunk(space: ParamSpace, at_once: int) -> int:
-    """Sequences at a time."""
+    """Number of sequences at a time."""
     entry = torch.finfo(space.dtype).bits // 8
     return max(1, BLOCK_BYTES.get(space.device.type, 2**30) // (entry * space.size * at_once))

@@ -1,17 +1,17 @@
-"""Exact diagonals of curvature, without probes.
+"""Exact diagonals of curvature operators, without probes.
 
-A sequence x has J_x = ∂z_x/∂θ, in which a weight that is used at many positions, or in two places, counts as
-often. With the matrix of the loss in the outputs as columns, M_x = Σ_k r_k r_kᵀ (`roots`), exactly
+Let J_x = ∂z_x/∂θ be the Jacobian of a sequence x, which sums over all uses of a weight. With the matrix of
+the loss in the outputs as columns, M_x = Σ_k r_k r_kᵀ (`roots`),
 
     diag(Jᵀ M J) = (1/N) Σ_x Σ_k (J_xᵀ r_k)²,
 
-one reverse pass for each column, many at a time through one forward pass. Where all blocks are linear maps,
-as in an MLP, passes end at the layers' outputs: with inputs a and output gradients g of a layer's rows
-(Jᵀ r)² is (Σ_rows a gᵀ)², and for one row a² (g²)ᵀ, summed over columns before it is made.
+exactly. It takes one reverse pass for each column, many at a time through one forward pass. If all blocks are
+linear maps, as in an MLP, passes end at the layers' outputs: with inputs a and output gradients g of a
+layer's rows, (Jᵀ r)² is (Σ_rows a gᵀ)², and for a single row a² (g²)ᵀ, which is summed over columns first.
 
-Cross-entropy of T counted targets among V classes has T V columns, so for a block with fewer entries products
-with unit vectors are the cheaper way, and for the Hessian they are the only one. The cost is predicted before
-the computation.
+Cross-entropy of T counted targets among V classes has T V columns. So for a block with fewer entries,
+products with unit vectors are cheaper, and for the Hessian they are the only method. The cost is predicted
+before the computation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from curvescope.operators.curvature import GGN, EmpiricalFisher, MonteCarloFishe
 from curvescope.operators.kronecker.cotangents import Curvature
 from curvescope.operators.kronecker.moments import eigenvalues_in
 from curvescope.operators.kronecker.stream import search_layers
-from curvescope.operators.roots import Columns, fisher_columns, ggn_columns, several
+from curvescope.operators.roots import RootColumns, fisher_columns, ggn_columns, mean_of_columns
 from curvescope.operators.samples.batch_coupling import refuse_coupled
 from curvescope.operators.samples.per_sample import PerSample
 from curvescope.operators.samples.stacked import Graph
@@ -43,16 +43,16 @@ from curvescope.operators.samples.stacked import Graph
 DiagonalMethod = Literal["outputs", "entries"]
 PASSES = 200_000  # default limit of reverse passes
 PER_PRODUCT = 2  # reverse passes of a product with one vector
-CPU_BYTES = 64 * 2**20  # of what goes at once
+CPU_BYTES = 64 * 2**20  # memory of the gradients of one pass
 MAX_COLUMNS = 32  # unit vectors at a time
 
 
 @dataclass(frozen=True)
 class DiagonalCost(Result):
-    """Reverse passes that an exact diagonal takes, and which way they go."""
+    """Number of reverse passes of an exact diagonal, and its method."""
 
     passes: int
-    way: str  # `outputs`: one or two for each column in the outputs; `entries`: a product for each entry
+    way: str  # `outputs`: one or two passes per column in the outputs; `entries`: a product per entry
 
     def __str__(self) -> str:
         return f"{self.passes:,} reverse passes, by {self.way}"
@@ -67,10 +67,10 @@ class ExactDiagonal(Tabular):
     sizes: np.ndarray  # (B,) entries of each
     matrix: str
     cost: DiagonalCost
-    order: np.ndarray | None = None  # (n,) position of each entry, block after block; None: as it is
+    order: np.ndarray | None = None  # (n,) position of each entry, block after block; None if in block order
 
     def block(self, name: str) -> Tensor:
-        """The entries of one block, row-major in its shape."""
+        """Return the entries of one block, row-major in its shape."""
         if name not in self.names:
             raise UsageError(f"no block is called {name!r}", hint=f"one of {', '.join(self.names)}")
         ends = np.cumsum(self.sizes)
@@ -87,12 +87,12 @@ class ExactDiagonal(Tabular):
             "median": np.median,
             "max": np.max,
         }
-        columns = {kind: [float(of(part)) for part in parts] for kind, of in kinds.items()}
+        columns = {kind: [float(statistic(part)) for part in parts] for kind, statistic in kinds.items()}
         return {"block": self.names, "entries": self.sizes, **columns}
 
 
 def diagonal_cost(op: CurvatureOperator, way: DiagonalMethod | None = None) -> DiagonalCost:
-    """Predict the cost of `exact_diagonal`: the cheaper way, or the one that is asked for."""
+    """Predict the cost of `exact_diagonal` with the given method, by default the cheaper one."""
     _check(op, way)
     entries = DiagonalCost(PER_PRODUCT * op.shape[0], "entries")
     if way == "entries" or not _has_columns(op):
@@ -104,13 +104,13 @@ def diagonal_cost(op: CurvatureOperator, way: DiagonalMethod | None = None) -> D
 def exact_diagonal(
     op: CurvatureOperator, *, way: DiagonalMethod | None = None, max_passes: int = PASSES
 ) -> ExactDiagonal:
-    """The diagonal of a curvature operator, or of a block of it, exactly and without probes.
+    """Compute the diagonal of a curvature operator, or of a block of it, exactly and without probes.
 
-    Memory: as many columns at once as a quarter of the free memory takes, on a CPU 64 MiB.
+    Memory: a quarter of the free memory, on a CPU at most 64 MiB.
 
     Args:
-        op: `cs.GGN(problem, …)`, a Fisher, or any other, with the same rows and columns.
-        way: `outputs`, for the GGN and the Fishers, or `entries`; the cheaper without one.
+        op: `cs.GGN(problem, …)`, a Fisher, or any other curvature operator with the same rows and columns.
+        way: Method: `outputs`, for the GGN and the Fishers, or `entries`; by default the cheaper one.
         max_passes: Limit of reverse passes; a higher predicted cost raises before the computation
             (`diagonal_cost`).
     """
@@ -125,7 +125,7 @@ def exact_diagonal(
 
 
 def diagonal_result(values: np.ndarray | Tensor, op: CurvatureOperator, cost: DiagonalCost) -> ExactDiagonal:
-    """The diagonal with the names and places of the operator's blocks."""
+    """Make the result, with the names and positions of the operator's blocks."""
     space = op.space
     names, sizes = [block.name for block in space], np.array([block.size for block in space])
     order = torch.cat([space.positions(block) for block in space]).numpy() if space.whole else None
@@ -146,7 +146,7 @@ def _has_columns(op: CurvatureOperator) -> bool:
     return isinstance(op, GGN | EmpiricalFisher | MonteCarloFisher)
 
 
-def _columns(op: CurvatureOperator, z: Tensor, batch: Batch, drawn: list[Tensor] | None) -> Columns:
+def _columns(op: CurvatureOperator, z: Tensor, batch: Batch, drawn: list[Tensor] | None) -> RootColumns:
     """Return the columns of a root of the operator's matrix in the outputs z of some sequences."""
     loss = op.problem.loss
     if isinstance(op, GGN):
@@ -154,7 +154,7 @@ def _columns(op: CurvatureOperator, z: Tensor, batch: Batch, drawn: list[Tensor]
     if drawn is None:
         return fisher_columns(loss, z, batch)
     sets = [Batch(batch.inputs, targets.to(z.device), batch.weights) for targets in drawn]
-    return several([fisher_columns(loss, z, one) for one in sets])
+    return mean_of_columns([fisher_columns(loss, z, drawn_targets) for drawn_targets in sets])
 
 
 def _drawn(op: CurvatureOperator) -> list[Tensor] | None:
@@ -165,7 +165,7 @@ def _drawn(op: CurvatureOperator) -> list[Tensor] | None:
 
 
 def _count(op: CurvatureOperator) -> int:
-    """Columns of all sequences, with the pass beside each that unit columns need."""
+    """Number of passes for the columns of all sequences; unit columns need two passes each."""
     total, drawn, problem = 0, _drawn(op), op.problem
     numbered = 0
     with torch.no_grad():
@@ -180,13 +180,13 @@ def _count(op: CurvatureOperator) -> int:
 
 
 def _by_outputs(op: CurvatureOperator) -> np.ndarray:
-    total = _by_layers(op) if isinstance(op, GGN) and op.problem.loss.rooted else None
+    total = _by_layers(op) if isinstance(op, GGN) and op.problem.loss.has_root else None
     total = _by_samples(op) if total is None else total
     return total if op.shift is None else total + op.shift.diagonal(op.space).double().cpu().numpy()
 
 
 def _by_layers(op: GGN) -> np.ndarray | None:
-    """Compute the diagonal from inputs and output gradients of linear layers; None for any other block."""
+    """Compute the diagonal from inputs and output gradients of linear layers; None for other blocks."""
     problem, exact = op.problem, Curvature("ggn", "separate")
     refuse_coupled(problem)
     engine = Engine(problem, "autograd")
@@ -199,13 +199,13 @@ def _by_layers(op: GGN) -> np.ndarray | None:
 
     diagonal = torch.empty(op.space.size, 1, dtype=torch.float64)
     for layer, values in zip(search.layers, engine.consistent(squares), strict=True):
-        place = op.space.view(diagonal, layer.blocks[0])
-        place.copy_(values.reshape(place.shape))
+        entries = op.space.view(diagonal, layer.blocks[0])
+        entries.copy_(values.reshape(entries.shape))
     return diagonal[:, 0].numpy()
 
 
 def _by_samples(op: CurvatureOperator) -> np.ndarray:
-    """Compute the diagonal from whole gradients of every sequence."""
+    """Compute the diagonal from full gradients of every sequence."""
     samples = PerSample(op.problem, op.space, "sequence", op.chunk, cpu_bytes=CPU_BYTES)
     drawn = _drawn(op)
     sequences = samples.sequences

@@ -1,4 +1,4 @@
-"""The Jacobian of all outputs in the parameters."""
+"""Jacobian of all outputs with respect to the parameters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Jacobian(LinearOperator):
         self.shape = (sum(prod(shape) for shape in self.output_shapes), self.space.size)
 
     def block(self, columns: Params) -> Self:
-        """The columns of the blocks that match."""
+        """Return the columns of the blocks that match."""
         other = copy.copy(self)
         other.space = other.columns = self.problem.space(columns)
         other.shape = (self.shape[0], other.space.size)
@@ -46,7 +46,7 @@ class Jacobian(LinearOperator):
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Products inside belong together: an error at the end if the model or the data have changed."""
+        """Declare the model and the data constant inside; raise at the end if they have changed."""
         with self.engine.frozen():
             yield
 

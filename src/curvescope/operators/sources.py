@@ -4,7 +4,7 @@ With parts y = f(x, θ) (norms, attentions, feed-forward networks), λ = ∂ℓ/
 
     H = H_o + Σ_f Dᵀ (λ · f'') D
 
-exactly: the second derivative of each part alone, seen through the first derivatives of all others.
+exactly: each source is the second derivative of one part, mapped by the first derivatives of all others.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from curvescope.problem import Problem
 
 
 class FunctionalSource(CurvatureOperator):
-    """Dᵀ (λ · f'') D of one source: what the second derivative of that part adds to the Hessian.
+    """Dᵀ (λ · f'') D of one source: the contribution of that part's second derivative to the Hessian.
 
     Args:
-        source: `L0.attention`, `L0.ffn`, `L0.ln1`, `ln_f`, …, or `rest`: what lies in none of them, such as
-            the head, and norms that have no role. `FunctionalSources(problem)` lists them. If the sources do
-            not add up to the functional Hessian on a few positions, that is an error.
+        source: `L0.attention`, `L0.ffn`, `L0.ln1`, `ln_f`, …, or `rest` for everything else, such as the
+            head, and norms without a role. `FunctionalSources(problem)` lists them. If the sources do not add
+            up to the functional Hessian on a few positions, the operator raises.
     """
 
     def __init__(self, problem: Problem, source: str, *blocks: Params, chunk: int | None = None):
@@ -43,24 +43,24 @@ class FunctionalSource(CurvatureOperator):
 
     @property
     def form(self) -> SourceTerm:
-        """The term of this source."""
+        """Term of this source."""
         return SourceTerm(self.source)
 
 
 class FunctionalSources(Mapping[str, FunctionalSource]):
-    """All sources of a problem by name, in the order of the network; they share what they keep."""
+    """All sources of a problem by name, in the order of the network; they share one engine and its cache."""
 
     def __init__(self, problem: Problem, *blocks: Params):
         if not isinstance(problem, Problem):
             raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
         self.problem, self._blocks = problem, blocks
         self._names = (*find_sources(problem.model), REST)
-        self._first = FunctionalSource(problem, REST, *blocks)
+        self._example = FunctionalSource(problem, REST, *blocks)
 
     def __getitem__(self, name: str) -> FunctionalSource:
         if name not in self._names:
             raise KeyError(name)
-        source = self._first.block(self._blocks or "*")
+        source = self._example.block(self._blocks or "*")
         source.source = name
         return source
 
@@ -73,13 +73,13 @@ class FunctionalSources(Mapping[str, FunctionalSource]):
     def products(self, V: Tensor) -> dict[str, Tensor]:
         """Apply every source to the columns V (n, k) at once: (n, k) each; their sum is H_f V.
 
-        All of them together cost one reverse pass and one for each source, less than one after the other.
+        Together they cost one reverse pass and one more for each source, less than separate products.
         """
-        op = self._first
+        op = self._example
         return op.engine.consistent(lambda: self._sum(V))
 
     def _sum(self, V: Tensor) -> dict[str, Tensor]:
-        op, n = self._first, self.problem.num_terms
+        op, n = self._example, self.problem.num_terms
         total = {name: torch.zeros_like(V) for name in self._names}
         step = max(1, columns_at_once(self.problem) // len(self))
         for columns in (slice(start, start + step) for start in range(0, V.shape[1], step)):

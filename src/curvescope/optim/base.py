@@ -7,12 +7,12 @@ read nor written. Settings are in `param_groups`, everything else in `state`, so
 
 Random estimates of a diagonal of curvature, from the loss of one step.
 
-    hutchinson   z ⊙ (H z), z of random signs: its mean is diag H (Bekas et al., 2007) ggn          z ⊙ (G z),
-    with the GGN; its mean has no negative entry bartlett     N ĝ ⊙ ĝ, ĝ the gradient of the mean loss of N
-    terms at targets drawn from the model: its mean is diag G for a log-likelihood whose terms weigh 0 or 1
-    (Liu et al., 2024, algorithm 2)
+    hutchinson   z ⊙ (H z), z of random signs: its mean is diag H (Bekas et al., 2007)
+    ggn          z ⊙ (G z), with the GGN; its mean has no negative entry
+    bartlett     N ĝ ⊙ ĝ, ĝ the gradient of the mean loss of N terms at targets drawn from the model: its mean
+                 is diag G for a log-likelihood whose terms weigh 0 or 1 (Liu et al., 2024, algorithm 2)
 
-On a matrix that is diagonal the first two are exact with one vector z.
+For a diagonal matrix the first two are exact with one vector z.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator, probes
 from curvescope.core.tensors import custom_functions
 from curvescope.kernels.function_mode import PlainAttention
-from curvescope.optim.objective import Closure, Made, Objective, refuse_wrong_functions, unflatten
+from curvescope.optim.objective import (
+    Closure,
+    ClosureResult,
+    StepObjective,
+    refuse_wrong_functions,
+    unflatten,
+)
 
 WORK = "work"
 COUNTED = ("steps", "losses", "gradients", "products", "block_products")
@@ -49,7 +55,7 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
     torch.optim.
     """
 
-    kept: ClassVar[frozenset[str]]  # names of the entries in the state of a parameter
+    state_names: ClassVar[frozenset[str]]  # names of the entries in the state of a parameter
     added: ClassVar[frozenset[str]] = frozenset()  # settings that older states lack
     _compared: Collection[tuple[str, ...]] = (
         frozenset()
@@ -66,20 +72,20 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
 
         A block product is one with the Hessian of a single parameter.
         """
-        found = self.whole(WORK)
-        return {name: int(found.get(name, 0)) for name in COUNTED}
+        counts = self.shared_state(WORK)
+        return {name: int(counts.get(name, 0)) for name in COUNTED}
 
     def count(self, what: str, by: int = 1) -> None:
         """Add to `work`."""
-        self.put(WORK, **{**self.work, what: self.work[what] + by})
+        self.update_shared_state(WORK, **{**self.work, what: self.work[what] + by})
 
-    def whole(self, name: str) -> dict[str, Any]:
+    def shared_state(self, name: str) -> dict[str, Any]:
         """Return the state of all parameters together; empty before it is set."""
         return self.state[name]  # pyright: ignore[reportArgumentType]
 
-    def put(self, name: str, **values: Any) -> None:
+    def update_shared_state(self, name: str, **values: Any) -> None:
         """Store shared state in a new dictionary, because a loaded one may be in use elsewhere."""
-        self.state[name] = {**self.whole(name), **values}  # pyright: ignore[reportArgumentType]
+        self.state[name] = {**self.shared_state(name), **values}  # pyright: ignore[reportArgumentType]
 
     @property
     def steps(self) -> int:
@@ -114,17 +120,17 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
         parameters = self.trained()
         if not parameters:
             raise UsageError("all parameters of the optimizer are frozen")
-        again = Replay(closure, parameters[0].device)
+        repeatable_closure = ClosureReplay(closure, parameters[0].device)
         with torch.enable_grad(), PlainAttention():  # plain attention has a second derivative
             self.count("losses")
-            objective = Objective(again(), parameters, self.count)
-            self._check_functions(objective, again)
+            objective = StepObjective(repeatable_closure(), parameters, self.count)
+            self._check_functions(objective, repeatable_closure)
         with torch.no_grad():
-            self._move(objective, again)
+            self._move(objective, repeatable_closure)
         self.count("steps")
         return objective.loss.detach()
 
-    def _check_functions(self, objective: Objective, closure: Closure) -> None:
+    def _check_functions(self, objective: StepObjective, closure: Closure) -> None:
         """Arrange that custom functions in a loss are checked by finite differences before their first
         product.
         """
@@ -137,7 +143,7 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
         objective.check = check if names and names not in self._compared else None
 
     @abstractmethod
-    def _move(self, objective: Objective, closure: Closure) -> None:
+    def _move(self, objective: StepObjective, closure: Closure) -> None:
         """Update the parameters, given the loss of this step; called under no_grad."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -145,27 +151,29 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
         device.
         """
         super().add_param_group(param_group)
-        everything = [p for group in self.param_groups for p in group["params"]]
-        kinds = {(p.dtype, p.device) for p in everything}
-        if len(kinds) > 1 or everything[0].dtype not in PRECISIONS:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        kinds = {(p.dtype, p.device) for p in parameters}
+        if len(kinds) > 1 or parameters[0].dtype not in PRECISIONS:
             self.param_groups.pop()
-            said = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+            description = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
             raise ShapeError(
-                f"expected parameters of one dtype, float32 or float64, on one device, got {said}",
+                f"expected parameters of one dtype, float32 or float64, on one device, got {description}",
                 hint="lower precision loses the curvature: use model.float(), with autocast in the closure",
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of an optimizer of this class, like torch.optim."""
         settings = [self.defaults.keys() - group.keys() - self.added for group in state_dict["param_groups"]]
-        states = [s.keys() - self.kept for key, s in state_dict["state"].items() if isinstance(key, int)]
+        states = [
+            s.keys() - self.state_names for key, s in state_dict["state"].items() if isinstance(key, int)
+        ]
         missing, foreign = sorted(set().union(*settings)), sorted(set().union(*states))
         if missing or foreign:
-            said = f"without {', '.join(missing)}" if missing else f"with {', '.join(foreign)}"
-            raise UsageError(f"expected the state of a {type(self).__name__}, got one {said}")
+            difference = f"without {', '.join(missing)}" if missing else f"with {', '.join(foreign)}"
+            raise UsageError(f"expected the state of a {type(self).__name__}, got one {difference}")
         super().load_state_dict(state_dict)
 
-    def one(self, name: str) -> Any:
+    def shared_setting(self, name: str) -> Any:
         """Return a setting shared by all parameters, from the first group."""
         return self.param_groups[0][name]
 
@@ -189,7 +197,7 @@ def check_betas(betas: tuple[float, float]) -> None:
 
 
 @final
-class Replay:
+class ClosureReplay:
     """Closure whose second call repeats the draws of torch's generators in the first call. Batch norm
     updates its running statistics only in the first call. Random numbers of Python, NumPy and custom
     generators, and batches that the closure fetches, are not repeated.
@@ -200,7 +208,7 @@ class Replay:
         self._generators = _generators(device)
         self._states: list[Tensor] | None = None
 
-    def __call__(self) -> Made:
+    def __call__(self) -> ClosureResult:
         now = [g.get_state() for g in self._generators]
         if self._states is None:
             self._states = now
@@ -219,11 +227,11 @@ class Replay:
 
 def _generators(device: torch.device) -> list[torch.Generator]:
     """Return torch's default generators of the CPU and of a GPU."""
-    found = [torch.default_generator]
+    generators = [torch.default_generator]
     if device.type == "cuda":
         at = torch.cuda.current_device() if device.index is None else device.index
-        found.append(torch.cuda.default_generators[at])
-    return found
+        generators.append(torch.cuda.default_generators[at])
+    return generators
 
 
 @contextmanager
@@ -248,15 +256,15 @@ Estimate = Literal["hutchinson", "ggn", "bartlett"]
 
 
 def diagonal_of(
-    objective: Objective, estimate: Estimate, *, num_probes: int, seed: int, step: int
+    objective: StepObjective, estimate: Estimate, *, num_probes: int, seed: int, step: int
 ) -> list[Tensor]:
     """Return the mean over draws that depend only on (seed, step); the graph of the gradient must exist."""
     draw = _bartlett if estimate == "bartlett" else partial(_signs, estimate)
-    found = [draw(objective, seed, i) for i in range(step * num_probes, (step + 1) * num_probes)]
-    return [torch.stack(parts).mean(0) for parts in zip(*found, strict=True)]
+    estimates = [draw(objective, seed, i) for i in range(step * num_probes, (step + 1) * num_probes)]
+    return [torch.stack(parts).mean(0) for parts in zip(*estimates, strict=True)]
 
 
-def _signs(estimate: Estimate, objective: Objective, seed: int, draw: int) -> list[Tensor]:
+def _signs(estimate: Estimate, objective: StepObjective, seed: int, draw: int) -> list[Tensor]:
     parameters = objective.parameters
     n, first = sum(p.numel() for p in parameters), parameters[0]
     z = unflatten(
@@ -266,7 +274,7 @@ def _signs(estimate: Estimate, objective: Objective, seed: int, draw: int) -> li
     return [a * b for a, b in zip(z, image, strict=True)]
 
 
-def _bartlett(objective: Objective, seed: int, draw: int) -> list[Tensor]:
+def _bartlett(objective: StepObjective, seed: int, draw: int) -> list[Tensor]:
     problem = objective.problem
     if problem is None:
         raise UsageError(

@@ -25,12 +25,12 @@ from curvescope.algorithms.vectors import check_finite
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.seeds import probes
 from curvescope.optim.base import CurvatureOptimizer, Params, check_settings
-from curvescope.optim.curvature_tracking import LEAST, check_counts, fresh_vector, pursue
-from curvescope.optim.objective import Closure, Objective, StepCurvature
+from curvescope.optim.curvature_tracking import MIN_PRODUCTS, check_counts, fresh_vector, pursue
+from curvescope.optim.objective import Closure, StepCurvature, StepObjective
 
 TOP, CURVATURE, MOMENTUM = "top", "curvature", "momentum"
 Measure = Literal["apart", "together"]
-KEPT = 0.5  # decay of λ_b v_b when a product is added
+DECAY = 0.5  # decay of λ_b v_b when a product is added
 
 
 @final
@@ -60,7 +60,7 @@ class BlockSGD(CurvatureOptimizer):
         seed: Seed of the random vectors and signs.
     """
 
-    kept = frozenset({TOP, CURVATURE, MOMENTUM})
+    state_names = frozenset({TOP, CURVATURE, MOMENTUM})
     added = frozenset({"measure"})
 
     def __init__(
@@ -97,26 +97,26 @@ class BlockSGD(CurvatureOptimizer):
         states = [self.state[p] for p in self.trained() if p in self.state]
         return [state[CURVATURE] for state in states if CURVATURE in state]
 
-    def _move(self, objective: Objective, closure: Closure) -> None:
+    def _move(self, objective: StepObjective, closure: Closure) -> None:
         parameters = objective.parameters
         known = all(CURVATURE in self.state[p] for p in parameters)
-        curved = self.steps % self.one("every") == 0 or not known
+        curved = self.steps % self.shared_setting("every") == 0 or not known
         gradient = objective.gradient(curved=curved)
-        if curved and self.one("measure") == "together":
+        if curved and self.shared_setting("measure") == "together":
             self._measure_together(objective, gradient)
         elif curved:
             for i, g in enumerate(gradient):
                 self._measure(objective, i, g)
         largest = max(self.state[p][CURVATURE] for p in parameters)
-        if not self.one("floor") * largest > 0:
-            raise _flat()
+        if not self.shared_setting("floor") * largest > 0:
+            raise _flat_error()
         for p, group, g in zip(parameters, self.groups_of(parameters), gradient, strict=True):
             state = self.state[p]
             if beta := float(group["momentum"]):
                 g = state[MOMENTUM] = g + beta * state[MOMENTUM] if MOMENTUM in state else g.clone()
-            p.sub_(g * (float(group["lr"]) / max(state[CURVATURE], self.one("floor") * largest)))
+            p.sub_(g * (float(group["lr"]) / max(state[CURVATURE], self.shared_setting("floor") * largest)))
 
-    def _measure(self, objective: Objective, i: int, g: Tensor) -> None:
+    def _measure(self, objective: StepObjective, i: int, g: Tensor) -> None:
         p = objective.parameters[i]
         state = self.state[p]
         state[CURVATURE], top = pursue(
@@ -124,26 +124,30 @@ class BlockSGD(CurvatureOptimizer):
             state[TOP].reshape(-1) if TOP in state else None,
             self._fresh(g, self.steps * len(objective.parameters) + i),
             last=state.get(CURVATURE, 0.0),
-            num_products=self.one("num_products"),
-            first_products=self.one("first_products"),
+            num_products=self.shared_setting("num_products"),
+            first_products=self.shared_setting("first_products"),
         )
         state[TOP] = top.view_as(p).clone()
 
-    def _measure_together(self, objective: Objective, gradient: list[Tensor]) -> None:
+    def _measure_together(self, objective: StepObjective, gradient: list[Tensor]) -> None:
         """Measure all blocks together: products along v_b, the last one along f_b."""
-        parameters, first = objective.parameters, self.steps * len(gradient)
-        found = [self._fresh(g, first + i).view_as(g) for i, g in enumerate(gradient)]
-        fresh = [f / f.norm() for f in found]
+        parameters, first_draw = objective.parameters, self.steps * len(gradient)
+        vectors = [self._fresh(g, first_draw + i).view_as(g) for i, g in enumerate(gradient)]
+        fresh = [f / f.norm() for f in vectors]
         begun = all(TOP in self.state[p] for p in parameters)
         for p, f in zip(parameters, fresh, strict=True):
             self.state[p].setdefault(TOP, f)
         along = []
-        for _ in range(max(self.one("num_products"), LEAST) - 1 if begun else self.one("first_products")):
+        for _ in range(
+            max(self.shared_setting("num_products"), MIN_PRODUCTS) - 1
+            if begun
+            else self.shared_setting("first_products")
+        ):
             along = self._power(objective)
         if begun:
-            self._beside(objective, fresh, along)
+            self._follow_fresh_direction(objective, fresh, along)
 
-    def _power(self, objective: Objective) -> list[float]:
+    def _power(self, objective: StepObjective) -> list[float]:
         """|v_bᵀ H_bb v_b| with noise, and update the running mean λ_b v_b."""
         tops = [self.state[p][TOP] for p in objective.parameters]
         images, along = self._images(objective, tops), []
@@ -152,22 +156,24 @@ class BlockSGD(CurvatureOptimizer):
             along.append(abs(bent))
             mean = -image if bent < 0 else image
             if CURVATURE in state:
-                mean = KEPT * state[CURVATURE] * v + (1 - KEPT) * mean
+                mean = DECAY * state[CURVATURE] * v + (1 - DECAY) * mean
             self._keep(p, mean)
         return along
 
-    def _beside(self, objective: Objective, fresh: list[Tensor], along: list[float]) -> None:
+    def _follow_fresh_direction(
+        self, objective: StepObjective, fresh: list[Tensor], along: list[float]
+    ) -> None:
         """Continue from H_bb f_b in blocks with more curvature along f_b than along v_b."""
         images = self._images(objective, fresh)
         for p, f, image, bent in zip(objective.parameters, fresh, images, along, strict=True):
             if abs(float((image * f).sum())) > bent:
                 self._keep(p, image)
         if not any(along) and not any(bool(image.any()) for image in images):
-            raise _flat()
+            raise _flat_error()
 
-    def _images(self, objective: Objective, vectors: list[Tensor]) -> list[Tensor]:
+    def _images(self, objective: StepObjective, vectors: list[Tensor]) -> list[Tensor]:
         draw = -1 - self.work["products"]  # different from the draws of random vectors
-        signs = probes(len(vectors), 1, seed=self.one("seed"), first=draw)[:, 0]
+        signs = probes(len(vectors), 1, seed=self.shared_setting("seed"), first=draw)[:, 0]
         images = signed_product(objective, vectors, signs.to(vectors[0]))
         check_finite(float(sum(image.sum() for image in images)))
         return images
@@ -180,16 +186,16 @@ class BlockSGD(CurvatureOptimizer):
             self.state[p][TOP] = image / size
 
     def _fresh(self, g: Tensor, draw: int) -> Tensor:
-        return fresh_vector(g.reshape(-1), seed=self.one("seed"), draw=draw)
+        return fresh_vector(g.reshape(-1), seed=self.shared_setting("seed"), draw=draw)
 
 
-def _flat() -> CurvescopeError:
+def _flat_error() -> CurvescopeError:
     return CurvescopeError(
         "all block curvatures are zero, so no learning rate can be derived", hint="use torch.optim.SGD"
     )
 
 
-def signed_product(objective: Objective, vectors: list[Tensor], signs: Tensor) -> list[Tensor]:
+def signed_product(objective: StepObjective, vectors: list[Tensor], signs: Tensor) -> list[Tensor]:
     """s_b (H (s ⊙ v))_b for every block b, by one product of the whole Hessian."""
     images = objective.product([s * v for s, v in zip(signs, vectors, strict=True)])
     return [s * image for s, image in zip(signs, images, strict=True)]

@@ -13,7 +13,7 @@ from curvescope.optim.base import (
     check_settings,
     diagonal_of,
 )
-from curvescope.optim.objective import Closure, Objective
+from curvescope.optim.objective import Closure, StepObjective
 
 MEAN, DIAGONAL = "mean", "diagonal"
 
@@ -49,7 +49,7 @@ class ClippedNewton(CurvatureOptimizer):
         seed: Seed of the draws.
     """
 
-    kept = frozenset({MEAN, DIAGONAL})
+    state_names = frozenset({MEAN, DIAGONAL})
 
     def __init__(
         self,
@@ -77,14 +77,20 @@ class ClippedNewton(CurvatureOptimizer):
         }  # fmt: skip
         super().__init__(params, settings)  # pyright: ignore[reportArgumentType]
 
-    def _move(self, objective: Objective, closure: Closure) -> None:
+    def _move(self, objective: StepObjective, closure: Closure) -> None:
         parameters, groups = objective.parameters, self.groups_of(objective.parameters)
-        curved = self.steps % self.one("every") == 0 or any(DIAGONAL not in self.state[p] for p in parameters)
+        curved = self.steps % self.shared_setting("every") == 0 or any(
+            DIAGONAL not in self.state[p] for p in parameters
+        )
         gradient = objective.gradient(curved=curved)
         if curved:
-            options = {"num_probes": self.one("num_probes"), "seed": self.one("seed"), "step": self.steps}
-            found = diagonal_of(objective, self.one("estimate"), **options)
-            for p, group, h in zip(parameters, groups, found, strict=True):
+            options = {
+                "num_probes": self.shared_setting("num_probes"),
+                "seed": self.shared_setting("seed"),
+                "step": self.steps,
+            }
+            estimate = diagonal_of(objective, self.shared_setting("estimate"), **options)
+            for p, group, h in zip(parameters, groups, estimate, strict=True):
                 state, beta = self.state[p], group["betas"][1]
                 state[DIAGONAL] = beta * state[DIAGONAL] + (1 - beta) * h if DIAGONAL in state else h
         for p, group, g in zip(parameters, groups, gradient, strict=True):

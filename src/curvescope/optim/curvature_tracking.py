@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.accurate_sums import norms
-from curvescope.algorithms.spectra.subspace_tracking import LOST, RANDOM, Subspace
+from curvescope.algorithms.spectra.subspace_tracking import MIN_OUTSIDE, RANDOM_LENGTH, Subspace
 from curvescope.algorithms.vectors import check_finite
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.seeds import probes
 
-LEAST = 2  # fewest products: one for the known direction, one for the new one
-FALL = 0.7  # relative to the last value: a smaller one may be a miss, so the search continues
+MIN_PRODUCTS = 2  # fewest products: one for the known direction, one for the new one
+MAX_FALL = 0.7  # if the new value is below this share of the last one, the search continues
 
 
 def pursue(
@@ -41,7 +41,7 @@ def pursue(
     result is below 0.7 of the last value, the search continues for `first_products` more.
     """
     value, top = follow(op, known, fresh, first_products if known is None else num_products)
-    if known is None or value >= FALL * last:
+    if known is None or value >= MAX_FALL * last:
         return value, top
     return follow(op, top, fresh, first_products)
 
@@ -59,7 +59,7 @@ def follow(
         fresh: (n,), see `fresh_vector`.
         num_products: Products; at least two if a direction is known and n > 1.
     """
-    count = num_products if known is None else max(num_products, LEAST)
+    count = num_products if known is None else max(num_products, MIN_PRODUCTS)
     space = Subspace(op, count)
     space.add((fresh if known is None else known)[None])
     while space.products < count:
@@ -76,8 +76,8 @@ def _turn(v: Tensor, image: Tensor, fresh: Tensor) -> Tensor:
     """Return d; the sign of the residual gives it a positive product with `fresh`, because the sign of v is
     arbitrary.
     """
-    rest = image - (v @ image) * v
-    unit = _unit(rest, LOST * norms(image))
+    residual = image - (v @ image) * v
+    unit = _unit(residual, MIN_OUTSIDE * norms(image))
     return fresh - unit if bool(unit @ fresh < 0) else fresh + unit
 
 
@@ -85,7 +85,7 @@ def fresh_vector(g: Tensor, *, seed: int, draw: int) -> Tensor:
     """g / ‖g‖ and a random vector of half its length, (n,); at g = 0 the random one."""
     check_finite(float(norms(g)))
     drawn = probes(len(g), 1, seed=seed, first=draw, kind="gaussian", dtype=g.dtype, device=g.device)[:, 0]
-    return _unit(g) + RANDOM * _unit(drawn)
+    return _unit(g) + RANDOM_LENGTH * _unit(drawn)
 
 
 def _unit(x: Tensor, least: Tensor | float = 0.0) -> Tensor:
@@ -96,8 +96,8 @@ def _unit(x: Tensor, least: Tensor | float = 0.0) -> Tensor:
 
 def check_counts(every: int, num_products: int, first_products: int) -> None:
     """Raise unless all are at least 1, and products suffice for a new direction beside the known one."""
-    if min(every, first_products) < 1 or num_products < LEAST:
+    if min(every, first_products) < 1 or num_products < MIN_PRODUCTS:
         raise UsageError(
-            f"expected every and first_products of at least 1 and num_products of at least {LEAST}, "
+            f"expected every and first_products of at least 1 and num_products of at least {MIN_PRODUCTS}, "
             f"got {every!r}, {first_products!r} and {num_products!r}"
         )

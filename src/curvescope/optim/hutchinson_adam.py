@@ -6,7 +6,7 @@ from typing import final
 
 from curvescope.core.errors import UsageError
 from curvescope.optim.base import CurvatureOptimizer, Params, check_betas, check_settings, diagonal_of
-from curvescope.optim.objective import Closure, Objective
+from curvescope.optim.objective import Closure, StepObjective
 
 MEAN, SQUARE, MEASURED = "mean", "square", "measured"
 
@@ -38,7 +38,7 @@ class HutchinsonAdam(CurvatureOptimizer):
         seed: Seed of the signs.
     """
 
-    kept = frozenset({MEAN, SQUARE, MEASURED, "step"})
+    state_names = frozenset({MEAN, SQUARE, MEASURED, "step"})
 
     def __init__(
         self,
@@ -63,12 +63,18 @@ class HutchinsonAdam(CurvatureOptimizer):
         }  # fmt: skip
         super().__init__(params, settings)  # pyright: ignore[reportArgumentType]
 
-    def _move(self, objective: Objective, closure: Closure) -> None:
+    def _move(self, objective: StepObjective, closure: Closure) -> None:
         parameters, groups = objective.parameters, self.groups_of(objective.parameters)
-        curved = self.steps % self.one("every") == 0 or any(SQUARE not in self.state[p] for p in parameters)
+        curved = self.steps % self.shared_setting("every") == 0 or any(
+            SQUARE not in self.state[p] for p in parameters
+        )
         gradient = objective.gradient(curved=curved)
         if curved:
-            options = {"num_probes": self.one("num_probes"), "seed": self.one("seed"), "step": self.steps}
+            options = {
+                "num_probes": self.shared_setting("num_probes"),
+                "seed": self.shared_setting("seed"),
+                "step": self.steps,
+            }
             diagonal = diagonal_of(objective, "hutchinson", **options)
             for p, group, D in zip(parameters, groups, diagonal, strict=True):
                 state, beta = self.state[p], group["betas"][1]

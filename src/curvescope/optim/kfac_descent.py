@@ -15,10 +15,10 @@ from curvescope.models.parameter_selection import ParameterChoice
 from curvescope.operators.kronecker.approximations import KFAC
 from curvescope.operators.kronecker.cotangents import Kind
 from curvescope.operators.kronecker.layers import KroneckerLayer
-from curvescope.operators.kronecker.moments import Pair
-from curvescope.operators.kronecker.spectral import Spectrum, layerwise
+from curvescope.operators.kronecker.moments import FactorPair
+from curvescope.operators.kronecker.spectral import LayerSpectrum, layerwise
 from curvescope.optim.base import CurvatureOptimizer, Params, check_settings
-from curvescope.optim.objective import Closure, Objective
+from curvescope.optim.objective import Closure, StepObjective
 from curvescope.problem import Problem
 
 FACTORS, MOMENTUM = "factors", "momentum"
@@ -56,7 +56,7 @@ class KFACDescent(CurvatureOptimizer):
         seed: Seed of the targets that "mc" draws.
     """
 
-    kept = frozenset({MOMENTUM})
+    state_names = frozenset({MOMENTUM})
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class KFACDescent(CurvatureOptimizer):
         }  # fmt: skip
         super().__init__(params, settings)  # pyright: ignore[reportArgumentType]
 
-    def _move(self, objective: Objective, closure: Closure) -> None:
+    def _move(self, objective: StepObjective, closure: Closure) -> None:
         problem = objective.problem
         if problem is None:
             raise UsageError("KFACDescent needs a closure that returns a cs.Problem of the batch")
@@ -95,7 +95,7 @@ class KFACDescent(CurvatureOptimizer):
             moved = self._preconditioned(problem, tree)
         steps = [moved[names[id(p)]] for p in objective.parameters]
         groups = self.groups_of(objective.parameters)
-        share = _share(steps, gradient, groups, self.one("max_change"))
+        share = _step_factor(steps, gradient, groups, self.shared_setting("max_change"))
         for p, group, d in zip(objective.parameters, groups, steps, strict=True):
             beta, state, d = float(group["momentum"]), self.state[p], d * share
             if beta:
@@ -105,52 +105,66 @@ class KFACDescent(CurvatureOptimizer):
     def _preconditioned(self, problem: Problem, tree: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return (K + δ I)⁻¹ g by parameter; entries without factors get rest · g."""
         self._refresh(problem, sorted(tree))
-        kept, model = self.whole(FACTORS)["layers"], problem.model
+        layer_states, model = self.shared_state(FACTORS)["layers"], problem.model
         layers = tuple(
             KroneckerLayer(
-                *(None if name is None else model.inputs_first(model.blocks[name]) for name in one["blocks"])
+                *(
+                    None if name is None else model.inputs_first(model.blocks[name])
+                    for name in layer_state["blocks"]
+                )
             )
-            for one in kept
+            for layer_state in layer_states
         )
         blocks = tuple(block for layer in layers for block in layer.blocks)
         shapes = {block.parameter: tree[block.parameter].shape for block in blocks}
         space = ParamSpace(blocks, shapes, problem.dtype, problem.device)
-        spectra = [_inverse(factors, self.one("damping")) for factors in kept]
+        spectra = [_inverse(factors, self.shared_setting("damping")) for factors in layer_states]
         step = layerwise(spectra, layers, space, space.gather(tree)[:, None])[:, 0]
-        rest = {id(p): float(group["rest"]) for group in self.param_groups for p in group["params"]}
-        found = {name: g * rest[id(problem.model.get_parameter(name))] for name, g in tree.items()}
+        rest_of_parameter = {
+            id(p): float(group["rest"]) for group in self.param_groups for p in group["params"]
+        }
+        preconditioned = {
+            name: g * rest_of_parameter[id(problem.model.get_parameter(name))] for name, g in tree.items()
+        }
         for block, part in zip(space, space.to_dict(step).values(), strict=True):
-            block.put(part, found[block.parameter])
-        return found
+            block.put(part, preconditioned[block.parameter])
+        return preconditioned
 
     def _refresh(self, problem: Problem, names: list[str]) -> None:
         """Recompute the factors if they are due, or if the trained parameters have changed."""
-        if self.steps % self.one("every") and self.whole(FACTORS).get("parameters") == names:
+        if (
+            self.steps % self.shared_setting("every")
+            and self.shared_state(FACTORS).get("parameters") == names
+        ):
             return
-        own = copy.copy(problem)
-        own.choice = ParameterChoice(problem.model, [problem.model.get_parameter(name) for name in names])
+        batch_problem = copy.copy(problem)
+        batch_problem.choice = ParameterChoice(
+            problem.model, [problem.model.get_parameter(name) for name in names]
+        )
         self.count("losses")
-        K = KFAC(own, kind=self.one("kind"), seed=self.one("seed") + self.steps)
-        layers = [_plain(layer, s) for layer, s in zip(K.layers, K.spectra(), strict=True)]
-        self.put(FACTORS, parameters=names, layers=layers)
+        K = KFAC(
+            batch_problem, kind=self.shared_setting("kind"), seed=self.shared_setting("seed") + self.steps
+        )
+        layers = [_layer_state(layer, s) for layer, s in zip(K.layers, K.spectra(), strict=True)]
+        self.update_shared_state(FACTORS, parameters=names, layers=layers)
         self.count("losses")
         self.count("gradients")
 
 
-def _share(
-    steps: list[Tensor], gradient: list[Tensor], groups: list[dict[str, Any]], most: float | None
+def _step_factor(
+    steps: list[Tensor], gradient: list[Tensor], groups: list[dict[str, Any]], max_change: float | None
 ) -> float:
     """Return the factor on the step that keeps lr² dᵀg, twice K's estimate of the divergence, within the
     bound.
     """
-    if most is None:
+    if max_change is None:
         return 1.0
     pairs = zip(groups, steps, gradient, strict=True)
     size = sum(float(group["lr"]) ** 2 * float((d * g).sum(dtype=torch.float64)) for group, d, g in pairs)
-    return min(1.0, math.sqrt(most / size)) if size > 0 else 1.0
+    return min(1.0, math.sqrt(max_change / size)) if size > 0 else 1.0
 
 
-def _plain(layer: KroneckerLayer, spectrum: Spectrum) -> dict[str, Any]:
+def _layer_state(layer: KroneckerLayer, spectrum: LayerSpectrum) -> dict[str, Any]:
     """Return the state of a layer: tensors, and the names of its weights and bias."""
     names = [None if block is None else block.name for block in (layer.weight, layer.bias)]
     vectors = spectrum.vectors
@@ -159,5 +173,7 @@ def _plain(layer: KroneckerLayer, spectrum: Spectrum) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _inverse(kept: dict[str, Any], damping: float) -> Spectrum:
-    return Spectrum(Pair(kept["rows"], kept["columns"]), None, 1 / (kept["values"] + damping))
+def _inverse(layer_state: dict[str, Any], damping: float) -> LayerSpectrum:
+    return LayerSpectrum(
+        FactorPair(layer_state["rows"], layer_state["columns"]), None, 1 / (layer_state["values"] + damping)
+    )

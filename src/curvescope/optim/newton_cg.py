@@ -19,8 +19,8 @@ from curvescope.optim.base import CurvatureOptimizer, Params, check_settings
 from curvescope.optim.objective import (
     Closure,
     Curvature,
-    Objective,
     StepCurvature,
+    StepObjective,
     flatten,
     parts_of,
     unflatten,
@@ -79,7 +79,7 @@ class NewtonCG(CurvatureOptimizer):
         }  # fmt: skip
         super().__init__(params, settings)  # pyright: ignore[reportArgumentType]
 
-    kept = frozenset[str]()
+    state_names = frozenset[str]()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add the only group: all parameters share one trust region and one step."""
@@ -90,40 +90,40 @@ class NewtonCG(CurvatureOptimizer):
     @property
     def radius(self) -> float:
         """Current Δ."""
-        return float(self.whole(REGION).get("radius", self.one("radius")))
+        return float(self.shared_state(REGION).get("radius", self.shared_setting("radius")))
 
     @property
     def ratio(self) -> float | None:
         """ρ of the last step, −inf if the loss was not finite; None before the first."""
-        return self.whole(REGION).get("ratio")
+        return self.shared_state(REGION).get("ratio")
 
     @property
     def accepted(self) -> bool | None:
         """Return True if the last step was taken; None before the first."""
         return None if self.ratio is None else self.ratio > ACCEPT
 
-    def _move(self, objective: Objective, closure: Closure) -> None:
+    def _move(self, objective: StepObjective, closure: Closure) -> None:
         g = flatten(objective.gradient(curved=True))
         size = float(norms(g))
-        tolerance = self.one("tolerance")
-        found = trust_step(
-            StepCurvature(objective, self.one("curvature")),
+        tolerance = self.shared_setting("tolerance")
+        trust = trust_step(
+            StepCurvature(objective, self.shared_setting("curvature")),
             g,
             self.radius,
             tolerance=min(0.5, math.sqrt(size)) if tolerance is None else tolerance,
-            num_products=self.one("max_products"),
+            num_products=self.shared_setting("max_products"),
         )
         if size == 0:
             return
         before = [p.clone() for p in objective.parameters]
-        rate = float(self.one("lr"))
-        for p, d in zip(objective.parameters, unflatten(found.step, before), strict=True):
+        rate = float(self.shared_setting("lr"))
+        for p, d in zip(objective.parameters, unflatten(trust.step, before), strict=True):
             p.add_(d, alpha=rate)
-        ratio = self._ratio(float(objective.loss), self._loss(closure), promised(found, rate))
+        ratio = self._ratio(float(objective.loss), self._loss(closure), predicted_change(trust, rate))
         if not ratio > ACCEPT:
             for p, old in zip(objective.parameters, before, strict=True):
                 p.copy_(old)
-        self._resize(ratio, found)
+        self._resize(ratio, trust)
 
     def _loss(self, closure: Closure) -> float:
         self.count("losses")
@@ -139,16 +139,16 @@ class NewtonCG(CurvatureOptimizer):
             return 1.0
         return (before - after) / -change if change < 0 else -math.inf
 
-    def _resize(self, ratio: float, found: TrustStep) -> None:
+    def _resize(self, ratio: float, trust: TrustStep) -> None:
         radius = self.radius
         if ratio < LOW:
-            radius = SHRINK * float(found.step.norm())
-        elif ratio > HIGH and found.at_boundary:
-            radius = min(GROW * radius, float(self.one("max_radius")))
-        self.put(REGION, radius=radius, ratio=ratio, end=found.end)
+            radius = SHRINK * float(trust.step.norm())
+        elif ratio > HIGH and trust.at_boundary:
+            radius = min(GROW * radius, float(self.shared_setting("max_radius")))
+        self.update_shared_state(REGION, radius=radius, ratio=ratio, end=trust.end)
 
 
-def promised(found: TrustStep, rate: float | Tensor) -> float:
+def predicted_change(trust: TrustStep, rate: float | Tensor) -> float:
     """q(rate · d) = rate gᵀd + ½ rate² dᵀBd."""
-    along = found.change - found.curvature / 2
-    return float(rate * along + rate**2 * found.curvature / 2)
+    along = trust.change - trust.curvature / 2
+    return float(rate * along + rate**2 * trust.curvature / 2)

@@ -19,18 +19,18 @@ from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.finite_differences import difference_error
 from curvescope.core.operator import LinearOperator
 from curvescope.core.seeds import generator
-from curvescope.core.tensors import constant_rows, leaves_of
+from curvescope.core.tensors import constant_rows, graph_leaves
 from curvescope.engines.vjp import refuse_once_differentiable
 from curvescope.kernels.function_mode import PlainAttention
 from curvescope.problem import Problem
 
 Curvature = Literal["hessian", "ggn"]
-Made = Tensor | tuple[Tensor, Tensor] | Mapping[str, Any] | Problem | Any
-Closure = Callable[[], Made]
+ClosureResult = Tensor | tuple[Tensor, Tensor] | Mapping[str, Any] | Problem | Any
+Closure = Callable[[], ClosureResult]
 """Closure for `step`: it returns the loss with its graph, (loss, outputs), an object with `.loss` or the key
 "loss" like outputs of Hugging Face models, or a `cs.Problem`.
 """
-SAID = {  # text in PyTorch's message: its meaning here, and a hint
+AUTOGRAD_ERRORS = {  # text in PyTorch's message: its meaning here, and a hint
     "through the graph a second time": (
         "the graph of the loss is gone", "leave loss.backward() out of the closure",
     ),
@@ -40,7 +40,7 @@ SAID = {  # text in PyTorch's message: its meaning here, and a hint
 }  # fmt: skip
 
 
-class Parts(NamedTuple):
+class LossParts(NamedTuple):
     """A loss, its outputs if known, and its problem if there is one."""
 
     loss: Tensor
@@ -48,7 +48,7 @@ class Parts(NamedTuple):
     problem: Problem | None
 
 
-def parts_of(made: Made) -> Parts:
+def parts_of(made: ClosureResult) -> LossParts:
     """Return the parts of a closure's result; the loss must be one real number."""
     if isinstance(made, Problem):
         return _of_problem(made)
@@ -60,16 +60,16 @@ def parts_of(made: Made) -> Parts:
             "expected a closure that returns the loss as a tensor of one number, (loss, outputs), an "
             f"object with a loss, or a cs.Problem, got {_words(made if loss is None else loss)}"
         )
-    return Parts(loss.reshape(()), [] if outputs is None else [outputs], None)
+    return LossParts(loss.reshape(()), [] if outputs is None else [outputs], None)
 
 
-def _of_problem(problem: Problem) -> Parts:
+def _of_problem(problem: Problem) -> LossParts:
     """L(θ) over all batches of a problem, as one graph."""
     sums, outputs = [], []
     for batch in problem.placed_batches("loss"):
         outputs.append(problem.outputs(batch))
         sums.append(problem.loss.sum(outputs[-1], batch.targets, batch.weights))
-    return Parts(torch.stack(sums).sum() / problem.num_terms, outputs, problem)
+    return LossParts(torch.stack(sums).sum() / problem.num_terms, outputs, problem)
 
 
 def _words(made: object) -> str:
@@ -77,7 +77,7 @@ def _words(made: object) -> str:
 
 
 @final
-class Objective:
+class StepObjective:
     """Loss at the parameters of a step. Vectors are lists of tensors, one per parameter.
 
     `parameters` are those of the optimizer that are in the graph of the loss.
@@ -88,7 +88,7 @@ class Objective:
         count: Called with "gradients", "products" or "block_products" for each one computed.
     """
 
-    def __init__(self, made: Made, parameters: Sequence[Tensor], count: Callable[[str], None]):
+    def __init__(self, made: ClosureResult, parameters: Sequence[Tensor], count: Callable[[str], None]):
         self.loss, self.outputs, self.problem = parts_of(made)
         self._count = count
         if not self.loss.requires_grad:
@@ -100,7 +100,7 @@ class Objective:
             raise CurvescopeError(
                 f"the loss is {float(self.loss.detach())}", hint="use a smaller lr, or check the data"
             )
-        used = {id(leaf) for leaf in leaves_of(self.loss)} | {
+        used = {id(leaf) for leaf in graph_leaves(self.loss)} | {
             id(self.loss)
         }  # the loss may be a parameter itself
         self.parameters = [p for p in parameters if id(p) in used]
@@ -155,8 +155,8 @@ class Objective:
             u = [torch.zeros_like(z, requires_grad=True) for z in self.outputs]
             self._along = slope, u, _grad(self.outputs, self.parameters, u, create_graph=True)
         slope, u, pulled = self._along
-        moved = [(p, d) for p, d in zip(pulled, v, strict=True) if p.requires_grad]
-        ends, directions = zip(*moved, strict=True)
+        connected = [(p, d) for p, d in zip(pulled, v, strict=True) if p.requires_grad]
+        ends, directions = zip(*connected, strict=True)
         Jv = _grad(ends, u, directions)
         bent = [(s, t) for s, t in zip(slope, Jv, strict=True) if s.requires_grad]
         if not bent:
@@ -166,7 +166,7 @@ class Objective:
         return _grad(self.outputs, self.parameters, HJv)
 
 
-def refuse_wrong_functions(objective: Objective, closure: Closure, names: Sequence[str]) -> None:
+def refuse_wrong_functions(objective: StepObjective, closure: Closure, names: Sequence[str]) -> None:
     """Raise if custom functions, or backward hooks of modules, make Hessian products wrong.
 
     One product is compared with finite differences of the gradient.
@@ -177,8 +177,11 @@ def refuse_wrong_functions(objective: Objective, closure: Closure, names: Sequen
         names: Names of the custom functions in its graph.
     """
     parameters, source = objective.parameters, generator(0)
-    own = [p.detach().clone() for p in parameters]
-    v = [torch.randn(p.shape, generator=source).to(p) * (float(p.square().mean().sqrt()) or 1.0) for p in own]
+    original = [p.detach().clone() for p in parameters]
+    v = [
+        torch.randn(p.shape, generator=source).to(p) * (float(p.square().mean().sqrt()) or 1.0)
+        for p in original
+    ]
     at = {id(p): d for p, d in zip(parameters, v, strict=True)}
     for leaf, row in constant_rows(objective.loss):
         if id(leaf) in at:
@@ -187,17 +190,17 @@ def refuse_wrong_functions(objective: Objective, closure: Closure, names: Sequen
 
     def slopes(step: float) -> list[Tensor]:
         try:
-            for p, x, d in zip(parameters, own, v, strict=True):
+            for p, x, d in zip(parameters, original, v, strict=True):
                 p.data.copy_(
                     x + step * d
                 )  # through .data, because autograd still needs the graph of this step
             with torch.enable_grad(), PlainAttention():
                 return _grad([parts_of(closure()).loss], parameters, retain_graph=False)
         finally:
-            for p, x in zip(parameters, own, strict=True):
+            for p, x in zip(parameters, original, strict=True):
                 p.data.copy_(x)
 
-    error = difference_error(product, slopes, own[0].dtype)
+    error = difference_error(product, slopes, original[0].dtype)
     if error is not None:
         raise CurvescopeError(
             f"the loss of the closure uses {', '.join(names)}: expected H v, got products that differ from a "
@@ -212,7 +215,9 @@ class StepCurvature(LinearOperator):
 
     symmetric = True
 
-    def __init__(self, objective: Objective, curvature: Curvature = "hessian", *, block: int | None = None):
+    def __init__(
+        self, objective: StepObjective, curvature: Curvature = "hessian", *, block: int | None = None
+    ):
         self.objective, self.block = objective, block
         self.curvature: Curvature = curvature
         self.parameters = objective.parameters if block is None else [objective.parameters[block]]
@@ -252,13 +257,13 @@ def _grad(
     """∂(Σ weights · ends)/∂to, zero if autograd finds no path."""
     options = {"create_graph": create_graph, "retain_graph": retain_graph, "allow_unused": True}
     try:
-        found = torch.autograd.grad(ends, to, weights, **options)
+        gradients = torch.autograd.grad(ends, to, weights, **options)
     except RuntimeError as error:
-        meant = next((words for text, words in SAID.items() if text in str(error)), None)
-        if meant is None:
+        explanation = next((words for text, words in AUTOGRAD_ERRORS.items() if text in str(error)), None)
+        if explanation is None:
             raise
-        raise UsageError(meant[0], hint=meant[1]) from error
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, to, strict=True)]
+        raise UsageError(explanation[0], hint=explanation[1]) from error
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, to, strict=True)]
 
 
 def _refuse_hooks(parameters: Sequence[Tensor]) -> None:

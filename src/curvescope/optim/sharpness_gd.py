@@ -16,7 +16,7 @@ from torch import Tensor
 from curvescope.core.errors import CurvescopeError
 from curvescope.optim.base import CurvatureOptimizer, Params, check_settings
 from curvescope.optim.curvature_tracking import check_counts, fresh_vector, pursue
-from curvescope.optim.objective import Closure, Objective, StepCurvature, flatten, unflatten
+from curvescope.optim.objective import Closure, StepCurvature, StepObjective, flatten, unflatten
 
 SHARPNESS, TOP = "sharpness", "top"
 
@@ -42,7 +42,7 @@ class SharpnessGD(CurvatureOptimizer):
         seed: Seed of the random vectors.
     """
 
-    kept = frozenset({TOP})
+    state_names = frozenset({TOP})
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class SharpnessGD(CurvatureOptimizer):
     @property
     def sharpness(self) -> float | None:
         """Last measured |λ|."""
-        return self.whole(SHARPNESS).get("value")
+        return self.shared_state(SHARPNESS).get("value")
 
-    def _move(self, objective: Objective, closure: Closure) -> None:
-        curved = self.steps % self.one("every") == 0 or self.sharpness is None
+    def _move(self, objective: StepObjective, closure: Closure) -> None:
+        curved = self.steps % self.shared_setting("every") == 0 or self.sharpness is None
         g = objective.gradient(curved=curved)
         if curved:
             self._measure(objective, flatten(g))
@@ -77,15 +77,15 @@ class SharpnessGD(CurvatureOptimizer):
         for p, group, slope in zip(objective.parameters, groups, g, strict=True):
             p.sub_(slope * (float(group["lr"]) / self.sharpness))
 
-    def _measure(self, objective: Objective, g: Tensor) -> None:
+    def _measure(self, objective: StepObjective, g: Tensor) -> None:
         parameters, last = objective.parameters, self.sharpness
         value, top = pursue(
             StepCurvature(objective),
             None if last is None else self._known(parameters),
-            fresh_vector(g, seed=self.one("seed"), draw=self.steps),
+            fresh_vector(g, seed=self.shared_setting("seed"), draw=self.steps),
             last=last or 0.0,
-            num_products=self.one("num_products"),
-            first_products=self.one("first_products"),
+            num_products=self.shared_setting("num_products"),
+            first_products=self.shared_setting("first_products"),
         )
         if not value:
             raise CurvescopeError(
@@ -94,9 +94,9 @@ class SharpnessGD(CurvatureOptimizer):
             )
         for p, part in zip(parameters, unflatten(top, parameters), strict=True):
             self.state[p][TOP] = part.clone()
-        self.put(SHARPNESS, value=value)
+        self.update_shared_state(SHARPNESS, value=value)
 
     def _known(self, parameters: Sequence[Tensor]) -> Tensor | None:
         """Return the last direction, zero for new parameters; None if it is zero everywhere."""
-        found = flatten([self.state[p].get(TOP, torch.zeros_like(p)) for p in parameters])
-        return found if bool(found.any()) else None
+        direction = flatten([self.state[p].get(TOP, torch.zeros_like(p)) for p in parameters])
+        return direction if bool(direction.any()) else None

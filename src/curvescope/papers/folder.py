@@ -149,7 +149,8 @@ def publish(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     write(result, staging, figure, title=f"{paper}: {figure}", say=say)
-    meta = read_settings(out) if (out / SETTINGS).exists() else _new_settings(paper)
+    new = {"paper": paper, "citation": PAPERS[paper].citation, "figures": {}}
+    meta = read_settings(out) if (out / SETTINGS).exists() else new
     sync_tree(staging)
     files = sorted(path.name for path in staging.iterdir())
     others = [name for other, found in meta["figures"].items() if other != figure for name in found["files"]]
@@ -241,10 +242,6 @@ def read_settings(out: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise CurvescopeError(f"could not read {out / SETTINGS}: {error}") from error
     return settings
-
-
-def _new_settings(paper: str) -> dict[str, Any]:
-    return {"paper": paper, "citation": PAPERS[paper].citation, "figures": {}}
 
 
 def _write_settings(out: Path, meta: dict[str, Any]) -> None:

@@ -375,8 +375,6 @@ def used_in(texts: Iterable[str]) -> list[Term]:
 
 
 def _stands(mark: str, text: str) -> bool:
-    """Return True if a mark occurs in a text as a word; a mark that begins or ends with a sign may occur
-    anywhere.
-    """
+    """Return True if a mark is a word of the text, or occurs anywhere if it begins or ends with a sign."""
     left, right = (r"(?<!\w)" if mark[0].isalnum() else "", r"(?!\w)" if mark[-1].isalnum() else "")
     return re.search(left + re.escape(mark) + right, text) is not None

@@ -17,10 +17,8 @@ from typing import NamedTuple
 
 from curvescope.runs.study_result import Line
 
-ALL_STILLS, FEWEST = (
-    4_000_000,
-    30_000,
-)  # characters of a page, and of a still that is not too large by any count
+# Characters of a page, and of a still that is not too large by any count.
+ALL_STILLS, FEWEST = (4_000_000, 30_000)
 LARGEST = 150_000
 CSS, DOTS = 96, 150  # pixels of an inch: a browser's, and those of our PNG files
 WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)pt"')
@@ -30,9 +28,7 @@ DIGITS = re.compile(r"-?\d+\.\d{3,}")  # matplotlib writes six digits behind the
 
 
 def largest(count: int) -> int:
-    """Number of characters that a drawing may have on a page with so many drawings, before it becomes
-    pixels.
-    """
+    """Most characters of a drawing on a page with so many drawings, before it becomes pixels."""
     return min(max(ALL_STILLS // max(count, 1), FEWEST), LARGEST)
 
 

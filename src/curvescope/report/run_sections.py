@@ -57,9 +57,7 @@ def _entry(
 
 
 def _placed(run: Read, anchor: str, found: Mapping[str, Shape]) -> list[Shape]:
-    """Return what of a run belongs to a section; in other sections than its own it is named after its
-    study.
-    """
+    """Return what of a run belongs to a section; outside its own it is named after its study."""
     here = [one for name, one in found.items() if place_of(run.study, name) == anchor]
     if anchor == home_of(run.study):
         return here

@@ -23,10 +23,8 @@ HISTORY, BLOCKS, STEPS, SETTINGS = "history.csv", "blocks.csv", "steps.csv", "mo
 MEASURING = "measuring.json"
 """File in the folder `state` during a measurement: its step, its products so far and their maximum."""
 NEEDED = ("step", "seconds", "lambda_max")  # columns that every history has
-PATIENCE_SECONDS, PATIENCE_ROWS = (
-    60.0,
-    5.0,
-)  # time without a new row, and multiple of the usual time between rows, after which a run counts as stopped
+# Time without a new row, and multiple of the usual time between rows, after which a run counts as stopped.
+PATIENCE_SECONDS, PATIENCE_ROWS = (60.0, 5.0)
 WORDS = {"": math.nan, "True": 1.0, "False": 0.0}  # table entries that float() cannot parse
 
 Status = Literal["finished", "going on", "measuring", "stopped"]
@@ -50,9 +48,7 @@ class LiveHistory:
         self.refresh()
 
     def refresh(self) -> list[Row]:
-        """Return the rows added since the last call; a file that was replaced or truncated is read from the
-        start.
-        """
+        """Return the rows added since the last call; a replaced or truncated file is read anew."""
         stat = self._stat()
         signature = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
         if signature == self._seen:
@@ -71,9 +67,7 @@ class LiveHistory:
         return self.rows[-1] if self.rows else {}
 
     def end(self) -> Row:
-        """Return the final state of a finished run: step, seconds, share, skipped; empty if the file has
-        none.
-        """
+        """Return the final state of a finished run: step, seconds, share, skipped; empty if none."""
         try:
             found = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))["fields"]["end"]
             return {str(name): float(value) for name, value in found.items()}
@@ -121,9 +115,7 @@ class LiveHistory:
             return {}
 
     def status(self) -> Status:
-        """Return the status: finished, running, measuring, or stopped (no update for longer than the
-        patience).
-        """
+        """Status: finished, running, measuring, or stopped (no update for longer than the patience)."""
         if (self.folder / RESULT).exists():
             return "finished"
         if self.age() > self._patience():

@@ -114,9 +114,7 @@ class _StructureWalk:
         yield from self.a_class(kind)
 
     def value(self, label: str, value: Any) -> Iterator[Part]:
-        """Yield a plain value, a tensor that is not a parameter, code, or a container of them; skip objects
-        of libraries.
-        """
+        """Yield plain values, tensors other than parameters, code, and containers of them."""
         if isinstance(value, list | tuple | dict) and not is_plain(value):
             yield from self.held(label, value)
         elif (text := plain_text(value)) is not None:
@@ -157,9 +155,7 @@ class _StructureWalk:
                     yield from self.value(f"{base.__qualname__}.{key}", value)
 
     def function(self, label: str, f: Any) -> Iterator[Part]:
-        """Yield the code of a function with its closure and globals; for a function of a library only its
-        name.
-        """
+        """Yield a function's code, closure and globals; of a library's function only the name."""
         f = getattr(f, "__func__", f)
         if not isinstance(f, types.FunctionType) or _is_library(f):
             yield label, f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', '')}".encode()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.number_format import duration
 from curvescope.core.progress import Progress
-from curvescope.core.ranks import alone, together
+from curvescope.core.ranks import is_single_process, shared_errors
 from curvescope.core.result import Result
 from curvescope.runs.pieces import Pieces
 from curvescope.runs.ranks.piece_rounds import do_round, rounds
@@ -152,16 +152,16 @@ def work_through(
     todo = list(pieces)
     names = [piece.name for piece in todo]
     assert len({*names, CONTENTS}) == len(names) + 1, f"two pieces have the same name: {sorted(names)}"
-    with together():
+    with shared_errors():
         finished = _finished_pieces(state, contents, names)
-    from curvescope.core.operator.first_product_hooks import looking
+    from curvescope.core.operator.first_product_hooks import on_first_product
 
     check, kind = None, type
     if isinstance(state, PieceStore):
         from curvescope.runs.verification import verification
 
         check, kind = partial(_verify_or_raise, state, verification.verify_by_all), verification.kind_of
-    with looking(check, kind), _forward_warnings(state):
+    with on_first_product(check, kind), _forward_warnings(state):
         _do_in_order(todo, finished, progress, state, planned)
     return FinishedPieces(finished)
 
@@ -201,7 +201,7 @@ def _do_in_order(
 ) -> None:
     """Compute the pieces that are not stored yet, one after the other."""
     _do_in_rounds(todo, kept, progress, state)
-    pace = _pace.get() if planned is not None and alone() else None
+    pace = _pace.get() if planned is not None and is_single_process() else None
     finished = {piece.name for piece in todo if piece.name in kept}
     awaited = Counter(piece.kind for piece in todo if piece.kind and piece.name not in finished)
     while True:
@@ -216,7 +216,7 @@ def _do_in_order(
             progress(piece.words or piece.name, number, len(todo))
         with _saving_products(kept, piece.name):
             result = piece.work(*(kept[name] for name in piece.needs))
-            with together():
+            with shared_errors():
                 kept[piece.name] = result
         finished.add(piece.name)
         if isinstance(state, PieceStore) and piece.answer is not None:
@@ -245,7 +245,11 @@ def _do_in_rounds(
 def _saving_products(finished: MutableMapping[str, Result], name: str) -> AbstractContextManager[None]:
     """Return the context that saves the products of the current piece, on one process or on all ranks."""
     keep = getattr(finished, "inside", None)
-    return nullcontext() if keep is None or (isinstance(finished, Pieces) and not alone()) else keep(name)
+    return (
+        nullcontext()
+        if keep is None or (isinstance(finished, Pieces) and not is_single_process())
+        else keep(name)
+    )
 
 
 def _finished_pieces(state: State | None, contents: str, names: Sequence[str]) -> MutableMapping[str, Result]:

@@ -72,9 +72,7 @@ class Shown(Result):
         return self._shown_by_view("summary")
 
     def _repr_html_(self) -> str:
-        """Return Return HTML for a notebook: the opening, the most important numbers, the first figure and
-        table.
-        """
+        """Return HTML for a notebook: opening, most important numbers, first figure and table."""
         return notebook.result_box(self, self.opening, self.summary, self.figures, self.tables)
 
     def opening(self) -> str:
@@ -89,9 +87,7 @@ class Shown(Result):
         return self._shown_by_view("beside", {})
 
     def subjects(self) -> list[str]:
-        """Return the subjects of the result if they are not only the model in its settings, such as the sides
-        of a comparison.
-        """
+        """Return the subjects if they are more than the model in the settings: sides of a comparison."""
         return self._shown_by_view("subjects", [])
 
     def captions(self) -> dict[str, str]:

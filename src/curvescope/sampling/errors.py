@@ -17,7 +17,17 @@ from curvescope.core.errors import ShapeError
 from curvescope.core.operator import LinearOperator
 from curvescope.operators.base import CurvatureOperator
 from curvescope.sampling.groups import MOST_GROUPS, Split, split_sample
-from curvescope.sampling.statistics import SIZES, Sampled, degrees_of, interval, jackknife, two_way
+from curvescope.sampling.statistics import (
+    SIZES,
+    Sampled,
+    degrees_of,
+    influences_of,
+    interval,
+    jackknife,
+    linear_influences,
+    others,
+    two_way,
+)
 
 Quantity = Literal["trace", "form", "norm", "largest", "smallest"]
 End = Literal["largest", "smallest"]
@@ -44,8 +54,8 @@ def sampling_error(
             eigenvalue.
         num_probes: Random vectors of `trace` and `norm`, at least 2.
         vector: The vector v of `form`, or an approximate eigenvector as a start.
-        unit: Number of consecutive sequences that belong together, such as those of one document. Texts of
-            one document are correlated, so single sequences of it would give too small an error.
+        unit: Number of consecutive sequences that belong together, such as the sequences of one document.
+            These are correlated, so single sequences would give too small an error.
         groups: Most groups of units that the sample is split into.
         seed: Seed of the probes and of the eigenvalue search.
     """
@@ -71,45 +81,45 @@ def sampling_errors(
     unit: int = 1,
     seed: int = 0,
 ) -> dict[Quantity, Sampled]:
-    """Several numbers of an operator as in `sampling_error`, from products that they share."""
+    """Measure several numbers of an operator like `sampling_error`, from shared products."""
     for quantity in quantities:
         check_choice("quantity", quantity, ("trace", "norm", "largest", "smallest"))
     split = split_sample(op, unit=unit)
     linear: list[Quantity] = [q for q in ("trace", "norm") if q in quantities]
     ends: list[End] = [q for q in ("largest", "smallest") if q in quantities]
-    found: dict[Quantity, Sampled] = {**_probed(split, linear, num_probes, seed)} if linear else {}
-    found |= {**_ends(split, ends, seed)} if ends else {}
-    return {quantity: found[quantity] for quantity in quantities}
+    numbers: dict[Quantity, Sampled] = {**_probed(split, linear, num_probes, seed)} if linear else {}
+    numbers |= {**_ends(split, ends, seed)} if ends else {}
+    return {quantity: numbers[quantity] for quantity in quantities}
 
 
 def _ends(split: Split, ends: Sequence[End], seed: int, *, v0: Tensor | None = None) -> dict[End, Sampled]:
-    """Extreme eigenvalues: both from one search."""
+    """Measure extreme eigenvalues, both ends in one search."""
     which = "BE" if len(ends) > 1 else "LA" if ends[0] == "largest" else "SA"
-    found = eigsh(split.op, len(ends), which=which, seed=seed, v0=v0)
-    assert found.vectors is not None
-    order = np.argsort(found.values)[:: -1 if ends[0] == "largest" else 1].copy()
-    return extremes(split, found.vectors[:, order], found.residuals[order], tuple(ends))
+    pairs = eigsh(split.op, len(ends), which=which, seed=seed, v0=v0)
+    assert pairs.vectors is not None
+    order = np.argsort(pairs.values)[:: -1 if ends[0] == "largest" else 1].copy()
+    return extremes(split, pairs.vectors[:, order], pairs.residuals[order], tuple(ends))
 
 
 def _probed(
     split: Split, quantities: Sequence[Quantity], num_probes: int, seed: int
 ) -> dict[Quantity, Sampled]:
-    """Trace and norm from the same probes."""
+    """Measure trace and norm from the same probes."""
     make = {"trace": (split.forms, trace_of), "norm": (split.grams, norm_of)}
-    found: dict[Quantity, Sampled] = {}
+    numbers: dict[Quantity, Sampled] = {}
     with split.frozen():
         for quantity in quantities:
             products, number = make[quantity]
             batches = probe_batches(split.op, num_probes, seed=seed, what=quantity)
-            found[quantity] = number(split, np.concatenate([products(V) for V in batches]))
-    return found
+            numbers[quantity] = number(split, np.concatenate([products(V) for V in batches]))
+    return numbers
 
 
 # --------------------------------------------------------------------------------------- linear in the data
 
 
 class Measured(NamedTuple):
-    """A number that is known from more probes than the groups have."""
+    """A number that is known from more probes, or better, than from the groups."""
 
     value: float
     numerical: float
@@ -134,7 +144,7 @@ def trace_of(
         measured: The trace from other probes, if there are more of them.
     """
     values = forms @ split.weights
-    influences = split.weights * (forms - values[:, None])
+    influences = linear_influences(forms, split.weights)
     numerical, sampling = two_way(values, influences)
     known = measured or Measured(float(values.mean()), numerical, len(forms))
     positive = split.op.psd if psd is None else psd
@@ -150,7 +160,7 @@ def form_of(
     first order.
     """
     value = float(forms @ split.weights)
-    influences = split.weights * (forms - value)
+    influences = linear_influences(forms, split.weights)
     sampling = two_way(np.array([value]), influences[None])[1]
     known = measured or Measured(value, 0.0, 0)
     positive = split.op.psd or (measured is not None and known.value > 0)
@@ -201,8 +211,8 @@ def norm_of(split: Split, grams: np.ndarray, *, quantity: str = "norm") -> Sampl
     influences = np.zeros((len(grams), G))
     if G > 1:
         cross, own = grams @ w, np.diagonal(grams, axis1=1, axis2=2)
-        without = (squares[:, None] - 2 * w * cross + w**2 * own) / (1 - w) ** 2
-        influences = (1 - w) * (squares[:, None] - without)
+        without = (squares[:, None] - 2 * w * cross + w**2 * own) / others(w) ** 2
+        influences = influences_of(squares[:, None], without)
     slope = 1 / (2 * value) if value > 0 else 0.0
     numerical, sampling = (slope * error for error in two_way(squares, influences))
     trend = _trend(split, lambda part: _norm_of_part(grams, w, part), value)
@@ -322,9 +332,9 @@ def _jackknifed(split: Split, matrices: np.ndarray, at: int) -> tuple[float, np.
     value = float(np.linalg.eigvalsh(mean)[at])
     if G < 2:
         return value, np.zeros(G), math.nan
-    reduced = [(mean - w[g] * matrices[g]) / (1 - w[g]) for g in range(G)]
-    without = np.array([np.linalg.eigvalsh(A)[at] for A in reduced])
-    return value, (1 - w) * (value - without), jackknife(value, without, w)
+    rest = others(w)
+    without = np.array([np.linalg.eigvalsh((mean - w[g] * matrices[g]) / rest[g])[at] for g in range(G)])
+    return value, influences_of(np.array(value), without), jackknife(value, without)
 
 
 def _mean(values: list[float]) -> float:
@@ -375,17 +385,21 @@ def _sampled(
     trend: np.ndarray | None = None,
 ) -> Sampled:
     crossing = quantity == "smallest" and not split.op.psd  # the sign of λ_min may be another on other data
+    is_zero = quantity == "smallest" and split.op.psd and known.value <= known.numerical  # up to rounding
+    positive = positive and not is_zero
     sign = -1.0 if known.value < 0 and positive else 1.0
     ends = interval(
         sign * known.value,
         known.numerical,
         sampling,
         known.probes,
-        degrees_of(influences),
+        degrees_of(influences, split.weights),
         positive=positive,
         crossing=crossing,
     )
     low, high = sorted(sign * end for end in ends)
+    if is_zero:  # no eigenvalue is negative
+        low = max(low, min(known.value, 0.0))
     no_trend = np.array([math.nan, math.nan, known.value])
     return Sampled(
         quantity=NAMES.get(quantity, quantity),
@@ -398,6 +412,7 @@ def _sampled(
         num_probes=known.probes,
         unit=split.unit,
         num_terms=split.num_terms,
-        trend=no_trend if trend is None else trend,
+        trend=no_trend if trend is None or is_zero else trend,
         influences=influences,
+        weights=split.weights,
     )

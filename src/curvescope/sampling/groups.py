@@ -134,7 +134,7 @@ def split_sample(op: CurvatureOperator, *, unit: int = 1, most: int = MOST_GROUP
     problem = op.problem
     if problem.model.spread is not None or problem.batches.share is not None:
         raise UsageError("expected all data and the whole model in one process to split a sample")
-    if problem.loss.splits:
+    if problem.loss.has_outputs:
         refuse_coupled(problem)
     members = groups_of(problem, unit, most)
     groups = [op.on(taken(problem, numbers)) for numbers in members]
@@ -155,7 +155,7 @@ def groups_of(problem: Problem, unit: int, most: int = MOST_GROUPS) -> list[np.n
     first = 0
     for batch in problem.batches:
         count = batch.num_sequences
-        if problem.loss.splits:
+        if problem.loss.has_outputs:
             sequences = (batch[i : i + 1] for i in range(count))
             weights = [problem.loss.total_weight(s.targets, s.weights) for s in sequences]
             counted += [first + i for i, weight in enumerate(weights) if weight > 0]
@@ -177,7 +177,7 @@ def taken(problem: Problem, members: np.ndarray) -> Problem:
     first = 0
     for batch in problem.batches:
         count = batch.num_sequences
-        if not problem.loss.splits:
+        if not problem.loss.has_outputs:
             batches += [batch] if first in wanted else []
         elif rows := [i for i in range(count) if first + i in wanted]:
             index = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows

@@ -1,4 +1,4 @@
-"""How much data a number needs: predicted from a pilot and the error that was measured on it.
+"""Size of the sample that a number needs: predicted from a pilot and the error that was measured on it.
 
 With n terms in the pilot and m in the sample that is asked about, f = m / n,
 
@@ -31,10 +31,10 @@ from curvescope.sampling.errors import Quantity, sampling_errors
 from curvescope.sampling.groups import MOST_GROUPS
 from curvescope.sampling.statistics import FASTEST, PRECISION, SIZES, SLOWEST, Sampled, upper_end
 
-SHARE = 0.5  # of the precision, at most, that the probes may take
+SHARE = 0.5  # share of the precision that the probes may take, at most
 FARTHEST = 2.0**30  # times the pilot: farther than that nothing is predicted
-DIGITS = 2  # of a predicted size
-LARGEST = 50.0  # half interval on a logarithmic scale: beyond it nothing is known
+DIGITS = 2  # digits of a predicted size
+LARGEST = 50.0  # half interval on a logarithmic scale; a longer one says nothing
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SampleSize(Result):
     num_sequences: float
     low: float  # terms; the range of 95 % that comes from the error of the pilot's error
     high: float
-    num_probes: int  # that the numerical error needs; 0 if the number has no probes
+    num_probes: int  # probes that the numerical error needs; 0 if the number has no probes
     pilot: Sampled
     pilot_probes: int
     pilot_sequences: int
@@ -65,7 +65,7 @@ class SampleSize(Result):
         """Relative error that a sample of so many terms is expected to have, and the ends of its range.
 
         Args:
-            num_probes: Of that measurement; by default those that were predicted.
+            num_probes: Probes of that measurement; by default those that were predicted.
         """
         from scipy.special import fdtri
 
@@ -111,10 +111,10 @@ class SizeCheck(Result):
     @property
     def words(self) -> str:
         """Both errors, and the verdict."""
-        said = "held" if self.held else "did not hold"
+        outcome = "held" if self.held else "did not hold"
         return (
             f"on {self.measured.num_terms:,.0f} other tokens {_percent(self.error)}, predicted "
-            f"{_percent(self.predicted)} ({_percent(self.low)} to {_percent(self.high)}): {said}"
+            f"{_percent(self.predicted)} ({_percent(self.low)} to {_percent(self.high)}): {outcome}"
         )
 
 
@@ -130,12 +130,12 @@ def sample_size(
     """Data that a number needs for a relative precision, predicted from a pilot.
 
     Args:
-        op: An operator on the pilot's data, or a problem, of which the Hessian is taken.
+        op: An operator on the pilot's data, or a problem, which stands for its Hessian.
         quantity: `trace`, `norm`, `largest` or `smallest`, as in `sampling_error`.
         precision: 0.1 for 10 %: half of the 95 % interval and what more data would still change, together.
         num_probes: Random vectors of `trace` and `norm` on the pilot, at least 2.
         unit: Consecutive sequences of the data that are drawn together.
-        seed: Of probes and of the search for eigenvectors.
+        seed: Seed of the probes and of the search for eigenvectors.
     """
     how = {"precision": precision, "num_probes": num_probes, "unit": unit, "seed": seed}
     return sample_sizes(op, (quantity,), **how)[quantity]
@@ -150,7 +150,7 @@ def sample_sizes(
     unit: int = 1,
     seed: int = 0,
 ) -> dict[Quantity, SampleSize]:
-    """`sample_size` of several numbers, from one pilot."""
+    """Data that several numbers need, like `sample_size`, from one pilot."""
     check_number("precision", precision, above=0.0)
     matrix = OPERATORS["hessian"](op) if isinstance(op, Problem) else op
     pilots = sampling_errors(matrix, quantities, num_probes=num_probes, unit=unit, seed=seed)
@@ -169,7 +169,7 @@ def sample_sizes(
 def size_from(
     pilot: Sampled, *, precision: float = PRECISION, num_sequences: int, num_probes: int = 0
 ) -> SampleSize:
-    """As `sample_size`, from a number that was measured with its errors.
+    """Data that a number needs, like `sample_size`, from a number that was measured with its errors.
 
     Args:
         num_sequences: sequences of the pilot.
@@ -216,7 +216,7 @@ def check_sample_sizes(
         sizes: Predictions from one pilot, as `sample_sizes` returns them.
         op: The same operator on other data, of any size.
         num_probes: Random vectors of trace and norm; by default as many as were predicted.
-        seed: Of other probes than the pilot's.
+        seed: Seed of the probes, different from the pilot's.
     """
     matrix = OPERATORS["hessian"](op) if isinstance(op, Problem) else op
     first = next(iter(sizes.values()))
@@ -224,8 +224,8 @@ def check_sample_sizes(
     how = {"num_probes": probes, "unit": first.pilot.unit, "seed": seed}
     measured = sampling_errors(matrix, tuple(sizes), **how)
     return {
-        quantity: SizeCheck(*sizes[quantity].error_at(found.num_terms, probes), found, _total(found))
-        for quantity, found in measured.items()
+        quantity: SizeCheck(*sizes[quantity].error_at(number.num_terms, probes), number, _total(number))
+        for quantity, number in measured.items()
     }
 
 
@@ -233,7 +233,7 @@ def check_sample_sizes(
 
 
 class _Case(NamedTuple):
-    """What may be true of a pilot."""
+    """A possible error and trend of a pilot."""
 
     share: float  # its sampling error in units of the measured one
     kept: float  # q, the share of a change that the next doubling makes
@@ -285,8 +285,8 @@ def _range_of_error(groups: int) -> tuple[float, float]:
     return tuple(math.sqrt(degrees / float(chdtri(degrees, tail))) for tail in (0.025, 0.975))  # pyright: ignore[reportReturnType]
 
 
-def _total(found: Sampled) -> float:
-    return found.spread + abs(found.remaining)
+def _total(number: Sampled) -> float:
+    return number.spread + abs(number.remaining)
 
 
 def _percent(share: float) -> str:

@@ -4,10 +4,11 @@ An operator is a weighted mean C = Σ_g w_g C_g over G groups of sequences, w_g 
 a ratio estimate, because its numerator and N both depend on the sample. Leaving out one group at a time gives
 the influence of each group,
 
-    d_g = (1 − w_g) (T − T_(−g)),    which is w_g (T_g − T) if T is linear in C,
+    d_g = (1 − 1/G) (T − T_(−g)),    which is (1 − 1/G) w_g (T_g − T) / (1 − w_g) if T is linear in C,
 
-and the variance of T over samples of this kind and size is G/(G − 1) Σ_g (d_g − d̄)² (the jackknife). If T is
-a mean over P probes, each probe j has its own influences d_jg. Let V_probes be the variance over the values
+and the variance of T over samples of this kind and size is G/(G − 1) Σ_g (d_g − d̄)² (the jackknife). A group
+with most of the weight hardly changes T_g − T, but T_(−g) shows the difference to the others. If T is a mean
+over P probes, each probe j has its own influences d_jg. Let V_probes be the variance over the values
 of the probes, V_groups that over the mean influences, and V_both that over influences of single probes,
 divided by P. Then
 
@@ -20,7 +21,7 @@ chance, so the sampling error is never less than half of √V_groups.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -59,6 +60,7 @@ class Sampled(Result):
     trend: np.ndarray  # (3,) mean over quarters, mean over halves, and the whole; nan if not measured
     influences: np.ndarray  # (G,) change of the number that each group causes, d_g
     num_probes: int = 0  # of the numerical error; 0 if that is a residual, or not known
+    weights: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (G,) of the groups; empty if equal
 
     @property
     def stderr(self) -> float:
@@ -110,7 +112,7 @@ class Sampled(Result):
         return self.left(self.kept_per_doubling)
 
     def left(self, kept: float) -> float:
-        """As `remaining`: the last doubling changed the value by D, the next ones by q D, q² D, …"""
+        """Expected change if the last doubling changed the value by D and the next ones by q D, q² D, …"""
         _, half, whole = self.trend.tolist()
         if math.isnan(half) or not whole:
             return 0.0
@@ -125,7 +127,7 @@ class Sampled(Result):
         if self.settled(precision):
             return f"settled to {100 * precision:g} %"
         if math.isnan(self.spread):
-            return "not settled: one sequence says nothing about others; use more data"
+            return "not settled: one sequence, or one group of them, says nothing about others; use more data"
         if abs(self.remaining) > precision / 2:
             direction = "falling" if self.remaining > 0 else "rising"
             size = " in size" if self.value < 0 else ""
@@ -191,8 +193,8 @@ def half_of_difference(first: Sampled, second: Sampled, *, paired: bool) -> floa
         return math.nan
     if paired and len(first.influences) == len(second.influences):
         influences = first.influences - second.influences
-        return student(degrees_of(influences)) * _spread_of(influences)  # pyright: ignore[reportArgumentType]
-    degrees = min(degrees_of(number.influences) for number in (first, second))
+        return student(degrees_of(influences, first.weights)) * _spread_of(influences)  # pyright: ignore[reportArgumentType]
+    degrees = min(degrees_of(number.influences, number.weights) for number in (first, second))
     return student(degrees) * math.hypot(first.sampling, second.sampling)  # pyright: ignore[reportArgumentType]
 
 
@@ -208,13 +210,33 @@ def log_ratio(first: Sampled, second: Sampled) -> tuple[float, float, float]:
     numerical = math.hypot(first.numerical / first.value, second.numerical / second.value)
     influences = first.influences / first.value - second.influences / second.value
     sampling = _spread_of(influences)
-    low, high = interval(value, numerical, sampling, 0, degrees_of(influences), positive=False)
+    degrees = degrees_of(influences, first.weights)
+    low, high = interval(value, numerical, sampling, 0, degrees, positive=False)
     return value, low, high
 
 
-def jackknife(value: float, without: np.ndarray, weights: np.ndarray) -> float:
+def influences_of(values: np.ndarray, without: np.ndarray) -> np.ndarray:
+    """Influences d_g of G groups, (…, G), from the values without each group, (…, G)."""
+    return (1 - 1 / without.shape[-1]) * (values - without)
+
+
+def linear_influences(parts: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Influences d_g of a weighted mean, (…, G), from its values on each group, (…, G)."""
+    G = len(weights)
+    if G < 2:
+        return np.zeros_like(parts)
+    means = (parts @ weights)[..., None]
+    return (1 - 1 / G) * weights / others(weights) * (parts - means)
+
+
+def others(weights: np.ndarray) -> np.ndarray:
+    """Weight 1 − w_g of all other groups together, (G,); at least the rounding error of 1."""
+    return np.maximum(1 - weights, np.finfo(float).eps)
+
+
+def jackknife(value: float, without: np.ndarray) -> float:
     """Standard error over samples, from the values without each group, (G,); nan for one group."""
-    return _spread_of((1 - weights) * (value - without))
+    return _spread_of(influences_of(np.array(value), without))
 
 
 def two_way(values: np.ndarray, influences: np.ndarray) -> tuple[float, float]:
@@ -235,18 +257,27 @@ def two_way(values: np.ndarray, influences: np.ndarray) -> tuple[float, float]:
     return numerical, math.sqrt(max(groups**2 - both, groups**2 / 4)) if G > 1 else math.nan
 
 
-def degrees_of(influences: np.ndarray) -> float:
+def degrees_of(influences: np.ndarray, weights: np.ndarray | None = None) -> float:
     """Degrees of freedom of a sampling error: G − 1 for normal influences, fewer if a few groups dominate.
 
     The variance of a sample variance of G values with excess kurtosis κ is (2/(G − 1) + κ/G) σ⁴; a χ² with as
-    much has 2/(2/(G − 1) + κ/G) degrees of freedom.
+    much has 2/(2/(G − 1) + κ/G) degrees of freedom. Groups of unequal weight have at most
+    (1 − 1/G) (Σ w²)² / Σ w⁴ (Satterthwaite), but at least one.
+
+    Args:
+        influences: Influences of the groups, (G,).
+        weights: Their weights, (G,), by default equal.
     """
     G = len(influences)
     squares = (influences - influences.mean()) ** 2 if G else np.zeros(0)
     if G < 2 or not squares.sum() > 0:
         return float(G - 1)
     kurtosis = float((squares**2).mean() / squares.mean() ** 2) - 3
-    return 2 / (2 / (G - 1) + max(kurtosis, 0.0) / G)
+    degrees = 2 / (2 / (G - 1) + max(kurtosis, 0.0) / G)
+    if weights is None or len(weights) != G:
+        return degrees
+    most = (1 - 1 / G) * float((weights**2).sum() ** 2 / (weights**4).sum())
+    return min(degrees, max(most, 1.0))
 
 
 def upper_end(half: float) -> float:

@@ -1,6 +1,4 @@
-"""List of the studies. Each is a package with a `Config` and `run(cfg) -> Shown`; this list imports none of
-them.
-"""
+"""List of the studies, packages with a `Config` and `run(cfg) -> Shown`; imports none of them."""
 
 from __future__ import annotations
 

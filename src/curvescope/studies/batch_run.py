@@ -1,6 +1,4 @@
-"""Run several studies of one model in sequence. Finished runs are reused, and a failure does not stop the
-others.
-"""
+"""Run several studies of one model in sequence; reuse finished runs, and go on after a failure."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import torch
 
 from curvescope.core.config import Config, at_least, setting
 from curvescope.core.errors import UsageError
-from curvescope.core.ranks import spreading
+from curvescope.core.ranks import loads_sharded
 from curvescope.data import denoising
 from curvescope.data.batches import IGNORED, Batches
 from curvescope.data.corpora import CORPORA, read_source
@@ -149,7 +149,7 @@ def make_problem(cfg: ModelOnData, model: Model | None = None) -> Problem:
 
 def load_model(cfg: ModelOnData | TokenModel) -> Model:
     """Load the model, with the tokenizer of the settings if given; sharded over ranks if they use shards."""
-    if spreading():
+    if loads_sharded():
         from curvescope.distributed.sharding import spread_out
 
         device = as_device(cfg.device)
@@ -289,9 +289,7 @@ def _check(cfg: ModelOnData, model: Model, kind: str) -> None:
 
 
 def kind_of(model: Model) -> str:
-    """Return one of KINDS, or another task that studies do not support: the fact `task`, or inferred from
-    other facts.
-    """
+    """Return one of KINDS, or a task that studies do not support, from the facts."""
     if model.facts.get("inputs") == "patches" and model.facts.get("outputs") == "class":  # of the zoo
         return "image-classification"
     return model.facts.get("task", "causal-lm")
@@ -333,9 +331,7 @@ def load_token_model(cfg: TokenModel) -> Model:
 
 
 def read_data(cfg: TokenModelOnData, model: Model) -> Batches:
-    """Read tokens with targets: the next token for a causal model, the masked token for a masked model,
-    else the token itself.
-    """
+    """Read tokens with targets: the next (causal), the masked (masked), else the token itself."""
     if cfg.data.startswith(TASK):
         return _task(cfg, model)
     if model.tokenizer is None:

@@ -16,7 +16,13 @@ from curvescope import __version__
 from curvescope.core.config import Config, Plain, Settings
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import Progress
-from curvescope.core.ranks import alone, everyone, from_first, spreading, together
+from curvescope.core.ranks import (
+    gather_objects,
+    is_single_process,
+    loads_sharded,
+    on_first_rank,
+    shared_errors,
+)
 from curvescope.runs.disk.atomic_files import check_writable, explain_full_disk
 from curvescope.runs.folder import (
     ASKED,
@@ -47,9 +53,8 @@ class Limit(NamedTuple):
     profile: str | None = None  # quick or full
     budget: str | None = None  # 90s, 3min, …
     start: Settings | None = None  # start from these settings instead of the defaults
-    begun: float | None = (
-        None  # time.monotonic() at which a budget began; by default when the study is asked for
-    )
+    # Time.monotonic() at which a budget began; by default when the study is asked for.
+    begun: float | None = None
 
 
 def run(
@@ -82,16 +87,16 @@ def run(
         The folder and the result.
     """
     found = find(study)
-    with together():
-        if spreading() and not found.on_pieces:
+    with shared_errors():
+        if loads_sharded() and not found.on_pieces:
             raise _not_on_pieces(study)
     cfg = found.Config.from_dict(settings)
-    from_first(lambda: check_writable(Path(out)))
+    on_first_rank(lambda: check_writable(Path(out)))
     asked, words, pace = "", "", None
     if limit is not None:
         limit = limit._replace(begun=time.monotonic() if limit.begun is None else limit.begun)
         asked = _asked(settings, limit)
-        before = from_first(lambda: None if force else previously_chosen(Path(out), study, asked))
+        before = on_first_rank(lambda: None if force else previously_chosen(Path(out), study, asked))
         known = None
         with suppress(UsageError):  # a damaged file may contain unknown settings
             known = found.Config.from_dict(before) if before else None
@@ -99,37 +104,37 @@ def run(
             cfg, pace = known, _pace_of(found, known, settings, limit)
         else:
             choose = partial(_chosen, study, settings, limit)
-            cfg, words, pace = choose() if alone() else (*_on_all(choose), None)
+            cfg, words, pace = choose() if is_single_process() else (*_on_all(choose), None)
             if words:
                 say(words)
     folder = RunFolder(Path(out), study, cfg, say=say, force=force, asked=asked, chosen=words, tell=tell)
     try:
         with explain_full_disk(lambda: _kept(folder, out)):
             with use_pace(pace):
-                result = found.run(cfg, progress=progress, state=folder if alone() else _on_ranks(folder))
-            from_first(lambda: folder.finish(result))
+                result = found.run(
+                    cfg, progress=progress, state=folder if is_single_process() else _on_ranks(folder)
+                )
+            on_first_rank(lambda: folder.finish(result))
     except AlreadyFinished as there:
         finished = there.path
         say(str(there))
-        return finished, from_first(lambda: load(finished)[1])
+        return finished, on_first_rank(lambda: load(finished)[1])
     except KeyboardInterrupt:
         raise RunStopped(folder.standing()) from None
-    return from_first(lambda: folder.path), result
+    return on_first_rank(lambda: folder.path), result
 
 
 def _chosen(name: str, settings: Settings, limit: Limit) -> tuple[Config, str, Budget | None]:
-    """Return the configuration that fits the time limit, a message with a forecast for long runs, and the
-    budget.
-    """
+    """Return the configuration that fits the time limit, a forecast for long runs, and the budget."""
     study = find(name)
     chosen = fitted(study, settings, limit)
-    foretold = not spreading() and chosen.budget is None
+    foretold = not loads_sharded() and chosen.budget is None
     return chosen.cfg, _foretold(name, study, chosen) if foretold else chosen.words, chosen.budget
 
 
 def _on_all(choose: Callable[[], tuple[Config, str, Budget | None]]) -> tuple[Config, str]:
     """Share the choice of rank 0 with all ranks, which do not plan again."""
-    return everyone(choose()[:2])[0] if spreading() else from_first(lambda: choose()[:2])
+    return gather_objects(choose()[:2])[0] if loads_sharded() else on_first_rank(lambda: choose()[:2])
 
 
 def _pace_of(study: Study[Config], cfg: Config, settings: Settings, limit: Limit) -> Budget | None:

@@ -20,7 +20,7 @@ import numpy as np
 from curvescope.core.errors import UsageError
 from curvescope.geometry.embeddings import LENGTHS
 from curvescope.geometry.probes import ValueProbe
-from curvescope.geometry.sphere import Norm
+from curvescope.geometry.sphere import StreamNorm
 from curvescope.geometry.vocabulary.representations import How
 from curvescope.viz import writers
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from curvescope.geometry.embeddings import Distances, Extremes
     from curvescope.geometry.probes import KeyProbe, ValueProbe
 
-DISTANCES: dict[str, Any] = {"norm": Norm("layernorm", eps=1e-5), "all_rows": True}
+DISTANCES: dict[str, Any] = {"norm": StreamNorm("layernorm", eps=1e-5), "all_rows": True}
 SCORES: dict[str, Any] = {"which": "input", "scores": LENGTHS, "all_rows": True}
 DIRECTIONS: dict[str, Any] = {
     "folded": False,
@@ -72,9 +72,7 @@ def keys_text(probes: Sequence[KeyProbe]) -> str:
 
 
 def values_text(probes: Sequence[ValueProbe]) -> str:
-    """Content of common_noun_logs_vo.txt: the tokens that every word's value writes, per head and for the
-    layer.
-    """
+    """Content of common_noun_logs_vo.txt: the tokens that each word's value writes, per head and layer."""
     lines = []
     for probe in probes:
         lines.append(f"=== block {probe.layer} ===")
@@ -123,7 +121,7 @@ def svd_latex(layer: HeadDirections, circuit: str) -> str:
         ]
         for p in at:
             words = (
-                ", ".join(_latex(t) for t in side.text[p][0][:TOP_WORDS])
+                ", ".join(writers.escape(t, spaces=True) for t in side.text[p][0][:TOP_WORDS])
                 for side in (directions.left, directions.right)
             )
             rows.append(" & ".join([str(directions.rank[p]), *words]) + r" \\")
@@ -152,10 +150,6 @@ def _circuit(layer: HeadDirections, circuit: str) -> Directions:
     if circuit not in ("qk", "vo"):
         raise UsageError(f"expected the circuit qk or vo, got {circuit!r}")
     return layer.qk if circuit == "qk" else layer.vo
-
-
-def _latex(token: str) -> str:
-    return writers.escape(token, spaces=True)
 
 
 def _text(lines: Sequence[str]) -> str:

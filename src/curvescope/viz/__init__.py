@@ -1,6 +1,4 @@
-"""Drawing functions from arrays to matplotlib Axes. They compute nothing; matplotlib is imported on first
-use.
-"""
+"""Drawing functions from arrays to matplotlib Axes; they compute nothing and import matplotlib late."""
 
 from curvescope.viz import blocks, matrix, spectrum, style
 

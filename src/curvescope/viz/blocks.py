@@ -19,6 +19,7 @@ NOTHING = 1e-200  # if all values are below this, a logarithmic axis would overf
 Interval = tuple[np.ndarray, np.ndarray, np.ndarray]  # values and the ends of their intervals
 
 
+@style.in_style
 def heat_map(
     ax: Axes | None,
     names: Sequence[str],
@@ -50,6 +51,7 @@ def heat_map(
     return ax
 
 
+@style.in_style
 def bars(
     ax: Axes | None,
     names: Sequence[str],
@@ -73,7 +75,7 @@ def bars(
     x = np.arange(len(names))
     for i, (name, (values, low, high)) in enumerate(series.items()):
         shift = 0.18 * (i - (len(series) - 1) / 2)
-        errors = np.nan_to_num(np.maximum([values - low, high - values], 0.0))
+        errors = style.error_bars(values, low, high)
         look = {
             "fmt": MARKS[i % len(MARKS)],
             "ms": 3.5,
@@ -82,7 +84,7 @@ def bars(
             "label": name,
         }
         if outer is not None and name in outer:
-            wide = np.nan_to_num(np.maximum([values - outer[name][0], outer[name][1] - values], 0.0))
+            wide = style.error_bars(values, *outer[name])
             thin = {"fmt": "none", "ecolor": look["color"], "elinewidth": 0.7, "capsize": 2, "capthick": 0.7}
             ax.errorbar(x + shift, values, yerr=wide, **thin)
             look["lw"] = 2.5
@@ -96,14 +98,10 @@ def bars(
         else:
             ax.set_yscale("symlog", linthresh=smallest)
     ax.axhline(0, color="0.6", lw=0.6)
-    ax.set_xticks(x, list(names), rotation=90, fontsize=8 if len(names) <= 20 else 6)
-    ax.set_xlim(-0.7, len(names) - 0.3)
-    ax.set_ylabel(label)
+    ax.set_xticks(x, list(names), rotation=90, **style.fitting(len(names)))
+    ax.set(xlim=(-0.7, len(names) - 0.3), ylabel=label)
     ax.grid(axis="x", lw=0.3, color="0.9")
-    ax.spines[["top", "right"]].set_visible(False)
     ax.legend(
-        frameon=False,
-        fontsize=9,
         ncols=len(series),
         loc="lower right",
         bbox_to_anchor=(1, 1),
@@ -125,9 +123,8 @@ def label_blocks(ax: Axes, names: Sequence[str]) -> None:
     """
     box = ax.get_position()
     width, height = ax.figure.get_size_inches()  # pyright: ignore[reportAttributeAccessIssue]
-    side = (
-        72 * 0.8 * min(box.width * width, box.height * height)
-    )  # in points; names and color bars take a fifth
+    # In points; names and color bars take a fifth.
+    side = 72 * 0.8 * min(box.width * width, box.height * height)
     gap = (LABEL + 2) / side * len(names)  # number of blocks between names
     groups = [([name], float(i)) for i, name in enumerate(names)]
     if gap > 1:
@@ -141,8 +138,8 @@ def label_blocks(ax: Axes, names: Sequence[str]) -> None:
                 groups.append(([layer], place))
     groups = groups[:: max(1, math.ceil(len(groups) * gap / len(names)))]
     places, words = [place for _, place in groups], [", ".join(group) for group, _ in groups]
-    ax.set_xticks(places, words, rotation=90, fontsize=LABEL)
-    ax.set_yticks(places, words, fontsize=LABEL)
+    ax.set_xticks(places, words, rotation=90)
+    ax.set_yticks(places, words)
 
 
 def cell_text(value: float) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from curvescope.core.hessian_terms import MATRICES
 from curvescope.viz import style
-from curvescope.viz.blocks import LABEL, PALETTE
+from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 POINTS = 2000  # of a sorted curve: more are not visible on a screen
 
 
+@style.in_style
 def samples(
     ax: Axes | None, found: np.ndarray, value: float, interval: tuple[float, float], *, label: str
 ) -> Axes:
@@ -28,13 +29,13 @@ def samples(
         ax.axhspan(low, high, alpha=0.2, color=style.BLUE, lw=0, label="95 % interval")
     ax.axhline(value, color=style.BLUE, lw=1.2, label="estimate")
     ax.plot(np.arange(1, len(found) + 1), found, "o", ms=3.5, color="0.35", label="one probe")
-    ax.set_xlabel("probe")
-    ax.set_ylabel(label)
+    ax.set(xlabel="probe", ylabel=label)
     ax.locator_params(axis="x", integer=True)
-    ax.legend(frameon=False, fontsize=8)
+    ax.legend()
     return ax
 
 
+@style.in_style
 def eigenvalues(ax: Axes | None, values: np.ndarray, errors: np.ndarray, converged: np.ndarray) -> Axes:
     """Draw eigenvalues by number with their residuals; those that are not converged are hollow."""
     ax = _axes(ax)
@@ -44,13 +45,13 @@ def eigenvalues(ax: Axes | None, values: np.ndarray, errors: np.ndarray, converg
         if shown.any():
             look = {"fmt": "o", "ms": 4.5, "lw": 1, "color": style.BLUE, "mfc": fill, "label": words}
             ax.errorbar(numbers[shown], values[shown], yerr=errors[shown], **look)
-    ax.set_xlabel("number")
-    ax.set_ylabel("eigenvalue λ")
+    ax.set(xlabel="number", ylabel="eigenvalue λ")
     ax.locator_params(axis="x", integer=True)
-    ax.legend(frameon=False, fontsize=8)
+    ax.legend()
     return ax
 
 
+@style.in_style
 def entries(ax: Axes | None, values: np.ndarray, *, label: str) -> Axes:
     """Draw entries from the largest to the smallest against their share; both signs on a symlog axis."""
     ax = _axes(ax)
@@ -61,8 +62,7 @@ def entries(ax: Axes | None, values: np.ndarray, *, label: str) -> Axes:
     if top > 1e-200:  # below it a logarithmic axis overflows
         ax.set_yscale("symlog", linthresh=1e-4 * top)
     ax.axhline(0, color="0.6", lw=0.6)
-    ax.set_xlabel("share of the entries, largest first (%)")
-    ax.set_ylabel(label)
+    ax.set(xlabel="share of the entries, largest first (%)", ylabel=label)
     return ax
 
 
@@ -74,6 +74,7 @@ OURS, OTHERS = style.BLUE, "0.72"
 _OWN = ("gradient", *MATRICES)
 
 
+@style.in_style
 def bars(
     names: Sequence[str], ratios: Sequence[tuple[float, float, float]], memory: Sequence[float] | None
 ) -> Figure:
@@ -108,11 +109,10 @@ def bars(
                 right.annotate(
                     f"{amount:.1f}", (amount, row), (4, 0), textcoords="offset points", va="center"
                 )
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 
+@style.in_style
 def quality(
     layers: Sequence[str],
     methods: Sequence[str],
@@ -139,13 +139,10 @@ def quality(
         for i, method in enumerate(methods):
             shift = step * (i - (len(methods) - 1) / 2)
             ax.plot(x + shift, values[i], "o", ms=4, color=PALETTE[i % len(PALETTE)], label=method)
-        ax.set_ylabel(label, fontsize=LABEL)
-        ax.tick_params(labelsize=LABEL)
+        ax.set_ylabel(label)
         ax.grid(axis="y", lw=0.3, color="0.9")
-        ax.spines[["top", "right"]].set_visible(False)
     axes[1].axhline(1.0, color="0.6", lw=0.6)
     axes[2].plot(x, cosine_gradient, "_", ms=28, color="0.5", label="gradient itself")
     axes[2].set_xticks(x, layers, rotation=90 if len(layers) > 6 else 0)
-    handles, names = axes[2].get_legend_handles_labels()
-    fig.legend(handles, names, fontsize=LABEL, ncols=3, loc="outside upper center", frameon=False)
+    style.shared_legend(fig, axes[2], loc="outside upper center", ncols=3)
     return fig

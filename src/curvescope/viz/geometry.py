@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SPREAD = "viridis"
 
 
+@style.in_style
 def extremes_histogram(
     ax: Axes,
     values: np.ndarray,
@@ -35,15 +36,14 @@ def extremes_histogram(
         words = "\n".join(f"{short(t)}  {v:.3g}" for t, v in tokens)
         ax.text(
             side, 0.97, words, transform=ax.transAxes, va="top", ha="left" if side < 0.5 else "right",
-            fontsize=7, color=color, linespacing=1.15,
+            color=color, linespacing=1.15,
         )  # fmt: skip
         ax.plot([v for _, v in tokens], np.zeros(len(tokens)), "|", color=color, ms=9, mew=1.5, clip_on=False)
-    ax.set_title(title, fontsize=10, loc="left")
-    ax.tick_params(labelsize=8)
-    ax.spines[["top", "right"]].set_visible(False)
+    ax.set_title(title)
     return ax
 
 
+@style.in_style
 def spectra(
     ax: Axes, values: np.ndarray, *, title: str, label: str = "singular value", log: bool = True
 ) -> Axes:
@@ -56,6 +56,7 @@ def spectra(
     return ax
 
 
+@style.in_style
 def coverage(ax: Axes, share: np.ndarray, *, title: str, num_99: np.ndarray, of: str) -> Axes:
     """Draw the share (H, r) of the first singular values in their sum; dots are the first above 99 %."""
     for color, row, first, head in zip(_colors(len(share)), share, num_99, range(len(share)), strict=True):
@@ -68,6 +69,7 @@ def coverage(ax: Axes, share: np.ndarray, *, title: str, num_99: np.ndarray, of:
     return ax
 
 
+@style.in_style
 def composition_map(
     ax: Axes, z: np.ndarray, senders: Sequence[str], receivers: Sequence[str], *, title: str, limit: float
 ) -> AxesImage:
@@ -76,16 +78,15 @@ def composition_map(
 
     norm = SymLogNorm(linthresh=2.0, vmin=-limit, vmax=limit)
     image = ax.imshow(np.ma.masked_invalid(z), cmap=style.SIGNED, norm=norm, interpolation="nearest")
-    ax.set_xticks(range(len(receivers)), list(receivers), rotation=90, fontsize=_size(len(receivers)))
-    ax.set_yticks(range(len(senders)), list(senders), fontsize=_size(len(senders)))
+    ax.set_xticks(range(len(receivers)), list(receivers), rotation=90, **style.fitting(len(receivers)))
+    ax.set_yticks(range(len(senders)), list(senders), **style.fitting(len(senders)))
     ax.set_facecolor("0.93")
     ax.tick_params(length=0)
-    ax.set_xlabel("to", fontsize=9)
-    ax.set_ylabel("from", fontsize=9)
-    ax.set_title(title, fontsize=10, loc="left")
+    ax.set(xlabel="to", ylabel="from", title=title)
     return image
 
 
+@style.in_style
 def head_map(
     ax: Axes,
     values: np.ndarray,
@@ -101,14 +102,15 @@ def head_map(
         values, cmap=style.SIGNED if two_sided else style.MAP, vmin=low, vmax=high, aspect="auto"
     )
     style.write_cells(ax, "{:.2g}".format, size=7)
-    ax.set_xticks(range(values.shape[1]), [f"h{j}" for j in range(values.shape[1])], fontsize=8)
-    ax.set_yticks(range(len(layers)), [f"L{i}" for i in layers], fontsize=8)
+    ax.set_xticks(range(values.shape[1]), [f"h{j}" for j in range(values.shape[1])])
+    ax.set_yticks(range(len(layers)), [f"L{i}" for i in layers])
     ax.tick_params(length=0)
-    ax.set_title(title, fontsize=10, loc="left")
+    ax.set_title(title)
     ax.figure.colorbar(image, ax=ax, pad=0.02)
     return ax
 
 
+@style.in_style
 def four_panels(axes: Sequence[Axes], *, seed: int = 0) -> Sequence[Axes]:
     """Draw in the plane what a norm and a matrix do: sphere, ellipsoid, translated ellipsoid, its image."""
     random = np.random.default_rng(seed)
@@ -135,12 +137,13 @@ def four_panels(axes: Sequence[Axes], *, seed: int = 0) -> Sequence[Axes]:
             _arrow(ax, (0.0, 0.0), tuple(shift), PALETTE[2])
         ax.plot(0, 0, "+", color="0.5", ms=7)
         ax.set(xlim=(-5, 8), ylim=(-5.5, 7.5), aspect="equal", xticks=[], yticks=[])
-        ax.set_title(title, fontsize=10)
+        ax.set_title(title)
         for side in ax.spines.values():
             side.set_color("0.85")
     return axes
 
 
+@style.in_style
 def semi_axes(ax: Axes, lengths: Mapping[str, np.ndarray], *, radius: float, title: str) -> Axes:
     """Draw the semi-axes of ellipsoids, longest first, logarithmic; dashed is the sphere of radius √d."""
     for color, (name, values) in zip(_colors(len(lengths)), lengths.items(), strict=True):
@@ -151,18 +154,18 @@ def semi_axes(ax: Axes, lengths: Mapping[str, np.ndarray], *, radius: float, tit
     return ax
 
 
+@style.in_style
 def ellipsoid_shadow(ax: Axes, points: np.ndarray, first: float, second: float, *, title: str) -> Axes:
     """Draw states (n, 2) in the plane of an ellipsoid's two longest semi-axes, with its outline."""
     turn = np.linspace(0, 2 * np.pi, 200)
     ax.plot(first * np.cos(turn), second * np.sin(turn), color=PALETTE[0], lw=1.2)
     ax.scatter(*points.T, s=4, color=PALETTE[1], alpha=0.45, lw=0)
-    ax.set_title(title, fontsize=9, loc="left")
+    ax.set_title(title)
     ax.set_aspect("equal")
-    ax.tick_params(labelsize=7)
-    ax.spines[["top", "right"]].set_visible(False)
     return ax
 
 
+@style.in_style
 def share_per_name(
     ax: Axes,
     names: Sequence[str],
@@ -183,17 +186,15 @@ def share_per_name(
     if part is not None and part[1].any():
         ax.bar(x, 100 * part[1], color="white", alpha=0.6, width=0.7, hatch="///", edgecolor=PALETTE[0], lw=0)
         ax.bar([0], [0], color="white", hatch="///", edgecolor=PALETTE[0], lw=0.5, label=part[0])
-        ax.legend(frameon=False, fontsize=8, loc="upper right")
+        ax.legend(loc="upper right")
     for i, value in enumerate(share):
-        ax.text(i, 100 * value, f"{100 * value:.0f}", ha="center", va="bottom", fontsize=7)
-    ax.set_xticks(x, list(names), rotation=90, fontsize=_size(len(names)))
-    ax.set_ylim(0, max(12.0, 115 * most))
-    ax.set_ylabel(label, fontsize=9)
-    ax.set_title(title, fontsize=10, loc="left")
-    ax.spines[["top", "right"]].set_visible(False)
+        ax.text(i, 100 * value, f"{100 * value:.0f}", ha="center", va="bottom")
+    ax.set_xticks(x, list(names), rotation=90, **style.fitting(len(names)))
+    ax.set(ylim=(0, max(12.0, 115 * most)), ylabel=label, title=title)
     return ax
 
 
+@style.in_style
 def box_per_head(
     ax: Axes, values: Sequence[np.ndarray], names: Sequence[str], *, title: str, label: str
 ) -> Axes:
@@ -203,11 +204,9 @@ def box_per_head(
         kept, showfliers=False, widths=0.6, medianprops={"color": PALETTE[1]}, boxprops={"color": PALETTE[0]},
         whiskerprops={"color": PALETTE[0]}, capprops={"color": PALETTE[0]},
     )  # fmt: skip
-    ax.set_xticks(range(1, len(names) + 1), list(names), fontsize=_size(len(names)))
+    ax.set_xticks(range(1, len(names) + 1), list(names), **style.fitting(len(names)))
     ax.axhline(0, color="0.7", lw=0.6)
-    ax.set_ylabel(label, fontsize=9)
-    ax.set_title(title, fontsize=10, loc="left")
-    ax.spines[["top", "right"]].set_visible(False)
+    ax.set(ylabel=label, title=title)
     return ax
 
 
@@ -225,14 +224,6 @@ def _colors(count: int) -> list[ColorType]:
 
 
 def _finish(ax: Axes, title: str, x: str, y: str, count: int) -> None:
-    ax.set_title(title, fontsize=10, loc="left")
-    ax.set_xlabel(x, fontsize=9)
-    ax.set_ylabel(y, fontsize=9)
-    ax.tick_params(which="both", labelsize=8)
-    ax.spines[["top", "right"]].set_visible(False)
+    ax.set(title=title, xlabel=x, ylabel=y)
     if count <= 16:
-        ax.legend(frameon=False, fontsize=7, ncols=2 if count > 6 else 1)
-
-
-def _size(count: int) -> int:
-    return 8 if count <= 16 else 6 if count <= 40 else 4
+        ax.legend(ncols=2 if count > 6 else 1)

@@ -23,7 +23,6 @@ def panels(count: int, *, height: float = 2.9) -> tuple[Figure, Sequence[Axes]]:
     """Create a figure with panels side by side."""
     figure, axes = style.subplots(1, count, figsize=(4.3 * count, height), squeeze=False)
     for ax in axes[0]:
-        ax.spines[["top", "right"]].set_visible(False)
         ax.grid(lw=0.3, color="0.9")
         ax.set_xlabel("step")
     return figure, list(axes[0])
@@ -39,9 +38,7 @@ def line(
     color: str,
     style: str = "-",
 ) -> bool:
-    """Draw a line through the measured values with a band of ± their errors; return False if there are
-    none.
-    """
+    """Draw a line through the measured values with a band of errors; return False if there are none."""
     there = np.isfinite(values)
     if not there.any():
         return False
@@ -61,6 +58,7 @@ def positive(ax: Axes, *values: np.ndarray) -> None:
         ax.set_yscale("log")
 
 
+@style.in_style
 def step_map(ax: Axes, steps: np.ndarray, names: Sequence[str], values: np.ndarray, *, label: str) -> None:
     """Draw rows of blocks (B, S) over steps with logarithmic colors, on both sides of zero if there are
     signs. Unknown values stay white. A column is as wide as the time until the next one.
@@ -83,7 +81,7 @@ def step_map(ax: Axes, steps: np.ndarray, names: Sequence[str], values: np.ndarr
     )
     ax.set_ylim(len(names) - 0.5, -0.5)
     every = max(1, -(-len(names) // 40))
-    ax.set_yticks(range(0, len(names), every), [*names][::every], fontsize=7)
+    ax.set_yticks(range(0, len(names), every), [*names][::every])
     ax.grid(visible=False)
     ticks = [] if signed else color_ticks(norm)
     bar = ax.figure.colorbar(image, ax=ax, label=label, shrink=0.8)

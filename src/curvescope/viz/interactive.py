@@ -199,9 +199,7 @@ def _named(trace: Scene, artist: Artist | Container, shown: set[str]) -> Scene:
 
 
 def _name(trace: Scene, label: object, shown: set[str]) -> None:
-    """Name a trace; the legend lists a name once for all panels, and a click hides its curves in all of
-    them.
-    """
+    """Name a trace; the legend lists a name once for all panels, and a click hides all its curves."""
     words = str(label)
     if words.startswith("_") or not words:
         trace["name"] = ""

@@ -23,6 +23,7 @@ def colors(entries: np.ndarray) -> np.ndarray:
     return np.log10(np.abs(entries) + FLOOR)
 
 
+@style.in_style
 def entries_map(
     ax: Axes, values: np.ndarray, names: Sequence[str], sizes: Sequence[int], limits: tuple[float, float]
 ) -> AxesImage:
@@ -39,9 +40,7 @@ def entries_map(
 
 
 def mark_blocks(ax: Axes, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Draw dashed lines between blocks, and names in the middle of each; names of thin blocks are spread
-    out.
-    """
+    """Draw dashed lines between blocks, and names in the middle of each, spread out if thin."""
     stops = np.cumsum(sizes)
     for stop in stops[:-1]:
         ax.axhline(stop - 0.5, color="white", ls=(0, (4, 3)), lw=0.7, alpha=0.8)
@@ -55,11 +54,11 @@ def mark_blocks(ax: Axes, names: Sequence[str], sizes: Sequence[int]) -> None:
         words = name.removeprefix("L0.")
         ax.annotate(
             words, (0, 1 - center), (-0.016, 1 - place), xycoords="axes fraction", ha="right", va="center",
-            fontsize=10, arrowprops=arrow,
+            arrowprops=arrow,
         )  # fmt: skip
         ax.annotate(
             words, (center, 0), (place, -0.016), xycoords="axes fraction", ha="center", va="top",
-            fontsize=10, rotation=90, arrowprops=arrow,
+            rotation=90, arrowprops=arrow,
         )  # fmt: skip
 
 
@@ -78,6 +77,7 @@ def apart(centers: np.ndarray, gap: float) -> np.ndarray:
 DECADES = 6  # decades shown below the largest value
 
 
+@style.in_style
 def block_split(
     axes: Sequence[Axes] | None,
     names: Sequence[str],
@@ -109,7 +109,7 @@ def block_split(
     for ax, (title, panel) in zip(axes, panels.items(), strict=True):
         drawn = np.ma.masked_less_equal(np.ma.masked_invalid(panel), 0)
         image = ax.imshow(drawn, norm=norm, cmap=style.MAP, interpolation="nearest")
-        ax.set_title(title, fontsize=10)
+        ax.set_title(title)
         _mark_blocks(ax, names, sizes)
     if image is not None:
         axes[0].figure.colorbar(image, ax=list(axes), label=label, shrink=0.8)

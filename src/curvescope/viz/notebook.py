@@ -24,12 +24,9 @@ if TYPE_CHECKING:
 
 LIMIT = 100_000  # most characters of a box
 PICTURE, DPI = 70_000, 100  # most characters of an image in it, and its dots per inch
-ROWS, FEW, COLUMNS, TEXT = (
-    20,
-    6,
-    8,
-    160,
-)  # limits: rows of a table, of one below a figure, columns, characters of a cell
+SCALES = (1, 0.75, 0.5, 0.33)  # an image has the first of these sizes that fits
+# Limits: rows of a table, of one below a figure, columns, characters of a cell.
+ROWS, FEW, COLUMNS, TEXT = (20, 6, 8, 160)
 LONG = 200  # a table with more rows is not previewed, because its first rows say little
 COLORS = ("#1565a8", "#d1591b", "#37a791", "#6b2c5f", "#d8a900", "#808080", "#8cc4e8", "#d1608f")
 CELL = "padding:1px 8px;border-bottom:1px solid rgba(128,128,128,.25)"
@@ -56,9 +53,7 @@ def result_box(
     figures: Callable[[], Mapping[str, Figure]],
     tables: Callable[[], Mapping[str, pd.DataFrame]],
 ) -> str:
-    """Return the box of a study's result: its opening, the most important numbers, the first figure and
-    table.
-    """
+    """Return the box of a study's result: opening, most important numbers, first figure and table."""
     return box(
         result,
         type(result).__name__,
@@ -178,11 +173,12 @@ def _address(figure: Figure) -> str:
     figure.savefig(file, format="png", dpi=DPI)
     with Image.open(file) as drawn:
         whole = drawn.convert("RGB")
-    for part in (1, 2, 3):
+    for scale in SCALES:
+        width, height = (max(round(scale * length), 1) for length in whole.size)
+        # An octree keeps the colors of thin lines; median cut would turn them gray.
+        palette = whole.resize((width, height)).quantize(64, method=Image.Quantize.FASTOCTREE)
         smaller = BytesIO()
-        whole.resize((max(whole.width // part, 1), max(whole.height // part, 1))).quantize(64).save(
-            smaller, "png", optimize=True
-        )
+        palette.save(smaller, "png", optimize=True)
         found = f"data:image/png;base64,{base64.b64encode(smaller.getvalue()).decode()}"
         if len(found) <= PICTURE:
             return found

@@ -19,6 +19,7 @@ DASHED = "#ff8c69"  # color of the quadratic on a plane
 LEVELS = 14
 
 
+@style.in_style
 def along(
     ax: Axes | None,
     t: np.ndarray,
@@ -48,13 +49,12 @@ def along(
         y = low - (0.08 + 0.05 * i) * room
         ax.plot([left, right], [y, y], color=COLORS[name], lw=3, solid_capstyle="butt")
     ax.axvline(0, color="0.7", lw=0.6, zorder=0)
-    ax.set_xlabel("t")
-    ax.set_title(title, fontsize=10, loc="left")
-    ax.legend(fontsize=8, frameon=False)
-    _plain(ax)
+    ax.set(xlabel="t", title=title)
+    ax.legend()
     return ax
 
 
+@style.in_style
 def errors(
     ax: Axes | None,
     t: np.ndarray,
@@ -64,9 +64,7 @@ def errors(
     *,
     title: str = "",
 ) -> Axes:
-    """Draw errors against |t|, both logarithmic, with the tolerance; filled markers are for t > 0, hollow
-    ones for t < 0.
-    """
+    """Draw errors against |t| with the tolerance, logarithmic; filled for t > 0, hollow for t < 0."""
     ax = _axes(ax, (5.6, 3.8))
     away = t != 0
     order = np.argsort(np.abs(t[away]))
@@ -91,21 +89,19 @@ def errors(
             shown.append(error[here])
     values = np.concatenate(shown)
     values = values[values > 0]
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+    ax.set(xscale="log", yscale="log")
     if len(values):
         low, high = max(values.min(), rounding / 30, 1e-300) / 2, 3 * values.max()
         ax.set_ylim(low, high)
         if rounding > low:
             ax.axhspan(low, rounding, color="0.9", lw=0, zorder=0, label="rounding")
     _decades(ax)
-    ax.set_xlabel("|t|")
-    ax.set_title(title or "error of the predictions", fontsize=10, loc="left")
-    ax.legend(fontsize=7, frameon=False, loc="lower right")
-    _plain(ax)
+    ax.set(xlabel="|t|", title=title or "error of the predictions")
+    ax.legend(loc="lower right")
     return ax
 
 
+@style.in_style
 def plane(
     ax: Axes | None,
     a: np.ndarray,
@@ -141,18 +137,14 @@ def plane(
     figure.colorbar(colors, ax=ax, label="loss", pad=0.02, format="%.3g")
     proxies = [Line2D([], [], color="white", lw=1), Line2D([], [], color=DASHED, lw=1.2, ls="--")]
     ax.legend(
-        proxies, ["loss", "quadratic"], fontsize=8, loc="lower left", facecolor="0.35", labelcolor="white"
+        proxies, ["loss", "quadratic"], loc="lower left", frameon=True, facecolor="0.35", labelcolor="white"
     )
-    ax.set_xlabel(f"a: {names[0]}")
-    ax.set_ylabel(f"b: {names[1]}")
-    ax.set_title(title, fontsize=10, loc="left")
+    ax.set(xlabel=f"a: {names[0]}", ylabel=f"b: {names[1]}", title=title)
     return ax
 
 
 def _levels(loss: np.ndarray) -> np.ndarray:
-    """Return levels between the smallest and the largest loss, without the largest few percent of the
-    points.
-    """
+    """Return levels between the smallest and the largest loss, without the largest few percent."""
     finite = loss[np.isfinite(loss)]
     low, high = float(finite.min()), float(np.percentile(finite, 95))
     return np.linspace(low, high if high > low else low + max(abs(low), 1.0), LEVELS + 1)
@@ -170,7 +162,3 @@ def _decades(ax: Axes) -> None:
     ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _plain(ax: Axes) -> None:
-    ax.spines[["top", "right"]].set_visible(False)

@@ -16,6 +16,7 @@ DECADES = 8  # decades shown below the maximum of a logarithmic density
 HIGHEST = 10.0  # bounds are shown up to this multiple of the density
 
 
+@style.in_style
 def density(
     ax: Axes | None,
     grid: np.ndarray,
@@ -57,17 +58,19 @@ def density(
         low, high = np.maximum(low, floor), np.minimum(high, 100 * top)
         ax.fill_between(grid, low, high, where=drawn, color=line.get_color(), alpha=0.25, lw=0)
         top = float(np.max(high, where=drawn & (density > 1e-2 * top), initial=top))
-    ax.set_yscale("log" if log_y else "linear")
-    ax.set_ylim(min(floor, low_before), max(top * (2 if log_y else 1.05), high_before))
+    ax.set(
+        yscale="log" if log_y else "linear",
+        ylim=(min(floor, low_before), max(top * (2 if log_y else 1.05), high_before)),
+    )
     if nodes is not None:
         ticks(ax, nodes, line.get_color())
-    ax.set_xlabel("eigenvalue λ")
-    ax.set_ylabel("density of eigenvalues")
+    ax.set(xlabel="eigenvalue λ", ylabel="density of eigenvalues")
     if label is not None:
-        ax.legend(frameon=False)
+        ax.legend()
     return ax
 
 
+@style.in_style
 def cumulative(
     ax: Axes | None,
     edges: np.ndarray,
@@ -102,9 +105,7 @@ def cumulative(
     ax.set_xlim(low - 0.2 * abs(low) - linear / 2, high + 0.2 * max(abs(low), abs(high)))
     below, above = (_decades(linear, end) for end in (-low, high))
     ax.set_xticks([*(-below[::-1]), 0.0, *above])
-    ax.set_ylim(0, 1.02)
-    ax.set_xlabel("eigenvalue λ")
-    ax.set_ylabel("share of eigenvalues ≤ λ")
+    ax.set(ylim=(0, 1.02), xlabel="eigenvalue λ", ylabel="share of eigenvalues ≤ λ")
     return ax
 
 
@@ -128,7 +129,7 @@ def ticks(ax: Axes, places: np.ndarray, color: ColorType) -> None:
 def note(ax: Axes, text: str, *, where: str = "right") -> None:
     """Write a small note in an upper corner."""
     x = 0.98 if where == "right" else 0.03
-    ax.text(x, 0.97, text, transform=ax.transAxes, ha=where, va="top", fontsize=8, color="0.3")
+    ax.text(x, 0.97, text, transform=ax.transAxes, ha=where, va="top", color="0.3")
 
 
 def extent(ax: Axes, low: float, high: float) -> None:
@@ -146,6 +147,4 @@ def make_room(ax: Axes) -> None:
 
 
 def _axes(ax: Axes | None) -> Axes:
-    ax = style.axes((6, 3.5)) if ax is None else ax
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax
+    return style.axes((6, 3.5)) if ax is None else ax

@@ -15,13 +15,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.typing import LegendLocType
 
 BLUE, ORANGE, TEAL, PLUM, GOLD = PALETTE = ("#1565a8", "#d1591b", "#37a791", "#6b2c5f", "#d8a900")
 GRAY = "#808080"  # for baselines; visible on light and dark backgrounds
@@ -38,16 +39,8 @@ MARKS = ("o", "s", "^", "D", "v")
 MAP, SIGNED = "YlOrRd", "RdBu_r"
 """Names in matplotlib of the two color maps below."""
 SEQUENTIAL = (
-    "#ffffcc",
-    "#ffeda0",
-    "#fed976",
-    "#feb24c",
-    "#fd8d3c",
-    "#fc4e2a",
-    "#e31a1c",
-    "#bd0026",
-    "#800026",
-)
+    "#ffffcc", "#ffeda0", "#fed976", "#feb24c", "#fd8d3c", "#fc4e2a", "#e31a1c", "#bd0026", "#800026",
+)  # fmt: skip
 """Color map `MAP` from light to dark, for quantities without sign."""
 DIVERGING = (
     "#053061", "#2166ac", "#4393c3", "#92c5de", "#d1e5f0", "#f7f7f7", "#fddbc7", "#f4a582", "#d6604d",
@@ -105,25 +98,35 @@ def ink_at(image: Any, value: float) -> str:
     return ink(image.cmap(image.norm(value))) if math.isfinite(value) else "black"
 
 
-def write_cells(ax: Axes, words: Callable[[float], str], *, size: float = 8) -> None:
-    """Write the text of `words` for its value into each cell of the image in these axes; skip missing
-    values.
-    """
+def write_cells(
+    ax: Axes, words: Callable[[float], str], *, size: float = 8, missing: str | None = None
+) -> None:
+    """Write `words` of its value into each cell of the image; cells without a value get `missing`."""
     image = ax.images[-1]
     values: Any = image.get_array()
-    for (i, j), value in np.ma.ndenumerate(np.ma.masked_invalid(values)):
-        color = ink_at(image, float(value))
-        ax.text(j, i, words(float(value)), ha="center", va="center", fontsize=size, color=color)
+    for (i, j), value in np.ndenumerate(np.ma.filled(np.ma.masked_invalid(values).astype(float), math.nan)):
+        text = words(float(value)) if math.isfinite(value) else missing
+        if text is not None:
+            color = ink_at(image, float(value))
+            ax.text(j, i, text, ha="center", va="center", fontsize=size, color=color)
+
+
+def fitting(count: int) -> dict[str, Any]:
+    """Return the size of `count` names along an axis: that of ticks, or smaller if they are many."""
+    return {"fontsize": 8 if count <= 20 else 6 if count <= 60 else 5}
 
 
 def settings() -> dict[str, Any]:
     """Return matplotlib's settings for our figures, as in a style file."""
     return {
+        "font.size": 8,
+        "figure.titlesize": 11,
+        "figure.labelsize": 9,
         "axes.prop_cycle": f"cycler(color={list(MANY)})",
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.titlelocation": "left",
-        "axes.titlesize": 10,
+        "axes.titlesize": 9.5,
         "axes.labelsize": 9,
         "axes.axisbelow": True,
         "grid.color": "0.9",
@@ -156,6 +159,22 @@ def use() -> None:
 
 
 P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def in_style(draw: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a function that draws into axes so that titles, ticks and legends have our style."""
+
+    @wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
+        with context():
+            result = draw(*args, **kwargs)
+            axes = getattr(result, "axes", [])
+            for ax in axes if isinstance(axes, list) else [axes]:
+                _pin(ax)
+        return result
+
+    return drawn
 
 
 def styled(draw: Callable[P, Mapping[str, Figure]]) -> Callable[P, dict[str, Figure]]:
@@ -197,6 +216,39 @@ def subplots(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, A
     import matplotlib.pyplot as plt
 
     return plt.subplots(rows, columns, **{"layout": "constrained", **options})
+
+
+def panels(count: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, list[Axes]]:
+    """Return a figure with `count` axes of this size in inches, in rows of at most `columns`."""
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    whole = (size[0] * columns, size[1] * rows)
+    figure, axes = subplots(rows, columns, figsize=whole, squeeze=False, **options)
+    for ax in axes.flat[count:]:
+        ax.remove()
+    return figure, list(axes.flat[:count])
+
+
+def shared_legend(figure: Figure, ax: Axes, *, loc: LegendLocType, ncols: int = 1) -> None:
+    """Draw the legend of one of the axes once for the figure, outside of all axes."""
+    figure.legend(*ax.get_legend_handles_labels(), loc=loc, ncols=ncols)
+
+
+def line_of_agreement(ax: Axes) -> None:
+    """Draw the line y = x and y = 0 behind the points, with few ticks."""
+    low, high = ax.get_xlim()
+    ax.axline((0, 0), slope=1, color="0.5", lw=0.7)
+    ax.axhline(0, color="0.85", lw=0.6, zorder=0)
+    ax.set_xlim(low, high)
+    ax.locator_params(nbins=5)
+    ax.ticklabel_format(style="sci", scilimits=(-2, 3), useMathText=True)
+
+
+def error_bars(values: Any, low: Any, high: Any) -> np.ndarray:
+    """Return the lengths of error bars below and above values, zero if an end is unknown: (2, …)."""
+    middle = np.asarray(values)
+    ends = np.stack([middle - np.asarray(low), np.asarray(high) - middle])
+    return np.nan_to_num(np.maximum(ends, 0.0), nan=0.0, posinf=0.0)
 
 
 def axes(size: tuple[float, float]) -> Axes:

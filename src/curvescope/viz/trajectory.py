@@ -79,9 +79,7 @@ def along(path: np.ndarray, num_points: int = 12) -> np.ndarray:
 
 
 def _on_paper(ax: Any, points: np.ndarray) -> np.ndarray:
-    """Return the positions (n, 2) of points (n, 2) or (n, 3) in the figure, in points from its lower left
-    corner.
-    """
+    """Return positions (n, 2) of points (n, 2 or 3) in the figure, in points from its lower left corner."""
     ax.apply_aspect()
     if points.shape[1] == 3:
         from mpl_toolkits.mplot3d import proj3d
@@ -105,9 +103,7 @@ def _size_of(name: str, size: float) -> tuple[float, float]:
 def _places(
     middle: np.ndarray, size: tuple[float, float], distances: Sequence[float]
 ) -> Iterator[tuple[Box, tuple[float, float], bool]]:
-    """Yield boxes for a name around a point, best first, with the offset of their center, and True if it is
-    far.
-    """
+    """Yield boxes for a name around a point, best first, with the center's offset, and True if far."""
     for distance in distances:
         for right, up in SIDES:
             reach = distance if right == 0 or up == 0 else distance / 2**0.5
@@ -146,6 +142,7 @@ MAX_LABEL = 12
 RING = 6.3  # radius of a ring in points
 
 
+@style.in_style
 def depth_curve(
     ax: Axes,
     names: Sequence[str],
@@ -178,27 +175,29 @@ def depth_curve(
     if log_y:
         ax.set_yscale("log")
     _depth_axis(ax, names)
-    ax.set_title(title, fontsize=10, loc="left")
+    ax.set_title(title)
     if len(drawn) > 1:
-        ax.legend(frameon=False, fontsize=8)
+        ax.legend()
     return ax
 
 
+@style.in_style
 def share_bars(ax: Axes, blocks: Sequence[str], share: np.ndarray, stderr: np.ndarray) -> Axes:
     """Draw what attention and feed-forward contribute to the step of every block; the two sum to one."""
     x = np.arange(len(blocks))
     ax.bar(x, share, color=PALETTE[0], label="attention", width=0.7)
     ax.bar(x, 1 - share, bottom=share, color=PALETTE[1], alpha=0.75, label="feed-forward", width=0.7)
     ax.errorbar(x, share, yerr=2 * np.nan_to_num(stderr), fmt="none", ecolor="black", lw=1)
-    ax.set_xticks(x, list(blocks), fontsize=8)
-    ax.tick_params(axis="y", labelsize=8)
-    ax.set_ylim(min(0.0, float(share.min()) * 1.1), max(1.0, float(share.max()) * 1.1))
-    ax.set_title("share of each block's step", fontsize=10, loc="left")
-    ax.legend(frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.08))
-    ax.spines[["top", "right"]].set_visible(False)
+    ax.set_xticks(x, list(blocks))
+    ax.set(
+        ylim=(min(0.0, float(share.min()) * 1.1), max(1.0, float(share.max()) * 1.1)),
+        title="share of each block's step",
+    )
+    ax.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.08))
     return ax
 
 
+@style.in_style
 def token_map(
     ax: Axes,
     tokens: Sequence[str],
@@ -214,18 +213,19 @@ def token_map(
     """
     image = ax.imshow(values.T[::-1], aspect="auto", cmap=style.MAP, interpolation="nearest")
     ax.set_facecolor("0.9")
-    ax.set_xticks(range(len(tokens)), [short(t) for t in tokens], rotation=60, ha="right", fontsize=8)
-    ax.set_yticks(range(len(names)), list(names)[::-1], fontsize=8)
+    ax.set_xticks(range(len(tokens)), [short(t) for t in tokens], rotation=60, ha="right")
+    ax.set_yticks(range(len(names)), list(names)[::-1])
     ax.tick_params(length=0)
     if words is not None:
         for (i, j), value in np.ndenumerate(values):
             color = style.ink_at(image, value)
             text = short(str(words[i][j]), 7)
-            ax.text(i, len(names) - 1 - j, text, ha="center", va="center", fontsize=6.5, color=color)
+            ax.text(i, len(names) - 1 - j, text, ha="center", va="center", color=color)
     ax.figure.colorbar(image, ax=ax, label=label, pad=0.01)
     return ax
 
 
+@style.in_style
 def path_grid(
     words: np.ndarray, states: np.ndarray, tokens: Sequence[str], *, token: int, panels: Mapping[str, int]
 ) -> Figure:
@@ -246,7 +246,7 @@ def path_grid(
         ax.scatter(*here.T, color=STATE, s=14, depthshade=False)
         ax.plot(*path.T, color=PATH, lw=1.6)
         ax.scatter(*path[-1], color=PATH, s=30, depthshade=False)
-        ax.set_title(title, fontsize=10, loc="left", y=0.96)
+        ax.set_title(title, y=0.96)
         _same_box(ax, words, states.reshape(-1, 3))
         others = [i for i in range(len(tokens)) if i != token]
         groups = [
@@ -258,6 +258,7 @@ def path_grid(
     return figure
 
 
+@style.in_style
 def single_path(
     words: np.ndarray,
     path: np.ndarray,
@@ -380,11 +381,9 @@ def _trace(
 def _depth_axis(ax: Axes, names: Sequence[str]) -> None:
     shown = [i for i, name in enumerate(names) if not name.endswith(".mid")]
     step = max(1, len(shown) // 13)
-    ax.set_xticks(shown[::step], [names[i].removesuffix(".out") for i in shown[::step]], fontsize=8)
+    ax.set_xticks(shown[::step], [names[i].removesuffix(".out") for i in shown[::step]])
     ax.set_xlim(-0.4, len(names) - 0.6)
-    ax.tick_params(axis="y", labelsize=8)
     ax.grid(axis="x", lw=0.3, color="0.9")
-    ax.spines[["top", "right"]].set_visible(False)
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -429,4 +428,4 @@ def _legend(figure: Figure, words: str, states: str | None, path: str) -> None:
     if states is not None:
         entries.append(Line2D([], [], color=STATE, marker="o", ls="", label=states))
     entries.append(Line2D([], [], color=PATH, label=path))
-    figure.legend(handles=entries, loc="lower center", ncols=3, frameon=False, fontsize=9)
+    figure.legend(handles=entries, loc="lower center", ncols=3)

@@ -79,9 +79,7 @@ def as_json(frame: pd.DataFrame) -> str:
 
 
 def markdown(frame: pd.DataFrame, *, tokens: Sequence[str] = ()) -> str:
-    """Return a Markdown table; numbers are right-aligned, and tokens are code with visible control
-    characters.
-    """
+    """Return a Markdown table; numbers are right-aligned, tokens are code with visible controls."""
     header = [str(c) for c in frame.columns]
     rows = frame.to_numpy(dtype=object).tolist()
     right = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(header))]
@@ -115,13 +113,9 @@ def _md_cell(value: object, token: bool) -> str:
     text = visible(str(value))
     if not token:
         return _md(text)
-    fence = "`" * (1 + max((len(run) for run in _runs(text)), default=0))
+    fence = "`" * (1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
     pad = " " if text.startswith("`") or text.endswith("`") or not text.strip() else ""
     return f"{fence}{pad}{text}{pad}{fence}".replace("|", r"\|")
-
-
-def _runs(text: str) -> list[str]:
-    return re.findall(r"`+", text)
 
 
 def _md(text: str) -> str:

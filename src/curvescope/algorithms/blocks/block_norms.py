@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from curvescope.algorithms.checks import (
-    block_pieces,
+    block_shard,
     block_sizes,
     check_choice,
     check_count,
@@ -105,32 +105,32 @@ def block_norms(
     check_square(op, "block_norms")
     check_count("num_probes", num_probes, at_least=1)
     check_choice("probe", probe, get_args(Probe))
-    op, found = check_slices(op, slices)
-    lengths = np.empty((num_probes, len(found), len(found)))
-    sizes = block_sizes(op, found)
-    cosines = np.zeros((num_probes - 1, len(found), len(found))) if 1 < num_probes < ENOUGH else None
-    for c, (name, columns) in enumerate(track(list(found.items()), "block map")):
-        where: dict[str, Any] = {"seed": seed, "kind": probe, "pieces": block_pieces(op, name)}
-        beside = [NeighborCosines(num_probes) for _ in found]
-        for some in column_blocks(op, num_probes):
-            V = torch.zeros(op.local_shape[1], some.stop - some.start, dtype=op.dtype, device=op.device)
-            probes(sizes[name], V.shape[1], first=some.start, out=V[columns], **where)
+    op, blocks = check_slices(op, slices)
+    lengths = np.empty((num_probes, len(blocks), len(blocks)))
+    sizes = block_sizes(op, blocks)
+    cosines = np.zeros((num_probes - 1, len(blocks), len(blocks))) if 1 < num_probes < ENOUGH else None
+    for c, (name, entries) in enumerate(track(list(blocks.items()), "block map")):
+        options: dict[str, Any] = {"seed": seed, "kind": probe, "shard": block_shard(op, name)}
+        neighbors = [NeighborCosines(num_probes) for _ in blocks]
+        for columns in column_blocks(op, num_probes):
+            V = torch.zeros(op.local_shape[1], columns.stop - columns.start, dtype=op.dtype, device=op.device)
+            probes(sizes[name], V.shape[1], first=columns.start, out=V[entries], **options)
             AV = op @ V
-            norms = [column_norms(AV[rows]) for rows in found.values()]
-            lengths[some, :, c] = to_numpy(torch.stack(norms, dim=1))
-            for of_block, rows, sizes_of_block in zip(beside, found.values(), norms, strict=True):
+            norms = [column_norms(AV[rows]) for rows in blocks.values()]
+            lengths[columns, :, c] = to_numpy(torch.stack(norms, dim=1))
+            for of_block, rows, sizes_of_block in zip(neighbors, blocks.values(), norms, strict=True):
                 of_block.add(AV[rows], sizes_of_block)
         if cosines is not None and sizes[name] > 1:  # a block with one column is exact
-            gathered = [of_block.gathered() for of_block in beside]
-            cosines[:, :, c] = np.stack([own for own in gathered if own is not None], axis=1)
+            gathered = [of_block.gathered() for of_block in neighbors]
+            cosines[:, :, c] = np.stack([values for values in gathered if values is not None], axis=1)
     squares = mean_square(lengths, cosines)
     return BlockNorms(
-        names=list(found),
+        names=list(blocks),
         sizes=np.array(list(sizes.values())),
         frobenius=squares.root,
         stderr=squares.root_stderr,
         squared=squares.squared,
-        num_products=num_probes * len(found),
+        num_products=num_probes * len(blocks),
         seed=seed,
         low=squares.low,
         high=squares.high,

@@ -65,7 +65,7 @@ def equal_blocks(
     if op.shape[0] % size:
         raise ShapeError(f"expected blocks of a size that divides {op.shape[0]}, got {size}")
     if size <= num_steps + num_probes:
-        return _written_out(op, size, seed)
+        return _exact_blocks(op, size, seed)
     Q, alpha, beta, lengths = _lanczos(op, size, num_steps, seed)
     values, residuals, vectors = _ritz(Q, alpha, beta, lengths)
     samples = _outside(op, Q, num_probes, seed) + alpha.sum(1)  # (P, M)
@@ -81,7 +81,7 @@ def equal_blocks(
     )
 
 
-def _written_out(op: LinearOperator, size: int, seed: int) -> EqualBlocks:
+def _exact_blocks(op: LinearOperator, size: int, seed: int) -> EqualBlocks:
     """Compute the blocks from all basis vectors, with one product each for all blocks."""
     num = op.shape[0] // size
     A = torch.empty(num, size, size, dtype=op.dtype, device=op.device)
@@ -89,9 +89,9 @@ def _written_out(op: LinearOperator, size: int, seed: int) -> EqualBlocks:
         basis = torch.zeros(num, size, dtype=op.dtype, device=op.device)
         basis[:, i] = 1
         A[:, :, i] = (op @ basis.flatten()).view(num, size)
-    found, U = torch.linalg.eigh((A + A.mT).double().cpu() / 2)
-    values = found[:, [0, -1]].numpy()
-    trace, zero = found.sum(1).numpy(), np.zeros(num)
+    eigenvalues, U = torch.linalg.eigh((A + A.mT).double().cpu() / 2)
+    values = eigenvalues[:, [0, -1]].numpy()
+    trace, zero = eigenvalues.sum(1).numpy(), np.zeros(num)
     vectors = U[:, :, -1].to(op.device, op.dtype)
     return EqualBlocks(values, np.zeros_like(values), vectors, trace, zero, True, size, seed)
 
@@ -109,14 +109,16 @@ def _lanczos(
     for j in track(range(num_steps), "Lanczos in all blocks"):
         product = (op @ Q[:, j].flatten()).view(num, size)
         alpha[:, j] = (Q[:, j] * product).sum(1).double().cpu()
-        rest = product
+        remainder = product
         for _ in range(2):  # orthogonalize twice against all earlier vectors
-            rest = rest - torch.bmm((Q[:, : j + 1] @ rest[:, :, None]).mT, Q[:, : j + 1])[:, 0]
-        length = rest.norm(dim=1)
-        over = length <= BREAKDOWN * eps * product.norm(dim=1)
-        Q[:, j + 1] = torch.where(over[:, None], 0.0, rest / torch.where(over, 1.0, length)[:, None])
-        beta[:, j] = torch.where(over, 0.0, length).double().cpu()
-        lengths[over.cpu() & (lengths == num_steps)] = j + 1
+            remainder = remainder - torch.bmm((Q[:, : j + 1] @ remainder[:, :, None]).mT, Q[:, : j + 1])[:, 0]
+        length = remainder.norm(dim=1)
+        exhausted = length <= BREAKDOWN * eps * product.norm(dim=1)
+        Q[:, j + 1] = torch.where(
+            exhausted[:, None], 0.0, remainder / torch.where(exhausted, 1.0, length)[:, None]
+        )
+        beta[:, j] = torch.where(exhausted, 0.0, length).double().cpu()
+        lengths[exhausted.cpu() & (lengths == num_steps)] = j + 1
     return Q[:, :num_steps], alpha.numpy(), beta.numpy(), lengths.numpy()
 
 
@@ -128,25 +130,25 @@ def _ritz(
     values, residuals = np.zeros((num, 2)), np.zeros((num, 2))
     vectors = torch.zeros(num, Q.shape[2], dtype=Q.dtype, device=Q.device)
     for m in np.unique(lengths):
-        own = np.flatnonzero(lengths == m)
-        T = np.zeros((len(own), m, m))
-        T[:, range(m), range(m)] = alpha[own, :m]
-        T[:, range(1, m), range(m - 1)] = beta[own, : m - 1]  # eigh reads the lower triangle
+        members = np.flatnonzero(lengths == m)
+        T = np.zeros((len(members), m, m))
+        T[:, range(m), range(m)] = alpha[members, :m]
+        T[:, range(1, m), range(m - 1)] = beta[members, : m - 1]  # eigh reads the lower triangle
         theta, S = np.linalg.eigh(T)
-        values[own] = theta[:, [0, -1]]
-        residuals[own] = beta[own, m - 1 : m] * np.abs(S[:, -1][:, [0, -1]])
+        values[members] = theta[:, [0, -1]]
+        residuals[members] = beta[members, m - 1 : m] * np.abs(S[:, -1][:, [0, -1]])
         top = torch.from_numpy(S[:, :, -1]).to(Q)
-        vectors[own] = torch.bmm(top[:, None], Q[own, :m])[:, 0]
+        vectors[members] = torch.bmm(top[:, None], Q[members, :m])[:, 0]
     return values, residuals, vectors
 
 
 def _outside(op: LinearOperator, Q: Tensor, num_probes: int, seed: int) -> np.ndarray:
     """vᵀ P A P v of every block for each probe: (P, M)."""
     num, _, size = Q.shape
-    found = []
+    samples = []
     for p in track(range(num_probes), "traces of all blocks"):
         v = probes(op.shape[0], 1, seed=seed, first=p + 1, dtype=op.dtype, device=op.device).view(num, size)
         v = v - torch.bmm((Q @ v[:, :, None]).mT, Q)[:, 0]
         product = (op @ v.flatten()).view(num, size)
-        found.append((v * product).double().sum(1).cpu().numpy())
-    return np.stack(found)
+        samples.append((v * product).double().sum(1).cpu().numpy())
+    return np.stack(samples)

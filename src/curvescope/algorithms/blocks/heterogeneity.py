@@ -88,9 +88,9 @@ def heterogeneity(densities: Mapping[str, SpectralDensity], *, width: float = WI
     samples = np.zeros((count, B, B))  # without probe i
     value = np.zeros((B, B))
     for a, b in combinations(range(B), 2):
-        whole, left_out = _pair(densities[names[a]], densities[names[b]], width, count)
-        value[a, b] = value[b, a] = whole
-        samples[:, a, b] = samples[:, b, a] = left_out
+        divergence, divergences_without = _pair(densities[names[a]], densities[names[b]], width, count)
+        value[a, b] = value[b, a] = divergence
+        samples[:, a, b] = samples[:, b, a] = divergences_without
     stderr, bias = jackknife(value, samples)
     np.fill_diagonal(stderr, 0.0)
     np.fill_diagonal(bias, 0.0)
@@ -104,14 +104,14 @@ def spectra_divergence(one: np.ndarray, other: np.ndarray, *, width: float = WID
     """Divergence of two spectra as in `heterogeneity`, from all their eigenvalues, (n,) and (m,)."""
     spectra = [np.asarray(values, dtype=float) for values in (one, other)]
     scale = max(math.sqrt(float((values**2).mean())) for values in spectra) or 1.0
-    places = [np.arcsinh(values / scale)[None] for values in spectra]
-    grid = _grid(places, width)
-    return js_divergence(grid, *(_smooth(grid, x, np.full_like(x, 1 / x.size), width)[0] for x in places))
+    positions = [np.arcsinh(values / scale)[None] for values in spectra]
+    grid = _grid(positions, width)
+    return js_divergence(grid, *(_smooth(grid, x, np.full_like(x, 1 / x.size), width)[0] for x in positions))
 
 
-def _grid(places: Sequence[np.ndarray], width: float) -> np.ndarray:
+def _grid(positions: Sequence[np.ndarray], width: float) -> np.ndarray:
     """Return evenly spaced points over all nodes with a margin on either side."""
-    low, high = min(x.min() for x in places), max(x.max() for x in places)
+    low, high = min(x.min() for x in positions), max(x.max() for x in positions)
     num_points = math.ceil(((high - low) / width + 2 * MARGIN) * POINTS_PER_WIDTH) + 1
     return np.linspace(low - MARGIN * width, high + MARGIN * width, num_points)
 
@@ -119,17 +119,19 @@ def _grid(places: Sequence[np.ndarray], width: float) -> np.ndarray:
 def _pair(p: SpectralDensity, q: SpectralDensity, width: float, count: int) -> tuple[float, np.ndarray]:
     """Return the divergence of two spectra, and its values without each of the first `count` probes."""
     scale = math.sqrt(max(float(p.moments[1]), float(q.moments[1]))) or 1.0
-    places = [np.arcsinh(d.nodes / scale) for d in (p, q)]
-    grid = _grid(places, width)
-    one, other = (_smooth(grid, x, d.weights, width) for x, d in zip(places, (p, q), strict=True))
-    whole = js_divergence(grid, one.mean(axis=0), other.mean(axis=0))
-    if count == 1:
-        return whole, np.full(1, whole)
-    kept = (
-        [_without(one, p.exact, i) for i in range(count)],
-        [_without(other, q.exact, i) for i in range(count)],
+    positions = [np.arcsinh(d.nodes / scale) for d in (p, q)]
+    grid = _grid(positions, width)
+    density_p, density_q = (
+        _smooth(grid, x, d.weights, width) for x, d in zip(positions, (p, q), strict=True)
     )
-    return whole, np.array([js_divergence(grid, a, b) for a, b in zip(*kept, strict=True)])
+    divergence = js_divergence(grid, density_p.mean(axis=0), density_q.mean(axis=0))
+    if count == 1:
+        return divergence, np.full(1, divergence)
+    densities_without = (
+        [_without(density_p, p.exact, i) for i in range(count)],
+        [_without(density_q, q.exact, i) for i in range(count)],
+    )
+    return divergence, np.array([js_divergence(grid, a, b) for a, b in zip(*densities_without, strict=True)])
 
 
 def _without(samples: np.ndarray, exact: bool, i: int) -> np.ndarray:

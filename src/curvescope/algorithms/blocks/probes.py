@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.accurate_sums import add_up, is_rounding, length
+from curvescope.algorithms.accurate_sums import frobenius_length, is_rounding, sum_over_ranks
 from curvescope.algorithms.checks import (
     GIB,
     check_choice,
@@ -116,9 +116,9 @@ def krylov_basis(op: LinearOperator, num_steps: int, *, seed: int) -> Krylov:
         recurrence.advance(op @ recurrence.vectors)
         if not recurrence.alive[0]:
             break
-    found = recurrence.finish()
-    m = int(found.lengths[0])
-    alpha, beta = found.alpha[0, :m], found.beta[0, :m]
+    tridiagonals = recurrence.finish()
+    m = int(tridiagonals.lengths[0])
+    alpha, beta = tridiagonals.alpha[0, :m], tridiagonals.beta[0, :m]
     T = np.zeros((m + 1, m))
     T[:m] = np.diag(alpha) + np.diag(beta[:-1], 1)
     T[np.arange(1, m + 1), np.arange(m)] = beta
@@ -153,17 +153,17 @@ def _bound(theta: np.ndarray, residuals: np.ndarray, beta: np.ndarray, size: int
         return top  # The space is invariant, and a random start overlaps with all eigenspaces.
 
     def overlooked(step: float) -> bool:
-        away = step + (top - theta)
-        log_overlap = 2 * (np.log(beta).sum() - np.log(away).sum())
-        return log_overlap - math.log1p(float(((residuals / away) ** 2).sum())) > unlikely
+        distance = step + (top - theta)
+        log_overlap = 2 * (np.log(beta).sum() - np.log(distance).sum())
+        return log_overlap - math.log1p(float(((residuals / distance) ** 2).sum())) > unlikely
 
-    near, far = 0.0, max(float(np.ptp(theta)), float(residuals.max()))
-    while overlooked(far):
-        near, far = far, 2 * far
+    lower, upper = 0.0, max(float(np.ptp(theta)), float(residuals.max()))
+    while overlooked(upper):
+        lower, upper = upper, 2 * upper
     for _ in range(HALVINGS):
-        middle = (near + far) / 2
-        near, far = (middle, far) if overlooked(middle) else (near, middle)
-    return top + far
+        middle = (lower + upper) / 2
+        lower, upper = (middle, upper) if overlooked(middle) else (lower, middle)
+    return top + upper
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def own_probes(
     check_count("max_exact", max_exact, at_least=0)
     check_choice("probe", probe, get_args(Probe))
     if op.shape[0] <= max_exact or (num_steps and op.shape[0] <= num_probes + num_steps):
-        return _written_out(op, seed)
+        return _exact_estimate(op, seed)
     Q, T, ends, zero = None, np.zeros((1, 0)), None, False
     if num_steps:
         krylov = krylov_basis(op, num_steps, seed=seed)
@@ -235,13 +235,13 @@ def own_probes(
         lengths.append(column_norms(product))
         cosines.add(product, lengths[-1])
     outer = mean_square(gather_samples(lengths), cosines.gathered())
-    found = _estimates(op, T, gather_samples(forms), outer, seed, num_probes + T.shape[1], ends)
-    return replace(_zero(found, op) if zero else found, probe=probe)
+    estimate = _estimates(op, T, gather_samples(forms), outer, seed, num_probes + T.shape[1], ends)
+    return replace(_zero_estimate(estimate, op) if zero else estimate, probe=probe)
 
 
 def _outside(V: Tensor, Q: Tensor) -> Tensor:
     """Project columns (n, k) onto the complement of the orthonormal rows of Q (m, n)."""
-    return V - Q.T @ add_up(Q @ V)
+    return V - Q.T @ sum_over_ranks(Q @ V)
 
 
 def _estimates(
@@ -254,15 +254,17 @@ def _estimates(
     ends: Ends | None,
 ) -> OwnProbes:
     """Combine T (m + 1, m), with β below it, and samples of the rest."""
-    inside, size = float(np.trace(T)), length(T)
-    rest, trace_stderr = mean_and_stderr(forms)
-    positive, degrees = op.psd and float(rest) > 0, len(forms) - 1
-    low, high = form_interval(float(rest), float(trace_stderr), float(outer.root), degrees, positive=positive)
+    inside, size = float(np.trace(T)), frobenius_length(T)
+    outside, trace_stderr = mean_and_stderr(forms)
+    positive, degrees = op.psd and float(outside) > 0, len(forms) - 1
+    low, high = form_interval(
+        float(outside), float(trace_stderr), float(outer.root), degrees, positive=positive
+    )
     norm = math.hypot(size, float(outer.root))
     with np.errstate(over="ignore", under="ignore"):
         squares = np.square(size) + outer.samples
     return OwnProbes(
-        trace=inside + float(rest),
+        trace=inside + float(outside),
         trace_stderr=float(trace_stderr),
         norm=norm,
         norm_stderr=float(outer.root_stderr) * (float(outer.root) / norm if norm > 0 else 1.0),
@@ -278,36 +280,38 @@ def _estimates(
     )
 
 
-def _zero(found: OwnProbes, op: LinearOperator) -> OwnProbes:
+def _zero_estimate(estimate: OwnProbes, op: LinearOperator) -> OwnProbes:
     """Return the estimate for a block that is only rounding: zero, with the measured size as the error."""
-    size = max(abs(found.trace), abs(found.trace_low), abs(found.trace_high))  # max ignores a later nan
+    size = max(
+        abs(estimate.trace), abs(estimate.trace_low), abs(estimate.trace_high)
+    )  # max ignores a later nan
     return replace(
-        found,
+        estimate,
         trace=0.0,
         trace_stderr=size,
         trace_low=0.0 if op.psd else -size,
         trace_high=size,
         norm=0.0,
-        norm_stderr=found.norm,
+        norm_stderr=estimate.norm,
         norm_low=0.0,
-        norm_high=max(found.norm, found.norm_high),
+        norm_high=max(estimate.norm, estimate.norm_high),
     )
 
 
-def _written_out(op: LinearOperator, seed: int) -> OwnProbes:
+def _exact_estimate(op: LinearOperator, seed: int) -> OwnProbes:
     """Compute the numbers from the matrix itself."""
     A = to_numpy(op.to_dense(chunk=columns_at_once(op)))
     check_finite(A)
-    trace, norm = float(np.trace(A)), length(A)
+    trace, norm = float(np.trace(A)), frobenius_length(A)
     ends, zero = None, False
     if op.symmetric:
         values = np.linalg.eigvalsh((A + A.T) / 2)[[0, -1]]
-        zero = is_rounding(A, length(A - A.T) / 2)
+        zero = is_rounding(A, frobenius_length(A - A.T) / 2)
         ends = Ends(values, np.zeros(2), float(values[0]), float(values[1]))
         ends = zero_ends(values, op) if zero else ends
     with np.errstate(over="ignore", under="ignore"):
         squares = np.square(np.array([norm]))
-    found = OwnProbes(
+    result = OwnProbes(
         trace=trace,
         trace_stderr=0.0,
         norm=norm,
@@ -323,4 +327,4 @@ def _written_out(op: LinearOperator, seed: int) -> OwnProbes:
         ends=ends,
         exact=True,
     )
-    return _zero(found, op) if zero else found
+    return _zero_estimate(result, op) if zero else result

@@ -104,7 +104,7 @@ def diagonal(
         byte per sign, or full Gaussian vectors.
 
     Args:
-        num_probes: number of products; at least 4 for XDiag, which takes an even number.
+        num_probes: Number of products; at least 4 for XDiag, which takes an even number.
         method: "hutchinson", Σ v ∘ (A v) over Σ v ∘ v (Bekas, Kokiopoulou and Saad 2007). For one probe of
             signs the variance of entry i is the sum of squares of the other entries of row i, so one probe
             suffices for a diagonal operator. P Gaussian probes divide this by P − 2: entry i is the slope of
@@ -130,8 +130,8 @@ def diagonal(
         if method == "hutchinson" and 1 < num_probes < ENOUGH:
             row_norms = _root_mean_square(values, stderr, num_probes).to(op.dtype)
     products = 0 if method == "roots" else num_probes
-    found = _of(op, values), stderr.to(op.dtype)
-    return DiagonalEstimate(*found, products, seed, op.psd, method, probe, num_probes, row_norms)
+    estimates = _as_dtype(op, values), stderr.to(op.dtype)
+    return DiagonalEstimate(*estimates, products, seed, op.psd, method, probe, num_probes, row_norms)
 
 
 def _root_mean_square(mean: Tensor, stderr: Tensor, count: int) -> Tensor:
@@ -139,7 +139,7 @@ def _root_mean_square(mean: Tensor, stderr: Tensor, count: int) -> Tensor:
     return torch.hypot(mean, math.sqrt(count - 1) * stderr)
 
 
-def _of(op: LinearOperator, values: Tensor) -> Tensor:
+def _as_dtype(op: LinearOperator, values: Tensor) -> Tensor:
     """Cast to the operator's dtype, and clip noise below zero if the operator is PSD."""
     return (values.clamp_(min=0.0) if op.psd else values).to(op.dtype)
 
@@ -152,7 +152,9 @@ def _xdiag(op: LinearOperator, count: int, kind: Probe, seed: int) -> DiagonalEs
     else:
         values, stderr, row_norms = leave_one_out(op, count, kind=kind, seed=seed)
         products, row_norms = 2 * count, row_norms if count < ENOUGH else None
-    return DiagonalEstimate(_of(op, values), stderr, products, seed, op.psd, "xdiag", kind, count, row_norms)
+    return DiagonalEstimate(
+        _as_dtype(op, values), stderr, products, seed, op.psd, "xdiag", kind, count, row_norms
+    )
 
 
 def _products(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Iterator[Tensor]:
@@ -175,15 +177,15 @@ def _mean(op: LinearOperator, samples: Iterator[Tensor]) -> tuple[Tensor, Tensor
     wide = summing_dtype(op.device)
     mean = torch.zeros(op.local_shape[0], dtype=wide, device=op.device)
     squares = torch.zeros_like(mean)  # sum of squared deviations from the mean
-    seen, scale = 0, 1.0
+    count, scale = 0, 1.0
     for V in samples:
-        scale = safe_scale(V) if seen == 0 else scale  # squares stay in range
+        scale = safe_scale(V) if count == 0 else scale  # squares stay in range
         for part in parts(len(mean), mean.device, width=V.shape[1]):
-            _add(mean[part], squares[part], V[part].to(wide).mul_(scale), seen)
-        seen += V.shape[1]
-    if seen == 1:
+            _add(mean[part], squares[part], V[part].to(wide).mul_(scale), count)
+        count += V.shape[1]
+    if count == 1:
         return mean.div_(scale), torch.full_like(mean, math.nan)
-    return mean.div_(scale), squares.div_(seen - 1).div_(seen).sqrt_().div_(scale)
+    return mean.div_(scale), squares.div_(count - 1).div_(count).sqrt_().div_(scale)
 
 
 def _slopes(op: LinearOperator, num_probes: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -207,19 +209,21 @@ def _fit(slope: Tensor, rest: Tensor, weight: Tensor, x: Tensor, y: Tensor) -> N
     """Add a point (x, y) to the fit of a line through the origin: update slope, Σ (y − slope x)² and Σ x² in
     place.
     """
-    off, before = y - slope * x, weight.clone()
+    error, before = y - slope * x, weight.clone()
     weight += x**2
-    slope += off * x / weight
-    rest += off**2 * before / weight
+    slope += error * x / weight
+    rest += error**2 * before / weight
 
 
-def _add(mean: Tensor, squares: Tensor, samples: Tensor, seen: int) -> None:
+def _add(mean: Tensor, squares: Tensor, samples: Tensor, num_earlier: int) -> None:
     """Add columns of samples (n, c) to the mean and squared deviations of `seen` others, in place.
 
     Chan, Golub and LeVeque 1983.
     """
     count = samples.shape[1]
-    own = samples.mean(dim=1)
-    shift = own - mean
-    squares += ((samples - own[:, None]) ** 2).sum(dim=1) + shift**2 * (seen * count / (seen + count))
-    mean += shift * (count / (seen + count))
+    batch_mean = samples.mean(dim=1)
+    shift = batch_mean - mean
+    squares += ((samples - batch_mean[:, None]) ** 2).sum(dim=1) + shift**2 * (
+        num_earlier * count / (num_earlier + count)
+    )
+    mean += shift * (count / (num_earlier + count))

@@ -57,7 +57,7 @@ from torch import Tensor
 
 from curvescope.algorithms.accurate_sums import DotSum, chunks, column_dots
 from curvescope.algorithms.columns import gather_samples, mean_and_stderr
-from curvescope.core.ranks.shard_layout import current
+from curvescope.core.ranks.shard_layout import current_shard_group
 
 FEW = 6  # with fewer samples that are all equal, the interval is unknown
 ENOUGH = 10  # samples from which their own scatter gives the interval
@@ -83,9 +83,9 @@ def mean_interval(
     """mean ± t · stderr.
 
     Args:
-        bound: least value of the half width.
-        nonnegative: the truth is not negative, samples may be. The low end is at least zero, and the high
-            end is a half width above zero even if the mean is below.
+        bound: Smallest half width.
+        nonnegative: The true value is not negative, but samples may be. The low end is at least zero, and the
+            high end is a half width above zero even if the mean is below.
     """
     half = _half_width(np.asarray(stderr, dtype=float), np.asarray(mean, dtype=float), degrees)
     half = np.maximum(half, bound)
@@ -106,9 +106,9 @@ def form_interval(
     """Return the interval of a mean of forms vᵀ A v, at least as long as Student's; few forms give a bound.
 
     Args:
-        norm: root mean square of ‖A v‖ over the same probes.
-        nonnegative: as in `mean_interval`.
-        positive: no form is negative, and the mean is above zero: as in `positive_interval`.
+        norm: Root mean square of ‖A v‖ over the same probes.
+        nonnegative: Like in `mean_interval`.
+        positive: If True, no form is negative and the mean is above zero; use `positive_interval`.
     """
     bound = student(degrees + 1) * math.sqrt(2 / (degrees + 1)) * norm
     if degrees + 1 >= ENOUGH and bound > SKEWED * student(degrees) * stderr:
@@ -141,8 +141,8 @@ def positive_interval(
     """mean · (1 + h/3)⁻³ to mean · exp(h + h min(h, 1) / 2), h = t · stderr / mean; a mean of zero is exact.
 
     Args:
-        mean: of samples that are not negative.
-        bound: least value of the half width t · stderr.
+        mean: Mean of samples that are not negative.
+        bound: Smallest half width t · stderr.
     """
     mean, stderr = np.asarray(mean, dtype=float), np.asarray(stderr, dtype=float)
     ratio = np.divide(stderr, mean, out=np.zeros_like(mean), where=mean > 0)
@@ -222,13 +222,13 @@ def column_norms(X: Tensor) -> Tensor:
 
 def safe_scale(X: Tensor) -> float:
     """Return a power of two that scales the largest entry to about one; 1 if squares are in range anyway."""
-    ends, dtype, spread = X.aminmax() if X.numel() else (), X.dtype, current()
+    ends, dtype, group = X.aminmax() if X.numel() else (), X.dtype, current_shard_group()
     largest = max((abs(float(end)) for end in ends), default=0.0)
-    largest = largest if spread is None else spread.largest(largest, X.device)
+    largest = largest if group is None else group.max(largest, X.device)
     if largest == 0 or not math.isfinite(largest) or abs(math.log10(largest)) <= SAFE[dtype]:
         return 1.0
-    most = 1000 if dtype == torch.float64 else 120
-    return 2.0 ** max(-most, min(most, -math.frexp(largest)[1]))
+    limit = 1000 if dtype == torch.float64 else 120
+    return 2.0 ** max(-limit, min(limit, -math.frexp(largest)[1]))
 
 
 class NeighborCosines:
@@ -239,18 +239,18 @@ class NeighborCosines:
     """
 
     def __init__(self, count: int):
-        self._wanted, self._cosines = count < ENOUGH, list[Tensor]()
-        self._last: Tensor | None = None
+        self._stores_cosines, self._cosines = count < ENOUGH, list[Tensor]()
+        self._previous: Tensor | None = None
 
     def add(self, product: Tensor, lengths: Tensor) -> None:
         """Take the next columns (m, k) and their lengths (k,)."""
-        if not self._wanted:
+        if not self._stores_cosines:
             return
         for column, length in zip(product.T, lengths.tolist(), strict=True):
             unit = column[:, None] / max(length, torch.finfo(product.dtype).tiny)
-            if self._last is not None:
-                self._cosines.append(column_dots(self._last, unit))
-            self._last = unit
+            if self._previous is not None:
+                self._cosines.append(column_dots(self._previous, unit))
+            self._previous = unit
 
     def gathered(self) -> np.ndarray | None:
         """Return all cosines, (count − 1,); None from `ENOUGH` columns on."""

@@ -133,7 +133,7 @@ def spectral_norm(
     n = A.shape[1]
     options = {"dtype": op.dtype, "device": op.device, "symmetric": True, "psd": True}
     square = FunctionOperator(lambda V: A.T @ (A @ V), (n, n), **options)
-    square.pieces = None if A.pieces is None else (A.pieces[1], A.pieces[1])
+    square.shards = None if A.shards is None else (A.shards[1], A.shards[1])
     limit = None if max_products is None else max_products // 2 - 1
     pair = eigsh(square, 1, which="LA", tol=tol, max_products=limit, seed=seed)
     assert pair.vectors is not None

@@ -17,8 +17,8 @@ import numpy as np
 from curvescope.algorithms.estimates.intervals import student
 from curvescope.core.result import Result
 
-ORDERED = 3  # fewest values whose order is not a coin toss
-FEWEST = 6  # fewest groups for an interval
+ORDERED = 3  # smallest number of values for a rank correlation
+FEWEST = 6  # smallest number of groups for an interval
 ENDS = (0.025, 0.975)
 Ends = tuple[float, float]
 
@@ -46,8 +46,8 @@ def rank_correlation(
     size.
     """
     rows = _rows(np.arange(len(x)) if groups is None else groups)
-    some, value = _draws(rows, draws, seed), float(spearman(x, y))
-    ends = _joined(_quantiles(spearman(x[some], y[some])), _fisher(value, len(rows)))
+    drawn, value = _draws(rows, draws, seed), float(spearman(x, y))
+    ends = _joined(_quantiles(spearman(x[drawn], y[drawn])), _fisher(value, len(rows)))
     return _correlation(value, ends, len(x), len(rows))
 
 
@@ -59,12 +59,14 @@ def mean_within(x: np.ndarray, y: np.ndarray, *, groups: np.ndarray) -> Correlat
     proportions).
     """
     rows = _rows(groups)
-    each = np.asarray(spearman(x[rows], y[rows]))
-    each = each[np.isfinite(each)]
-    if not len(each):
+    correlations = np.asarray(spearman(x[rows], y[rows]))
+    correlations = correlations[np.isfinite(correlations)]
+    if not len(correlations):
         return Correlation(math.nan, math.nan, math.nan, len(x), 0)
-    low, high = _joined(_student(each), _student(np.append(each, [-1.0, 1.0])))
-    return _correlation(float(each.mean()), (max(low, -1.0), min(high, 1.0)), len(x), len(each))
+    low, high = _joined(_student(correlations), _student(np.append(correlations, [-1.0, 1.0])))
+    return _correlation(
+        float(correlations.mean()), (max(low, -1.0), min(high, 1.0)), len(x), len(correlations)
+    )
 
 
 def difference(
@@ -75,15 +77,15 @@ def difference(
     Fisher's intervals of the two give one for the difference (Zou 2007), with the correlation between the
     draws of both.
     """
-    some = _draws(np.arange(len(x))[:, None], draws, seed)
-    one, two = spearman(x[some], y[some]), spearman(other[some], y[some])
+    drawn = _draws(np.arange(len(x))[:, None], draws, seed)
+    first, second = spearman(x[drawn], y[drawn]), spearman(other[drawn], y[drawn])
     a, b = float(spearman(x, y)), float(spearman(other, y))
-    ends = _joined(_quantiles(one - two), _zou(a, b, len(x), _together(one, two)))
+    ends = _joined(_quantiles(first - second), _zou(a, b, len(x), _draw_correlation(first, second)))
     return _correlation(a - b, ends, len(x), len(x))
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The correlation of ranks along the last axis, equal values sharing theirs: (…, R) to (…).
+    """Correlation of ranks along the last axis, (…, R) to (…); equal values share their mean rank.
 
     nan if one side does not vary, or for fewer than three values.
     """
@@ -128,20 +130,20 @@ def _fisher(value: float, count: int) -> Ends:
     return min(low, value), max(high, value)
 
 
-def _zou(a: float, b: float, count: int, together: float) -> Ends:
+def _zou(a: float, b: float, count: int, correlation: float) -> Ends:
     """Return the interval of a − b from those of a and b, whose estimates have the correlation `together`."""
     (low, high), (low_b, high_b) = _fisher(a, count), _fisher(b, count)
 
     def length(p: float, q: float) -> float:
-        return math.sqrt(max(p * p + q * q - 2 * together * p * q, 0.0))
+        return math.sqrt(max(p * p + q * q - 2 * correlation * p * q, 0.0))
 
     return a - b - length(a - low, high_b - b), a - b + length(high - a, b - low_b)
 
 
-def _together(one: np.ndarray, two: np.ndarray) -> float:
+def _draw_correlation(first: np.ndarray, second: np.ndarray) -> float:
     """Return the correlation of two rows of draws; 0 if one does not vary."""
-    known = np.isfinite(one) & np.isfinite(two)
-    a, b = (row[known] - row[known].mean() if known.any() else np.zeros(1) for row in (one, two))
+    finite = np.isfinite(first) & np.isfinite(second)
+    a, b = (row[finite] - row[finite].mean() if finite.any() else np.zeros(1) for row in (first, second))
     size = math.sqrt(float(a @ a) * float(b @ b))
     return float(a @ b) / size if size > 0 else 0.0
 
@@ -153,9 +155,9 @@ def _student(values: np.ndarray) -> Ends:
     return mean - half, mean + half
 
 
-def _joined(one: Ends, other: Ends) -> Ends:
+def _joined(first: Ends, second: Ends) -> Ends:
     """Union of two intervals; nan if one of them is nan."""
-    return float(np.minimum(one[0], other[0])), float(np.maximum(one[1], other[1]))
+    return float(np.minimum(first[0], second[0])), float(np.maximum(first[1], second[1]))
 
 
 def _correlation(value: float, ends: Ends, count: int, groups: int) -> Correlation:

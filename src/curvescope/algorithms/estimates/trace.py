@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.accurate_sums import add_up
+from curvescope.algorithms.accurate_sums import sum_over_ranks
 from curvescope.algorithms.checks import check_choice, check_count, check_slices, check_square, fixed_operator
 from curvescope.algorithms.columns import (
     column_blocks,
@@ -46,7 +46,7 @@ FEWEST: dict[str, int] = {"hutchinson": 1, "hutch++": 6, "xtrace": 4}
 class TraceEstimate(Tabular):
     """Trace of an operator: the mean of `samples`, with its standard error (nan for one sample).
 
-    The truth lies between `low` and `high` 95 times in 100, see `intervals`; nan for one sample. If
+    The true value lies between `low` and `high` 95 times in 100, see `intervals`; nan for one sample. If
     `is_bound`, too few probes were drawn for that: the ends are then a bound that holds at least as often.
     """
 
@@ -230,8 +230,8 @@ def block_traces(
     low, high = np.array(ends).reshape(-1, 2).T
     if op.psd:
         values = np.maximum(values, 0.0)
-    found = (values, stderr, samples, num_probes, seed, low, high, op.psd, probe, lengths)
-    return BlockTraces(list(blocks), *found)
+    fields = (values, stderr, samples, num_probes, seed, low, high, op.psd, probe, lengths)
+    return BlockTraces(list(blocks), *fields)
 
 
 def _forms(
@@ -245,7 +245,7 @@ def _forms(
     forms, lengths = [], []
     for V in probe_batches(op, count, seed=seed, kind=kind, first=first, what="trace"):
         if without is not None:
-            V.addmm_(without, add_up(without.T @ V), alpha=-1)
+            V.addmm_(without, sum_over_ranks(without.T @ V), alpha=-1)
         product = op @ V
         forms.append(column_dots(V, product))
         lengths.append(column_norms(product))

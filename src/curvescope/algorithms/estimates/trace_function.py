@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from curvescope.algorithms.checks import (
+    FULL_VECTOR,
     GIB,
-    WHOLE,
     check_count,
     check_number,
     check_symmetric,
@@ -41,7 +41,7 @@ from curvescope.viz import estimates
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-KEPT = 0.75  # share of the steps; the value from these shows how much the last steps changed
+EARLY_SHARE = 0.75  # share of the steps; the value from these shows how much the last steps changed
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def trace_function(
     Args:
         f: "log", "inverse", "sqrt" or "exp", or a function of an array of eigenvalues, λᵢ + damping, of its
             shape. It raises if f is not finite at a node.
-        max_gib: memory for bases; probes that do not fit run one after the other.
+        max_gib: Memory for bases; probes that do not fit run one after the other.
     """
     check_symmetric(op, "trace_function")
     call, name = _function(f)
@@ -124,7 +124,7 @@ def trace_function(
     lower, upper = _brackets(T, rules, call, damping, op) if op.psd and name in GAUSS_IS else (None, None)
     low, high = _interval(samples if lower is None else lower, samples if upper is None else upper)
     value, stderr = mean_and_stderr(samples)
-    early = op.shape[0] * float(np.mean([_shortened(*each).apply(shifted) for each in T]))
+    early = op.shape[0] * float(np.mean([_shortened(*tridiagonal).apply(shifted) for tridiagonal in T]))
     return FunctionTrace(
         value=float(value),
         stderr=float(stderr),
@@ -145,8 +145,8 @@ def trace_function(
 def _exact(op: LinearOperator, f: Function, name: str, damping: float, seed: int) -> FunctionTrace:
     """Compute the trace from the eigenvalues of the matrix."""
     n = op.shape[0]
-    measure = exact_measures(op, whole_slice(op))[WHOLE]
-    value = n * _finite(Rule(measure.nodes[0], measure.weights[0]), f, name)
+    measure = exact_measures(op, whole_slice(op))[FULL_VECTOR]
+    value = n * _finite(QuadratureRule(measure.nodes[0], measure.weights[0]), f, name)
     samples = np.array([value])
     return FunctionTrace(value, 0.0, value, value, samples, None, None, 0.0, True, n, name, damping, seed)
 
@@ -176,16 +176,16 @@ def _function(f: Function | Named) -> tuple[Function, str]:
     return f, getattr(f, "__name__", "f")
 
 
-def _finite(rule: Rule, f: Function, name: str) -> float:
+def _finite(rule: QuadratureRule, f: Function, name: str) -> float:
     """Σ wᵢ f(θᵢ), or an error that names an eigenvalue where f is not defined."""
     values = f(rule.nodes)
     if values.shape != rule.nodes.shape:
         raise UsageError(f"expected {name} to give an array of {rule.nodes.shape}, got {values.shape}")
-    bad = ~np.isfinite(values) & (rule.weights > 0)
-    if bad.any():
+    undefined = ~np.isfinite(values) & (rule.weights > 0)
+    if undefined.any():
         raise CurvescopeError(
-            f"{name} is not finite at the eigenvalue {float(rule.nodes[bad][0]):.3g} of the operator",
-            hint="damping moves all eigenvalues up",
+            f"{name} is not finite at the eigenvalue {float(rule.nodes[undefined][0]):.3g} of the operator",
+            hint="damping increases all eigenvalues",
         )
     return rule.apply(f)
 
@@ -197,7 +197,7 @@ def _tridiagonals(
     op: LinearOperator, num_probes: int, num_steps: int, seed: int, max_gib: float
 ) -> list[Tridiagonal]:
     """Return one tridiagonal matrix per probe, computed as many at a time as memory allows."""
-    n, found = op.shape[0], []
+    n, tridiagonals = op.shape[0], []
     basis = (num_steps + 1) * vector_bytes(op)
     if basis > max_gib * GIB:
         raise UsageError(
@@ -207,21 +207,21 @@ def _tridiagonals(
     width = min(num_probes, columns_at_once(op), int(max_gib * GIB // basis))
     for first in range(0, num_probes, width):
         count = min(width, num_probes - first)
-        where = {"dtype": op.dtype, "device": op.device, "pieces": columns_of(op)}
-        start = probes(n, count, seed=seed, first=first, **where)
+        options = {"dtype": op.dtype, "device": op.device, "shard": columns_of(op)}
+        start = probes(n, count, seed=seed, first=first, **options)
         T = lanczos(op, start, num_steps)
-        found += [(a[:m], b[:m]) for a, b, m in zip(T.alpha, T.beta, T.lengths, strict=True)]
-    return found
+        tridiagonals += [(a[:m], b[:m]) for a, b, m in zip(T.alpha, T.beta, T.lengths, strict=True)]
+    return tridiagonals
 
 
-def _shortened(alpha: np.ndarray, beta: np.ndarray) -> Rule:
+def _shortened(alpha: np.ndarray, beta: np.ndarray) -> QuadratureRule:
     """Gauss's rule of the first three quarters of the steps."""
-    m = max(1, math.ceil(KEPT * len(alpha)))
+    m = max(1, math.ceil(EARLY_SHARE * len(alpha)))
     return gauss(alpha[:m], beta[: m - 1])
 
 
 def _brackets(
-    T: list[Tridiagonal], rules: list[Rule], f: Function, damping: float, op: LinearOperator
+    T: list[Tridiagonal], rules: list[QuadratureRule], f: Function, damping: float, op: LinearOperator
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Return n times the bounds of each probe, from Gauss's and Radau's rules and the effect of rounding.
     Radau's node lies some roundings left of zero; the bounds are None if f is undefined there.
@@ -234,13 +234,15 @@ def _brackets(
     def shifted(x: np.ndarray) -> np.ndarray:
         return f(np.maximum(x, end) + damping)
 
-    others = [radau(alpha, beta, end) for alpha, beta in T]
-    both = np.array([[rule.apply(shifted) for rule in pair] for pair in zip(rules, others, strict=True)])
+    radau_rules = [radau(alpha, beta, end) for alpha, beta in T]
+    values = np.array(
+        [[rule.apply(shifted) for rule in pair] for pair in zip(rules, radau_rules, strict=True)]
+    )
     slack = np.array([rounding(rule, shifted, eps) for rule in rules])
-    if not (np.isfinite(both).all() and np.isfinite(slack).all()):
+    if not (np.isfinite(values).all() and np.isfinite(slack).all()):
         return None, None
     n = op.shape[0]
-    return n * (both.min(axis=1) - slack), n * (both.max(axis=1) + slack)
+    return n * (values.min(axis=1) - slack), n * (values.max(axis=1) + slack)
 
 
 def _interval(lower: np.ndarray, upper: np.ndarray) -> tuple[float, float]:
@@ -265,11 +267,11 @@ on the other side.
 """
 ROUNDINGS = 100.0  # distance of Radau's node left of zero, in eps times the largest node
 
-PRODUCT = 16.0  # rounding of a Lanczos matrix, in eps times the largest node
+PRODUCT_ROUNDING = 16.0  # rounding of a Lanczos matrix, in eps times the largest node
 
 
 @dataclass(frozen=True)
-class Rule:
+class QuadratureRule:
     """Nodes and weights of one probe; the weights sum to one."""
 
     nodes: np.ndarray
@@ -277,29 +279,31 @@ class Rule:
 
     def apply(self, f: Function) -> float:
         """Return Σ wᵢ f(θᵢ) over nodes of positive weight; not finite if f is not."""
-        there = self.weights > 0
+        has_weight = self.weights > 0
         with np.errstate(all="ignore"):
-            return float((self.weights[there] * np.asarray(f(self.nodes[there]), dtype=float)).sum())
+            return float(
+                (self.weights[has_weight] * np.asarray(f(self.nodes[has_weight]), dtype=float)).sum()
+            )
 
 
-def rounding(rule: Rule, f: Function, eps: float) -> float:
+def rounding(rule: QuadratureRule, f: Function, eps: float) -> float:
     """Effect of rounding on a rule for log, √ or 1/x: h Σ wᵢ |f'(θᵢ)|, and the last digits of the sum.
 
     The divided differences of these functions at the nodes form a positive semi-definite matrix. So a change
     of the Lanczos matrix by h changes the rule by at most this, to first order.
     """
-    h = PRODUCT * eps * max(float(np.abs(rule.nodes).max()), 0.0)
-    moved = Rule(rule.nodes - h, rule.weights)
-    return abs(rule.apply(f) - moved.apply(f)) + PRODUCT * eps * rule.apply(lambda x: np.abs(f(x)))
+    h = PRODUCT_ROUNDING * eps * max(float(np.abs(rule.nodes).max()), 0.0)
+    shifted = QuadratureRule(rule.nodes - h, rule.weights)
+    return abs(rule.apply(f) - shifted.apply(f)) + PRODUCT_ROUNDING * eps * rule.apply(lambda x: np.abs(f(x)))
 
 
-def gauss(alpha: np.ndarray, beta: np.ndarray) -> Rule:
+def gauss(alpha: np.ndarray, beta: np.ndarray) -> QuadratureRule:
     """Return Gauss's rule of a tridiagonal matrix with diagonal (m,) and off-diagonal (m − 1,)."""
     values, vectors = np.linalg.eigh(np.diag(alpha) + np.diag(beta, 1) + np.diag(beta, -1))
-    return Rule(values, vectors[0] ** 2)
+    return QuadratureRule(values, vectors[0] ** 2)
 
 
-def radau(alpha: np.ndarray, beta: np.ndarray, end: float) -> Rule:
+def radau(alpha: np.ndarray, beta: np.ndarray, end: float) -> QuadratureRule:
     """Return Radau's rule of m + 1 nodes with one at `end`, left of all eigenvalues; β (m,) includes the last
     one. If the last β is zero, the Krylov space is exhausted, and Gauss's rule, which is exact, is returned.
     """

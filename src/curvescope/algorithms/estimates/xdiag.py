@@ -32,7 +32,7 @@ from curvescope.algorithms.vectors import columns_of, fresh
 from curvescope.core.operator import LinearOperator
 from curvescope.core.seeds import Probe, probes
 
-APART = 1e3  # if 1 − g² is at most so many roundings, two probes leave out the same direction
+MIN_INDEPENDENCE = 1e3  # if 1 − g² is at most so many roundings, two probes leave out the same direction
 
 
 def leave_one_out(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -48,17 +48,17 @@ def leave_one_out(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> 
     for block in column_blocks(op, count):
         Z[:, block] = op.T @ Q[:, block]
     Omega = torch.empty(n, count, dtype=torch.int8 if kind == "rademacher" else op.dtype, device=op.device)
-    probes(op.shape[0], count, seed=seed, kind=kind, out=Omega, pieces=columns_of(op))
+    probes(op.shape[0], count, seed=seed, kind=kind, out=Omega, shard=columns_of(op))
     S, wide = left_out(R, eps), summing_dtype(op.device)
-    turn, triangle, gain, g, a = (
+    rotation, triangle, gain, g, a = (
         torch.as_tensor(M).to(wide).to(op.device) for M in (S, R, (S * R).sum(axis=0), *_pairs(S, eps))
     )
     values, stderr, row_norms = (fresh(op, n) for _ in range(3))
     for part in parts(n, op.device, width=4 * count):  # the loop needs about a dozen tables of this size
         q, z, omega = (M[part].to(wide) for M in (Q, Z, Omega))
-        mean, error, norm = _rows(q, z * scale, omega, turn, gain, g, a)
-        least = (q @ triangle).square().mean(dim=1).clamp_max(gain.square().mean()).sqrt()
-        norm = torch.maximum(norm, least)
+        mean, error, norm = _rows(q, z * scale, omega, rotation, gain, g, a)
+        smallest = (q @ triangle).square().mean(dim=1).clamp_max(gain.square().mean()).sqrt()
+        norm = torch.maximum(norm, smallest)
         values[part], stderr[part], row_norms[part] = mean / scale, error / scale, norm / scale
     return values, stderr, row_norms
 
@@ -66,9 +66,9 @@ def leave_one_out(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> 
 def _pairs(S: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
     """g and 1/(1 − g²) for all pairs, (m, m); zero if i = j, or if the pair cannot be distinguished."""
     g = S.T @ S
-    rest = 1 - g**2
-    apart = (rest > APART * eps) & ~np.eye(len(g), dtype=bool)
-    return g, np.divide(1.0, rest, out=np.zeros_like(g), where=apart)
+    independence = 1 - g**2
+    distinct = (independence > MIN_INDEPENDENCE * eps) & ~np.eye(len(g), dtype=bool)
+    return g, np.divide(1.0, independence, out=np.zeros_like(g), where=distinct)
 
 
 def _rows(

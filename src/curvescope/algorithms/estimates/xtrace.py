@@ -48,8 +48,8 @@ def range_sketch(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> S
     Q, forms = fresh(op, op.local_shape[0], count), []
     blocks = column_blocks(op, count)
     for V in probe_batches(op, count, seed=seed, kind=kind, what="sketch"):
-        place = Q[:, next(blocks)].copy_(op @ V)
-        forms.append(column_dots(V, place))
+        columns = Q[:, next(blocks)].copy_(op @ V)
+        forms.append(column_dots(V, columns))
     scale = safe_vector_scale(Q) or 1.0  # zero for a zero operator
     if scale != 1.0:
         Q.mul_(scale)
@@ -64,22 +64,22 @@ def small_matrices(op: LinearOperator, sketch: Sketch, kind: Probe, seed: int) -
     """
     Q, m = sketch.Q, sketch.Q.shape[1]
     H, W, ZOmega = np.empty((m, m)), np.empty((m, m)), sketch.R.T.copy()
-    where = {"seed": seed, "kind": kind}
-    kinds = {"dtype": op.dtype, "device": op.device, "pieces": columns_of(op)}
-    Omega = None if op.symmetric else probes(op.shape[1], m, **where, **kinds)
+    options = {"seed": seed, "kind": kind}
+    kinds = {"dtype": op.dtype, "device": op.device, "shard": columns_of(op)}
+    Omega = None if op.symmetric else probes(op.shape[1], m, **options, **kinds)
     for block in column_blocks(op, m):
         Z = op @ Q[:, block]
         H[:, block] = gram(Q.T, Z.T) * sketch.scale
         if Omega is not None:
             ZOmega[:, block] = gram(Omega.T, Z.T) * sketch.scale
     blocks = column_blocks(op, m)
-    for V in probe_batches(op, m, **where, what="sketch"):
+    for V in probe_batches(op, m, **options, what="sketch"):
         W[:, next(blocks)] = gram(Q.T, V.T)
     return sketch.R, H, W, ZOmega, sketch.R, sketch.forms
 
 
 ROUNDING = 1e3  # a length below so many roundings of the largest column is zero
-MOST_LEFT_OUT = 64  # probes that the jackknife leaves out in turn; each costs m³
+MAX_LEFT_OUT = 64  # probes that the jackknife leaves out in turn; each costs m³
 
 
 def leave_one_out(
@@ -114,7 +114,7 @@ def leave_one_out(
 
     outside_one = (S * R).sum(axis=0) ** 2  # squared length of A ωᵢ outside the sketch without probe i
     without, lengths = [], []
-    for j in range(min(m, MOST_LEFT_OUT)):
+    for j in range(min(m, MAX_LEFT_OUT)):
         D = S[:, j : j + 1] - S * (S[:, j] @ S)
         length = np.linalg.norm(D, axis=0)
         D = np.divide(D, length, out=np.zeros_like(D), where=length > eps)

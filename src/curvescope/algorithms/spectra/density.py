@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 import numpy as np
 
 from curvescope.algorithms.checks import (
-    WHOLE,
+    FULL_VECTOR,
     block_sizes,
     check_choice,
     check_count,
@@ -25,7 +25,7 @@ from curvescope.algorithms.krylov_storage import Where
 from curvescope.algorithms.spectra.distribution import (
     Cumulative,
     Outliers,
-    Share,
+    SpectrumShare,
     cumulative,
     outliers,
     resolved,
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROOT = 3.5e-4  # root of a float32 rounding: smaller overlaps do not affect Ritz values
-VAGUE = 0.2  # if the bounds of a share differ by more, they say little
-NEAR = 4.0  # ratio of certain bounds up to which a density counts as known
-MOST = 0.9  # share of eigenvalues whose range is reported if the bounds say little
+MAX_BOUND_WIDTH = 0.2  # if the bounds of a share differ by more, they say little
+MAX_BOUND_RATIO = 4.0  # ratio of certain bounds up to which a density counts as known
+REPORTED_SHARE = 0.9  # share of eigenvalues whose range is reported if the bounds say little
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class SpectralDensity(Tabular):
         x = np.unique(self.nodes[self.weights > 0]) if x is None else x
         return cumulative(self.nodes, self.weights, x, exact=self.exact, psd=self.psd)
 
-    def share_near_zero(self, limit: float | None = None) -> Share:
+    def share_near_zero(self, limit: float | None = None) -> SpectrumShare:
         """Share of the eigenvalues with |λ| < limit; by default a thousandth of the largest |node|.
 
         If all nodes are zero the default limit is the smallest positive number, and the share is one.
@@ -126,22 +126,24 @@ class SpectralDensity(Tabular):
         sigma = self.width if width is None else check_number("width", width, above=0.0)
         low, high = self.ends(ends)
         points = np.linspace(low, high, len(self.grid)) if grid is None else np.asarray(grid, dtype=float)
-        return points, *_on(points, self.nodes, self.weights, sigma, exact=self.exact, ends=(low, high))
+        return points, *_mean_broadened(
+            points, self.nodes, self.weights, sigma, exact=self.exact, ends=(low, high)
+        )
 
-    def ends(self, known: np.ndarray | None = None) -> tuple[float, float]:
-        """Return the known ends of the spectrum: no eigenvalue was found beyond them.
+    def ends(self, further: np.ndarray | None = None) -> tuple[float, float]:
+        """Return the smallest and the largest known eigenvalue.
 
         Args:
-            known: further eigenvalues.
+            further: More known eigenvalues.
         """
-        found = np.concatenate([self.extremes, np.ravel([] if known is None else known)])
-        low, high = float(found.min()), float(found.max())
+        extremes = np.concatenate([self.extremes, np.ravel([] if further is None else further)])
+        low, high = float(extremes.min()), float(extremes.max())
         low = 0.0 if self.psd else low
         if high - low < self.width:  # a single eigenvalue gets the width of the kernel
             low, high = (0.0 if self.psd else low - self.width), high + self.width
         return low, high
 
-    def sure(
+    def certain_bounds(
         self, grid: np.ndarray | None = None, *, ends: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Certain bounds of the smoothed density of the probes' mean, (G,) each.
@@ -151,29 +153,35 @@ class SpectralDensity(Tabular):
         """
         low, high = self.ends(ends)
         points = np.linspace(low, high, len(self.grid)) if grid is None else np.asarray(grid, dtype=float)
-        places = np.concatenate([[low, high], points, self.nodes[self.weights > 0]])
-        places = np.unique(np.clip(places, low, high))
-        c = self.cumulative((places[1:] + places[:-1]) / 2)
-        K = kernel(points, places, self.width, ends=(low, high))
+        positions = np.concatenate([[low, high], points, self.nodes[self.weights > 0]])
+        positions = np.unique(np.clip(positions, low, high))
+        c = self.cumulative((positions[1:] + positions[:-1]) / 2)
+        K = kernel(points, positions, self.width, ends=(low, high))
         rises, falls = np.maximum(np.diff(K, axis=1), 0.0), np.maximum(-np.diff(K, axis=1), 0.0)
-        least = K[:, -1] - rises @ c.high + falls @ c.low
-        return np.maximum(least, 0.0), K[:, -1] - rises @ c.low + falls @ c.high
+        smallest = K[:, -1] - rises @ c.high + falls @ c.low
+        return np.maximum(smallest, 0.0), K[:, -1] - rises @ c.low + falls @ c.high
 
     @property
     def resolved(self) -> float:
         """Share of the eigenvalues at which the density has the shape of the data, not of the kernel."""
-        shown = resolved(self.nodes, self.weights, self.width)
-        return float(np.where(shown, self.weights, 0.0).sum() / len(self.nodes))
+        is_resolved = resolved(self.nodes, self.weights, self.width)
+        return float(np.where(is_resolved, self.weights, 0.0).sum() / len(self.nodes))
 
-    def _known(self, grid: np.ndarray, ends: np.ndarray | None) -> np.ndarray:
+    def known(self, grid: np.ndarray, ends: np.ndarray | None = None) -> np.ndarray:
         """Return a mask (G,): True if most of the density is from resolved nodes and its certain bounds are
         close.
+
+        Args:
+            grid: Points, (G,).
+            ends: Eigenvalues known from elsewhere, see `smoothed`.
         """
         shown = np.where(resolved(self.nodes, self.weights, self.width), self.weights, 0.0)
-        how = {"exact": True, "ends": self.ends(ends)}
-        part, whole = (_on(grid, self.nodes, w, self.width, **how)[0] for w in (shown, self.weights))
-        low, high = self.sure(grid, ends=ends)
-        return (part >= whole / 2) & (high <= NEAR * low)
+        options = {"exact": True, "ends": self.ends(ends)}
+        resolved_density, full_density = (
+            _mean_broadened(grid, self.nodes, w, self.width, **options)[0] for w in (shown, self.weights)
+        )
+        low, high = self.certain_bounds(grid, ends=ends)
+        return (resolved_density >= full_density / 2) & (high <= MAX_BOUND_RATIO * low)
 
     def with_width(self, width: float, *, grid: np.ndarray | None = None) -> Self:
         """Return the same nodes and weights broadened by another Gaussian, without further products.
@@ -185,7 +193,7 @@ class SpectralDensity(Tabular):
         low, high = (float(end) for end in self.extremes)
         check_range(low, high, float(width))
         points = even_grid(low, high, width, len(self.grid)) if grid is None else grid
-        density, stderr = _on(points, self.nodes, self.weights, width, exact=self.exact)
+        density, stderr = _mean_broadened(points, self.nodes, self.weights, width, exact=self.exact)
         return replace(self, grid=points, density=density, stderr=stderr, width=float(width))
 
     def on_log_axis(
@@ -239,22 +247,22 @@ class SpectralDensity(Tabular):
         lines = [f"{kernel_words}; resolved: {_percent(self.resolved)} of eigenvalues"]
         lines += [self._near_zero()]
         lines += [] if self.exact or len(self.nodes) > 1 else ["one probe: its error is unknown, no band"]
-        lost = self.orthogonality > ROOT
-        lines += [f"Lanczos vectors overlap by {self.orthogonality:.1g}"] if lost else []
+        overlapping = self.orthogonality > ROOT
+        lines += [f"Lanczos vectors overlap by {self.orthogonality:.1g}"] if overlapping else []
         return "\n".join(filter(None, lines))
 
     def _near_zero(self) -> str:
         """Describe the share near zero; if its bounds say little, give the range of most eigenvalues."""
         limit = 1e-3 * float(np.abs(self.extremes).max())
         share = self.share_near_zero(limit)
-        if share.high - share.low > VAGUE:
-            size = self.within(MOST)
-            words = f"{_percent(MOST)} of eigenvalues or more: |λ| ≤ {rounded(size, 2)}"
+        if share.high - share.low > MAX_BOUND_WIDTH:
+            size = self.within(REPORTED_SHARE)
+            words = f"{_percent(REPORTED_SHARE)} of eigenvalues or more: |λ| ≤ {rounded(size, 2)}"
             return words if np.isfinite(size) else ""
         half = 0.0 if self.exact else student(len(self.nodes) - 1) * share.stderr
-        near = f"|λ| < {limit:.2g}: {100 * share.value:.3g} % of eigenvalues\n"
-        near += f"({100 * max(share.low, 0):.3g} to {100 * share.high:.3g} % for these probes"
-        return near + (f", ± {100 * half:.2g} % over probes)" if half > 0 else ")")
+        text = f"|λ| < {limit:.2g}: {100 * share.value:.3g} % of eigenvalues\n"
+        text += f"({100 * max(share.low, 0):.3g} to {100 * share.high:.3g} % for these probes"
+        return text + (f", ± {100 * half:.2g} % over probes, numerical only)" if half > 0 else ")")
 
     def within(self, share: float) -> float:
         """Return the smallest r such that this share of the eigenvalues has |λ| ≤ r.
@@ -305,14 +313,14 @@ class SpectralDensity(Tabular):
             note: If True, state the width of the kernel and its resolution in a corner.
         """
         grid, density, band = self.band(ends=eigenvalues)
-        sure = None if self.exact else self.sure(grid, ends=eigenvalues)
-        known, is_new = self._known(grid, eigenvalues), ax is None
+        bounds = None if self.exact else self.certain_bounds(grid, ends=eigenvalues)
+        reliable, is_new = self.known(grid, eigenvalues), ax is None
         marks = self.outliers().values if eigenvalues is None else eigenvalues
         ax = spectrum.density(
-            ax, grid, density, band, sure=sure, known=known, nodes=marks, log_y=log_y, label=label
+            ax, grid, density, band, sure=bounds, known=reliable, nodes=marks, log_y=log_y, label=label
         )
-        size = self.within(MOST)
-        if self.resolved < 1 - MOST and np.isfinite(size):
+        size = self.within(REPORTED_SHARE)
+        if self.resolved < 1 - REPORTED_SHARE and np.isfinite(size):
             low, high = self.ends(eigenvalues)
             spectrum.extent(ax, max(low, -size), min(high, size))
         if note and is_new:
@@ -363,8 +371,8 @@ def spectral_density(
             about the distance of neighboring nodes.
         reorthogonalize: store each probe's basis of num_steps + 1 vectors and orthogonalize against all of
             it; without, two vectors suffice and eigenvalues found early get several nodes.
-        max_gib: memory of the device for bases; probes that do not fit run one group after the other. By
-            default 8, and for a single probe that takes more, on a card, half of what is free.
+        max_gib: Device memory for bases; probes that do not fit run in groups, one after the other. By
+            default 8, or on a GPU half of the free memory if a single probe needs more than 8.
         basis: Storage of a basis that exceeds `max_gib`. "host": three of its vectors are on the device and
             the others in host memory. "device": raise. "auto": on a GPU, store as much as does not fit in
             host memory; elsewhere raise.
@@ -372,7 +380,7 @@ def spectral_density(
     check_symmetric(op, "spectral_density")
     options = {"num_probes": num_probes, "num_steps": num_steps, "grid": grid, "width": width, "seed": seed}
     options |= {"probe": probe, "reorthogonalize": reorthogonalize, "max_gib": max_gib, "basis": basis}
-    return block_density(op, whole_slice(op), **options)[WHOLE]
+    return block_density(op, whole_slice(op), **options)[FULL_VECTOR]
 
 
 @fixed_operator
@@ -414,9 +422,9 @@ def block_density(
     if large:
         options |= {"reorthogonalize": reorthogonalize, "max_gib": max_gib, "basis": basis}
         measures |= lanczos_measures(op, large, **options)
-    how = {"seed": seed, "probe": probe, "psd": op.psd}
+    common = {"seed": seed, "probe": probe, "psd": op.psd}
     return {
-        name: _density(measures[name], size, num_steps, grid, width, **how) for name, size in sizes.items()
+        name: _density(measures[name], size, num_steps, grid, width, **common) for name, size in sizes.items()
     }
 
 
@@ -436,7 +444,7 @@ def _density(
     sigma = default_width(low, high, num_steps) if width is None else float(width)
     check_range(low, high, sigma)
     points = grid if isinstance(grid, np.ndarray) else even_grid(low, high, sigma, grid or GRID_POINTS)
-    density, stderr = _on(points, measure.nodes, measure.weights, sigma, exact=measure.exact)
+    density, stderr = _mean_broadened(points, measure.nodes, measure.weights, sigma, exact=measure.exact)
     moments, moments_stderr = _moments(measure)
     if measure.exact:
         moments_stderr = np.zeros_like(moments)
@@ -464,7 +472,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _on(
+def _mean_broadened(
     grid: np.ndarray,
     nodes: np.ndarray,
     weights: np.ndarray,
@@ -482,9 +490,9 @@ def _on(
 def _moments(measure: Measure) -> tuple[np.ndarray, np.ndarray]:
     """tr(Aᵖ) / n for p = 1, …, 4 with standard errors; powers of numbers near one, and then of their size."""
     size = float(np.abs(measure.nodes).max()) or 1.0
-    near = measure.nodes / size
-    powers = np.stack([(measure.weights * near**p).sum(axis=1) for p in range(1, 5)], axis=1)
+    scaled = measure.nodes / size
+    powers = np.stack([(measure.weights * scaled**p).sum(axis=1) for p in range(1, 5)], axis=1)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # 0 · ∞ counts as zero
         sizes = np.float64(size) ** np.arange(1, 5)
-        found = [np.where(x == 0, 0.0, x * sizes) for x in mean_and_stderr(powers)]
-    return found[0], found[1]
+        moments = [np.where(x == 0, 0.0, x * sizes) for x in mean_and_stderr(powers)]
+    return moments[0], moments[1]

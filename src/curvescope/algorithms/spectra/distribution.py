@@ -19,12 +19,12 @@ from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.core.result import Result
 
 ISOLATED = 0.1  # largest spread and residual of an outlier, relative to its distance from the next node
-MEMBERS = 4  # most nodes of one probe that form one outlier
-FEW = 10  # most eigenvalues of an outlier; a larger group belongs to the bulk
+MAX_MEMBERS = 4  # most nodes of one probe that form one outlier
+MAX_EIGENVALUES = 10  # most eigenvalues of an outlier; a larger group belongs to the bulk
 RESOLVED = 2.0  # widths: two Gaussians that are farther apart have a minimum between them
-APART = 5.0  # mean distances of the remaining eigenvalues: gaps up to here occur inside a bulk
-REACH = 2.0  # widths of a kernel that count as near
-SAME = 1e-6  # share of the range: closer nodes of one probe count as one
+MIN_GAP = 5.0  # mean distances of the remaining eigenvalues: gaps up to here occur inside a bulk
+NEAR_WIDTHS = 2.0  # widths of a kernel that count as near
+SAME_NODE = 1e-6  # share of the range: closer nodes of one probe count as one
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Cumulative(Result):
 
 
 @dataclass(frozen=True)
-class Share(Result):
+class SpectrumShare(Result):
     """Share of the eigenvalues in an interval."""
 
     value: float
@@ -90,35 +90,37 @@ def _one_probe(
     return share, W[upto], W[np.where(before < upto, upto + 1, upto + 2)]
 
 
-def share_within(nodes: np.ndarray, weights: np.ndarray, limit: float, *, exact: bool, psd: bool) -> Share:
+def share_within(
+    nodes: np.ndarray, weights: np.ndarray, limit: float, *, exact: bool, psd: bool
+) -> SpectrumShare:
     """Share of the eigenvalues with |λ| < limit."""
     inside = np.where(np.abs(nodes) < limit, weights, 0.0).sum(axis=1)
     value, stderr = (float(part) for part in mean_and_stderr(inside))
     if exact:
-        return Share(value, value, value, 0.0)
+        return SpectrumShare(value, value, value, 0.0)
     ends = cumulative(nodes, weights, np.array([-limit, limit]), exact=exact, psd=psd)
     low, high = max(0.0, ends.low[1] - ends.high[0]), min(1.0, ends.high[1] - ends.low[0])
-    return Share(value, float(low), float(high), stderr)
+    return SpectrumShare(value, float(low), float(high), stderr)
 
 
 def resolved(nodes: np.ndarray, weights: np.ndarray, width: float) -> np.ndarray:
     """Return a mask like nodes (P, S): True if the density at a node shows the data, not the kernel.
 
     The weight of a node certainly lies between its two neighbors, so these must be at most two widths apart.
-    Also, the weight near a node (within REACH widths) must be spread over half a width or more: a narrower
-    peak shows the kernel.
+    Also, the weight near a node (within NEAR_WIDTHS widths) must be spread over half a width or more: a
+    narrower peak shows the kernel.
     """
-    found = np.zeros(nodes.shape, dtype=bool)
+    is_resolved = np.zeros(nodes.shape, dtype=bool)
     for row, (theta, w) in enumerate(zip(nodes, weights, strict=True)):
         order = np.argsort(theta, kind="stable")
         alive = order[w[order] > 0]
         t, v = theta[alive], w[alive]
         ends = np.concatenate([[-np.inf], t, [np.inf]])
-        near = np.where(np.abs(t[:, None] - t) <= REACH * width, v, 0.0)
+        near = np.where(np.abs(t[:, None] - t) <= NEAR_WIDTHS * width, v, 0.0)
         near /= near.sum(axis=1, keepdims=True)
         spread = np.sqrt(np.maximum(near @ t**2 - (near @ t) ** 2, 0.0))
-        found[row, alive] = (ends[2:] - ends[:-2] <= 2 * width) & (spread >= width / 2)
-    return found
+        is_resolved[row, alive] = (ends[2:] - ends[:-2] <= 2 * width) & (spread >= width / 2)
+    return is_resolved
 
 
 def outliers(nodes: np.ndarray, weights: np.ndarray, size: int, *, width: float, exact: bool) -> Outliers:
@@ -162,10 +164,10 @@ def outliers(nodes: np.ndarray, weights: np.ndarray, size: int, *, width: float,
 
 
 def _alive_nodes(nodes: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes of one probe, ascending, and their weights; nodes closer than SAME become one."""
+    """Nodes of one probe, ascending, and their weights; nodes closer than SAME_NODE become one."""
     order = np.argsort(nodes[weights > 0], kind="stable")
     theta, w = nodes[weights > 0][order], weights[weights > 0][order]
-    starts = np.flatnonzero(np.diff(theta, prepend=-np.inf) > SAME * np.ptp(theta))
+    starts = np.flatnonzero(np.diff(theta, prepend=-np.inf) > SAME_NODE * np.ptp(theta))
     return theta[starts], np.add.reduceat(w, starts)
 
 
@@ -194,15 +196,15 @@ def _from_the_top(
     groups, start, left = [], 0, size
     for stop in range(num_probes, len(theta)):
         members = np.bincount(probe[start:stop], minlength=num_probes)
-        if members.max() > MEMBERS:
+        if members.max() > MAX_MEMBERS:
             break
         gap = theta[stop - 1] - theta[stop]
         vague = max(theta[start] - theta[stop - 1], residual[start:stop].max())
         count = np.bincount(probe[start:stop], weights=number[start:stop], minlength=num_probes)
         inside = max(left - count.mean() - 1, 1.0)
-        least = max(RESOLVED * width, APART * (theta[stop] - theta[-1]) / inside)
+        least = max(RESOLVED * width, MIN_GAP * (theta[stop] - theta[-1]) / inside)
         if members.min() == members.max() and vague <= ISOLATED * gap and gap > least:
-            if count.mean() > FEW:
+            if count.mean() > MAX_EIGENVALUES:
                 break
             groups.append((theta[start:stop], count))
             start, left = stop, left - count.mean()

@@ -18,7 +18,7 @@ from torch import Tensor
 from curvescope.algorithms.accurate_sums import inner, norms
 from curvescope.algorithms.checks import check_choice, check_count, check_symmetric, fixed_operator
 from curvescope.algorithms.krylov_storage import (
-    ALWAYS,
+    MIN_ON_DEVICE,
     BasisPlacement,
     HostRows,
     SplitBasis,
@@ -26,8 +26,8 @@ from curvescope.algorithms.krylov_storage import (
     place_basis,
 )
 from curvescope.algorithms.vectors import (
-    LOOSE,
-    SEMI,
+    MAX_OVERLAP,
+    MAX_OVERLAP_LOOSE,
     check_finite,
     fresh,
     none_is_zero,
@@ -51,7 +51,7 @@ class Tridiagonals(Result):
     beta: np.ndarray  # (k, S) below the diagonal; the last valid one couples to the vector not used
     lengths: np.ndarray  # (k,) steps until the Krylov space was exhausted, or S
     num_products: int  # products with one vector
-    orthogonality: float = float("nan")  # largest |qᵢ · qⱼ|, i ≠ j, as measured; nan if it was not looked at
+    orthogonality: float = float("nan")  # largest |qᵢ · qⱼ|, i ≠ j, as measured; nan if it was not measured
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
         """Nodes and weights, (k, S) each, nodes ascending; past the length the weight is zero."""
@@ -88,17 +88,17 @@ class Recurrence:
         self.reorthogonalize, self.count, self.num_steps = reorthogonalize, 0, num_steps
         # rows[c, s] is basis vector s of column c; without reorthogonalization only the last two are kept
         depth = num_steps + 1 if reorthogonalize else 2
-        self.depth = depth if near is None else min(depth, max(near, ALWAYS))
+        self.depth = depth if near is None else min(depth, max(near, MIN_ON_DEVICE))
         self.rows = fresh(op, k, self.depth, n)
-        where = {"most": depth - self.depth, "dtype": op.dtype, "device": op.device}
-        self.far = [HostRows(n, **where) for _ in range(k if self.depth < depth else 0)]
+        options = {"most": depth - self.depth, "dtype": op.dtype, "device": op.device}
+        self.far = [HostRows(n, **options) for _ in range(k if self.depth < depth else 0)]
         self.alpha, self.beta = np.zeros((k, num_steps)), np.zeros((k, num_steps))
         self.lengths = np.zeros(k, dtype=int)
         self.alive = np.ones(k, dtype=bool)
         self.overlap = [np.zeros(0)] * k  # overlap of the last vector of each column with earlier ones
         self.orthogonality = 0.0 if reorthogonalize else float("nan")  # largest overlap so far
         self.num_passes = 0  # number of passes over a basis
-        self._uneven = np.zeros(k)  # squared asymmetry of Qᵀ A Q
+        self._squared_asymmetry = np.zeros(k)  # squared asymmetry of Qᵀ A Q
         self.factor = 0.0  # scale of products, set after the first one
 
     @property
@@ -117,7 +117,7 @@ class Recurrence:
             return step % 2
         return min(step, self.depth - (2 if step == self.count else 1)) if self.far else step
 
-    def _make_room(self) -> None:
+    def _move_to_host(self) -> None:
         """Move the third-last vector to host memory, and shift the last two."""
         for rows, far in zip(self.rows, self.far, strict=True):
             far.append(rows[-3])
@@ -139,7 +139,7 @@ class Recurrence:
                 self.rows[c, self._slot(self.count + 1)].zero_()
         self.count += 1
         if self.depth <= self.count + 1 and self.count < self.num_steps and self.far:
-            self._make_room()
+            self._move_to_host()
 
     def _advance_column(self, c: int, product: Tensor) -> None:
         j, basis = self.count, self.rows[c]
@@ -152,13 +152,15 @@ class Recurrence:
         if self.reorthogonalize:
             alpha = float(inner(q, product))
             expected = self._expected(c, alpha)
-            semi = LOOSE if w.is_cuda else SEMI
-            rest = orthogonalize(self._basis(c), product, out=w, expected=expected, tol=1.0, semi=semi)
-            beta, self.overlap[c] = rest.norm, rest.overlap / (rest.norm or 1.0)
+            semi = MAX_OVERLAP_LOOSE if w.is_cuda else MAX_OVERLAP
+            remainder = orthogonalize(self._basis(c), product, out=w, expected=expected, tol=1.0, semi=semi)
+            beta, self.overlap[c] = remainder.norm, remainder.overlap / (remainder.norm or 1.0)
             if beta:
                 self.orthogonality = max(self.orthogonality, float(np.abs(self.overlap[c]).max()))
-            self.num_passes += rest.passes
-            self._uneven[c] += float(np.square(rest.taken + rest.overlap - expected).sum())
+            self.num_passes += remainder.passes
+            self._squared_asymmetry[c] += float(
+                np.square(remainder.coefficients + remainder.overlap - expected).sum()
+            )
         else:
             alpha, beta = three_terms(product, q, w, before)
             beta *= beta > BREAKDOWN * torch.finfo(w.dtype).eps * (abs(alpha) + before)
@@ -182,7 +184,7 @@ class Recurrence:
     @property
     def asymmetry(self) -> np.ndarray:
         """‖K − Kᵀ‖_F / 2 of K = Qᵀ A Q for each column (k,), as measured: rounding, if A is symmetric."""
-        return np.sqrt(self._uneven / 2) / (self.factor or 1.0)
+        return np.sqrt(self._squared_asymmetry / 2) / (self.factor or 1.0)
 
     def finish(self) -> Tridiagonals:
         """Return the tridiagonal matrices of the steps so far."""
@@ -203,9 +205,9 @@ def lanczos(
 ) -> Tridiagonals:
     """Run the Lanczos recurrence from each of the columns (n, k), in lock step.
 
-    Every step is one product with k columns. With `reorthogonalize` the bases are kept, k (num_steps + 1)
-    vectors; without, two vectors for each column, at the price of repeated copies of converged
-    eigenvalues (whose weights still add up).
+    Every step is one product with k columns. With `reorthogonalize` the bases are stored, k (num_steps + 1)
+    vectors. Without it, two vectors per column suffice, but converged eigenvalues may have several copies
+    (whose weights still add up).
 
     Args:
         basis: Storage of the bases: "device"; "host", with only three vectors of each on the device; "auto",

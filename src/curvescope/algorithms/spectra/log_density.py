@@ -17,7 +17,7 @@ import numpy as np
 from curvescope.algorithms.checks import check_count, check_number
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
-from curvescope.algorithms.spectra.distribution import Share, cumulative
+from curvescope.algorithms.spectra.distribution import SpectrumShare, cumulative
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.result import Tabular
 from curvescope.viz import spectrum
@@ -38,7 +38,7 @@ class LogDensity(Tabular):
     stderr: np.ndarray  # (G,) over probes; nan for one, zero when exact
     width: float  # standard deviation of the Gaussian, in decades
     threshold: float
-    below: Share  # of the eigenvalues up to the threshold, with certain bounds for the probes' mean
+    below: SpectrumShare  # of the eigenvalues up to the threshold, with certain bounds for the probes' mean
     num_probes: int
     exact: bool
 
@@ -100,16 +100,16 @@ def log_density(
             f"no eigenvalue was found above the threshold {tau:.3g}; the largest is {largest:.3g}",
             hint="threshold=…, below the largest eigenvalue",
         )
-    kept = np.where(nodes > tau, weights, 0.0)
-    places = np.log10(np.maximum(nodes, tau))
+    included = np.where(nodes > tau, weights, 0.0)
+    positions = np.log10(np.maximum(nodes, tau))
     low, high = float(np.log10(nodes[nodes > tau].min())), float(np.log10(largest))
     decades = max(NARROWEST, (high - low) / nodes.shape[1]) if width is None else width
     sigma = check_number("width", decades, above=0.0)
     x = even_grid(low, high, sigma, points)
-    rows = np.stack([broadened(x, *row, sigma) for row in zip(places, kept, strict=True)])
+    rows = np.stack([broadened(x, *row, sigma) for row in zip(positions, included, strict=True)])
     density, stderr = mean_and_stderr(rows)
     share = cumulative(nodes, weights, np.array([tau]), exact=exact, psd=True)
-    below = Share(*(float(part[0]) for part in (share.share, share.low, share.high, share.stderr)))
+    below = SpectrumShare(*(float(part[0]) for part in (share.share, share.low, share.high, share.stderr)))
     stderr = np.zeros_like(density) if exact else stderr
     return LogDensity(10.0**x, density, stderr, sigma, tau, below, len(nodes), exact)
 
@@ -164,18 +164,18 @@ def broadened(
 
 
 def kernel(
-    grid: np.ndarray, places: np.ndarray, width: float, *, ends: tuple[float, float] | None = None
+    grid: np.ndarray, centers: np.ndarray, width: float, *, ends: tuple[float, float] | None = None
 ) -> np.ndarray:
     """N(x; θ, width²) at points x and places θ, (G, N); reflected at the ends if these are given."""
     if ends is None:
-        return np.exp(-0.5 * ((grid[:, None] - places) / width) ** 2) / (width * np.sqrt(2 * np.pi))
+        return np.exp(-0.5 * ((grid[:, None] - centers) / width) ** 2) / (width * np.sqrt(2 * np.pi))
     low, high = ends
     span = 2 * (high - low)
-    inside = np.clip(places, low, high)  # rounding may put a node beyond an end
+    inside = np.clip(centers, low, high)  # rounding may put a node beyond an end
     farthest = int(np.ceil(MARGIN * width / span))
-    found = np.zeros((len(grid), len(places)))
-    for turn in range(-farthest, farthest + 1):
-        found += kernel(grid, inside + turn * span, width) + kernel(
-            grid, 2 * low - inside + turn * span, width
+    density = np.zeros((len(grid), len(centers)))
+    for image in range(-farthest, farthest + 1):
+        density += kernel(grid, inside + image * span, width) + kernel(
+            grid, 2 * low - inside + image * span, width
         )
-    return np.where(((grid >= low) & (grid <= high))[:, None], found, 0.0)
+    return np.where(((grid >= low) & (grid <= high))[:, None], density, 0.0)

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.accurate_sums import add_up, is_rounding, length, to_numpy
-from curvescope.algorithms.checks import GIB, block_pieces, block_sizes
+from curvescope.algorithms.accurate_sums import frobenius_length, is_rounding, sum_over_ranks, to_numpy
+from curvescope.algorithms.checks import GIB, block_shard, block_sizes
 from curvescope.algorithms.columns import columns_at_once
-from curvescope.algorithms.krylov_storage import TOGETHER_GIB, Where, place_basis
+from curvescope.algorithms.krylov_storage import DEFAULT_GIB, Where, place_basis
 from curvescope.algorithms.spectra.krylov import Recurrence, Tridiagonals
 from curvescope.algorithms.vectors import check_finite
 from curvescope.core.operator import LinearOperator
@@ -41,7 +41,7 @@ class Job:
     """Probes `first, …, first + count − 1` of one block, run together."""
 
     name: str
-    rows: slice  # position of the block, or of this rank's piece of it, in a vector
+    rows: slice  # position of the block, or of this rank's part of it, in a vector
     first: int
     count: int
     near: int | None = None  # vectors of a basis on the device, if some are in host memory
@@ -59,29 +59,29 @@ def exact_measures(op: LinearOperator, blocks: Mapping[str, slice]) -> dict[str,
     matrices = {
         name: torch.zeros(size, size, dtype=op.dtype, device=op.device) for name, size in sizes.items()
     }
-    own = {name: _own_rows(op, name, size) for name, size in sizes.items()}
+    block_rows = {name: _own_rows(op, name, size) for name, size in sizes.items()}
     width = columns_at_once(op)
     for start in track(range(0, len(units), width), "small blocks"):
         batch = units[start : start + width]
         columns = torch.zeros(op.local_shape[1], len(batch), dtype=op.dtype, device=op.device)
         for column, (name, i) in enumerate(batch):
-            columns[blocks[name], column] = (own[name] == i).to(op.device, op.dtype)
+            columns[blocks[name], column] = (block_rows[name] == i).to(op.device, op.dtype)
         product = op @ columns
         for column, (name, i) in enumerate(batch):
-            matrices[name][own[name], i] = product[blocks[name], column]
-    return {name: _eigenvalue_measure(to_numpy(add_up(matrix))) for name, matrix in matrices.items()}
+            matrices[name][block_rows[name], i] = product[blocks[name], column]
+    return {name: _eigenvalue_measure(to_numpy(sum_over_ranks(matrix))) for name, matrix in matrices.items()}
 
 
 def _own_rows(op: LinearOperator, name: str, size: int) -> Tensor:
     """Return the rows of a block that this rank holds."""
-    here = block_pieces(op, name)
-    return torch.arange(size) if here is None else here.positions()
+    shard = block_shard(op, name)
+    return torch.arange(size) if shard is None else shard.positions()
 
 
 def _eigenvalue_measure(A: np.ndarray) -> Measure:
     check_finite(A)
     nodes = np.linalg.eigvalsh(A / 2 + A.T / 2)[None]  # the sum may be out of range
-    nodes = np.zeros_like(nodes) if is_rounding(A, length(A / 2 - A.T / 2)) else nodes
+    nodes = np.zeros_like(nodes) if is_rounding(A, frobenius_length(A / 2 - A.T / 2)) else nodes
     return Measure(nodes, np.full_like(nodes, 1 / nodes.size), nodes.size, True, 0.0)
 
 
@@ -100,7 +100,7 @@ def lanczos_measures(
     """Lanczos quadrature of each diagonal block for each probe; blocks have more than num_steps rows."""
     vectors = num_steps + 1 if reorthogonalize else 2
     groups = list(_grouped(op, blocks, num_probes, vectors, max_gib, basis))
-    found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in blocks}
+    rules: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in blocks}
     real: set[str] = set()  # blocks that are not only rounding errors
     overlaps = dict.fromkeys(blocks, 0.0)
     recurrences: list[Recurrence] = []
@@ -113,9 +113,9 @@ def lanczos_measures(
             columns = _buffer(op, group)
         _advance(op, group, recurrences, columns)
         if step == num_steps - 1:
-            real |= _finish(group, recurrences, found, overlaps)
+            real |= _finish(group, recurrences, rules, overlaps)
     measures = {}
-    for name, pieces in found.items():
+    for name, pieces in rules.items():
         nodes, weights = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
         nodes = nodes if name in real else np.zeros_like(nodes)
         measures[name] = Measure(nodes, weights, num_probes * num_steps, False, overlaps[name])
@@ -125,38 +125,38 @@ def lanczos_measures(
 def _finish(
     group: list[Job],
     recurrences: list[Recurrence],
-    found: dict[str, list[tuple[np.ndarray, np.ndarray]]],
+    measures: dict[str, list[tuple[np.ndarray, np.ndarray]]],
     overlaps: dict[str, float],
 ) -> set[str]:
     """Add the result of every job to its block; return the blocks that are not only rounding errors."""
     real = set()
     for job, recurrence in zip(group, recurrences, strict=True):
-        steps_taken = recurrence.finish()
-        found[job.name].append(steps_taken.quadrature())
-        overlaps[job.name] = float(np.maximum(overlaps[job.name], steps_taken.orthogonality))  # nan stays
-        if not _all_rounding(steps_taken, recurrence.asymmetry):
+        tridiagonals = recurrence.finish()
+        measures[job.name].append(tridiagonals.quadrature())
+        overlaps[job.name] = float(np.maximum(overlaps[job.name], tridiagonals.orthogonality))  # nan stays
+        if not _all_rounding(tridiagonals, recurrence.asymmetry):
             real.add(job.name)
     return real
 
 
-def _all_rounding(found: Tridiagonals, asymmetry: np.ndarray) -> bool:
+def _all_rounding(tridiagonals: Tridiagonals, asymmetry: np.ndarray) -> bool:
     """Return True if the matrix is rounding in the Krylov space of every column."""
     return all(
         is_rounding(np.concatenate([a, b[:-1], b[:-1]]), float(uneven))
-        for a, b, uneven in zip(found.alpha, found.beta, asymmetry, strict=True)
+        for a, b, uneven in zip(tridiagonals.alpha, tridiagonals.beta, asymmetry, strict=True)
     )
 
 
 def _started(
     op: LinearOperator, job: Job, num_steps: int, probe: Probe, seed: int, reorthogonalize: bool
 ) -> Recurrence:
-    how = {"reorthogonalize": reorthogonalize, "near": job.near}
-    found = Recurrence(op, job.size, job.count, num_steps, **how)
+    options = {"reorthogonalize": reorthogonalize, "near": job.near}
+    recurrence = Recurrence(op, job.size, job.count, num_steps, **options)
     size = block_sizes(op, {job.name: job.rows})[job.name]
-    where = {"out": found.vectors, "pieces": block_pieces(op, job.name)}
-    probes(size, job.count, seed=seed, first=job.first, kind=probe, **where)
-    found.begin()
-    return found
+    probe_options = {"out": recurrence.vectors, "shard": block_shard(op, job.name)}
+    probes(size, job.count, seed=seed, first=job.first, kind=probe, **probe_options)
+    recurrence.begin()
+    return recurrence
 
 
 def _buffer(op: LinearOperator, group: list[Job]) -> Tensor | None:
@@ -174,15 +174,15 @@ def _advance(
     if columns is None:
         recurrences[0].advance(op @ recurrences[0].vectors)
         return
-    places, first = [], 0
+    positions, next_column = [], 0
     for job in group:
-        places.append(slice(first, first + job.count))
-        first += job.count
-    for job, place, recurrence in zip(group, places, recurrences, strict=True):
-        columns[job.rows, place] = recurrence.vectors
+        positions.append(slice(next_column, next_column + job.count))
+        next_column += job.count
+    for job, position, recurrence in zip(group, positions, recurrences, strict=True):
+        columns[job.rows, position] = recurrence.vectors
     product = op @ columns
-    for job, place, recurrence in zip(group, places, recurrences, strict=True):
-        recurrence.advance(product[job.rows, place])
+    for job, position, recurrence in zip(group, positions, recurrences, strict=True):
+        recurrence.advance(product[job.rows, position])
 
 
 def _grouped(
@@ -198,25 +198,27 @@ def _grouped(
     A basis that exceeds the memory runs alone, as does one that is partly in host memory.
     """
     width = columns_at_once(op)
-    together = (TOGETHER_GIB if max_gib is None else max_gib) * GIB
+    group_budget = (DEFAULT_GIB if max_gib is None else max_gib) * GIB
     group: list[Job] = []
-    room, columns = together, width
-    ranks = 1 if op.pieces is None else op.pieces[0].spread.ranks
+    budget_left, columns = group_budget, width
+    ranks = 1 if op.shards is None else op.shards[0].spread.ranks
     sizes = block_sizes(op, blocks)
     for name, rows in blocks.items():
         what = f"one probe of {name or 'the operator'}"
-        each = -(-sizes[name] // ranks)
-        place = place_basis(op, each, vectors, where=where, max_gib=max_gib, what=what)
-        alone = place.near is not None or place.num_bytes > together
-        first = 0
-        while first < num_probes:
-            fitting = int(room == together) if alone else int(room // place.num_bytes)
-            count = min(num_probes - first, columns, fitting)
+        num_rows = -(-sizes[name] // ranks)
+        placement = place_basis(op, num_rows, vectors, where=where, max_gib=max_gib, what=what)
+        runs_alone = placement.near is not None or placement.num_bytes > group_budget
+        next_probe = 0
+        while next_probe < num_probes:
+            fitting = (
+                int(budget_left == group_budget) if runs_alone else int(budget_left // placement.num_bytes)
+            )
+            count = min(num_probes - next_probe, columns, fitting)
             if count == 0:
                 yield group
-                group, room, columns = [], together, width
+                group, budget_left, columns = [], group_budget, width
                 continue
-            group.append(Job(name, rows, first, count, place.near))
-            room = 0 if alone else room - count * place.num_bytes
-            first, columns = first + count, columns - count
+            group.append(Job(name, rows, next_probe, count, placement.near))
+            budget_left = 0 if runs_alone else budget_left - count * placement.num_bytes
+            next_probe, columns = next_probe + count, columns - count
     yield group

@@ -7,7 +7,7 @@ so copies come one sweep at a time. The search ends when a sweep has found nothi
 that it overlooked something (`Search._nothing_missed`); small residuals alone never end it, because in many
 dimensions even a random vector may have one.
 
-Start vectors that are given are tried first, one sweep each, which ends when the vector has converged.
+The search first tries given start vectors, one sweep each, which ends when the vector has converged.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ from curvescope.core.progress import track
 
 Which = Literal["LA", "SA", "LM", "BE", "SM"]
 
-MISSED = 1e-3  # accepted probability, at each end, that the last sweep overlooked an eigenvalue
-SAFETY = 0.3  # share of the tolerance for estimated residuals
-ORTHOGONAL = 0.03  # share of the tolerance for overlaps within the basis: they change residuals by as much
+MISS_PROBABILITY = 1e-3  # accepted probability, at each end, that the last sweep overlooked an eigenvalue
+SAFETY_SHARE = 0.3  # share of the tolerance for estimated residuals
+MAX_OVERLAP_SHARE = (
+    0.03  # share of the tolerance for overlaps within the basis: they change residuals by as much
+)
 
 
 def choose(values: np.ndarray, k: int, which: Which, bonus: np.ndarray | float = 0.0) -> np.ndarray:
@@ -121,42 +123,42 @@ class Search:
 
     def _begin(self) -> None:
         """Start a sweep from the next given vector, or a random one, outside the locked ones."""
-        v, first = self.rows[len(self.locked)], len(self.locked)
-        rest = 0.0
-        while rest == 0.0:  # a given vector may lie in the span of the locked ones
+        v, num_locked = self.rows[len(self.locked)], len(self.locked)
+        remainder = 0.0
+        while remainder == 0.0:  # a given vector may lie in the span of the locked ones
             if self.sweeps < len(self.starts):
                 v.copy_(self.starts[self.sweeps])
             else:
                 random_vector(self.op, seed=self.seed, index=self.sweeps, out=v)
             self.sweeps += 1
-            _, rest, overlap, _ = orthogonalize(self.rows[:first], v)
-            v /= rest or 1.0
-            self.overlap = overlap / (rest or 1.0)
-        self.count, self.kept, self.coupling = 0, 0, np.zeros(0)
+            _, remainder, overlap, _ = orthogonalize(self.rows[:num_locked], v)
+            v /= remainder or 1.0
+            self.overlap = overlap / (remainder or 1.0)
+        self.count, self.num_kept, self.coupling = 0, 0, np.zeros(0)
         self.dropped, self.log_beta = np.zeros(0), 0.0
 
     def multiply(self, v: Tensor) -> Tensor:
-        """The product of the operator, times `factor`, with v."""
+        """Multiply v by the operator, scaled by `factor`."""
         product = self.op @ v
         if self.factor == 0.0:
             self.factor = safe_vector_scale(product)
         return product if self.factor in (0.0, 1.0) else product * self.factor
 
     def _step(self) -> None:
-        """One product: a new column of the projection and the next basis vector."""
-        first, last = len(self.locked), len(self.locked) + self.count
+        """Take one step: a product, a new column of the projection and the next basis vector."""
+        num_locked, last = len(self.locked), len(self.locked) + self.count
         q, w = self.rows[last], self.rows[last + 1]
         product = self.multiply(q)
-        outside, alpha = to_numpy(dots(self.rows[:first], product)), float(inner(q, product))
+        outside, alpha = to_numpy(dots(self.rows[:num_locked], product)), float(inner(q, product))
         expected = self._expected(outside, alpha)
-        rest = orthogonalize(
-            self.rows[: last + 1], product, out=w, expected=expected, tol=ORTHOGONAL * self.tol
+        remainder = orthogonalize(
+            self.rows[: last + 1], product, out=w, expected=expected, tol=MAX_OVERLAP_SHARE * self.tol
         )
-        self.beta = rest.norm
-        check_finite(rest.taken, self.beta)
-        self.H[: self.count + 1, self.count] = rest.taken[first:]
+        self.beta = remainder.norm
+        check_finite(remainder.coefficients, self.beta)
+        self.H[: self.count + 1, self.count] = remainder.coefficients[num_locked:]
         w /= self.beta or 1.0
-        self.overlap = rest.overlap / (self.beta or 1.0)
+        self.overlap = remainder.overlap / (self.beta or 1.0)
         self.coupling = np.append(np.zeros(self.count), self.beta)
         self.log_beta += math.log(self.beta) if self.beta else -math.inf
         self.count += 1
@@ -165,15 +167,15 @@ class Search:
     def _expected(self, outside: np.ndarray, alpha: float) -> np.ndarray:
         """Inner products of locked vectors and basis V with A q, before those of V are measured.
 
-        For the last vector q, which is orthogonal to the others only up to `overlap`, Vᵀ A q = T Vᵀ q up to
-        the last entry, qᵀ A q = α; the column of T that belongs to q starts with what the last step left,
-        or, after a restart, with the residuals of the Ritz vectors that were kept. Those of the locked
-        vectors are measured: they are their residuals' inner products with q, as large as the tolerance.
+        The last vector q is orthogonal to the others only up to `overlap`. Vᵀ A q = T Vᵀ q except for the
+        last entry, qᵀ A q = α. The column of T for q starts with the coupling of the last step, or, after a
+        restart, with the residuals of the kept Ritz vectors. The inner products of the locked vectors are
+        measured: they are inner products of their residuals with q, as large as the tolerance.
         """
-        first, m = len(self.locked), self.count
+        num_locked, m = len(self.locked), self.count
         T = np.triu(self.H[:m, :m])
         T = T + np.triu(T, 1).T
-        inside = T @ self.overlap[first:] + self.coupling
+        inside = T @ self.overlap[num_locked:] + self.coupling
         return np.concatenate([outside, inside, [alpha]])
 
     @property
@@ -182,28 +184,30 @@ class Search:
 
     def _check_is_due(self) -> bool:
         """Return True after 1, 2, 4, 8, 16, 24, … steps of a sweep, and after every step near its end."""
-        new = self.count - self.kept
+        new = self.count - self.num_kept
         ending = self._full or self.products == self.max_products or self.beta == 0
         return ending or self._given or len(self.locked) == self.k or new in (1, 2, 4) or new % 8 == 0
 
     def _check(self) -> bool:
         """Decide what to do with the sweep; True when the search is over."""
         theta, S, residual = self._ritz()
-        found = self._wanted(theta)
-        small = residual <= SAFETY * self.tol * self.scale
+        wanted = self._wanted(theta)
+        small = residual <= SAFETY_SHARE * self.tol * self.scale
         enough = len(self.locked) + self.count >= self.k
-        settled = enough and len(found) > 0 and bool(small[found].all())
+        settled = enough and len(wanted) > 0 and bool(small[wanted].all())
         lead = int(np.abs(S[0]).argmax())  # the Ritz vector closest to the given start
-        tracked = self._given and (not len(found) or (self.kept == 0 and bool(small[lead])))
+        tracked = self._given and (not len(wanted) or (self.num_kept == 0 and bool(small[lead])))
         spent = self.products == self.max_products
-        whole = len(self.locked) + self.count == self.n
-        if not (len(found) or self._given) and self._nothing_missed(theta, residual):
+        is_complete = len(self.locked) + self.count == self.n
+        if not (len(wanted) or self._given) and self._nothing_missed(theta, residual):
             self.verified = True
-        elif self.beta == 0 or settled or tracked or spent or whole:
+        elif self.beta == 0 or settled or tracked or spent or is_complete:
             only_lead = tracked and not settled
-            self._lock(np.array([lead] if lead in found else [], dtype=int) if only_lead else found, theta, S)
-            self.verified = whole
-            if not (whole or spent):
+            self._lock(
+                np.array([lead] if lead in wanted else [], dtype=int) if only_lead else wanted, theta, S
+            )
+            self.verified = is_complete
+            if not (is_complete or spent):
                 self._begin()
         elif self._full:
             self._restart(theta, S)
@@ -223,55 +227,58 @@ class Search:
         best = choose(np.concatenate([self.locked, theta]), self.k, self.which, bonus)
         return best[best >= len(self.locked)] - len(self.locked)
 
-    def _lock(self, found: np.ndarray, theta: np.ndarray, S: np.ndarray) -> None:
+    def _lock(self, converged: np.ndarray, theta: np.ndarray, S: np.ndarray) -> None:
         """Lock the converged Ritz vectors and drop those that they displace."""
         before = len(self.locked)
-        rotate(self.rows[before : before + self.count], S[:, found])
-        values = np.concatenate([self.locked, theta[found]])
+        rotate(self.rows[before : before + self.count], S[:, converged])
+        values = np.concatenate([self.locked, theta[converged]])
         bonus = np.where(np.arange(len(values)) < before, self.tol * self.scale, 0.0)
-        stay = np.sort(choose(values, self.k, self.which, bonus))
-        for place, source in enumerate(stay):
-            if place != source:
-                self.rows[place] = self.rows[int(source)]
-        self.locked = values[stay]
+        kept_positions = np.sort(choose(values, self.k, self.which, bonus))
+        for target, source in enumerate(kept_positions):
+            if target != source:
+                self.rows[target] = self.rows[int(source)]
+        self.locked = values[kept_positions]
 
     def _restart(self, theta: np.ndarray, S: np.ndarray) -> None:
         """Keep the wanted Ritz vectors, half of the others, and the next vector of the sweep."""
-        first, room = len(self.locked), self.count
-        wanted = max(1, self.k - first)
-        keep = choose(theta, min(room - 2, wanted + (room - wanted) // 2), self.which)
-        rotate(self.rows[first : first + room], S[:, keep])
-        self.rows[first + len(keep)] = self.rows[first + room]
+        num_locked, size = len(self.locked), self.count
+        num_wanted = max(1, self.k - num_locked)
+        keep = choose(theta, min(size - 2, num_wanted + (size - num_wanted) // 2), self.which)
+        rotate(self.rows[num_locked : num_locked + size], S[:, keep])
+        self.rows[num_locked + len(keep)] = self.rows[num_locked + size]
         self.H[:] = 0
         self.H[range(len(keep)), range(len(keep))] = theta[keep]
         self.dropped = np.concatenate([self.dropped, np.delete(theta, keep)])
         self.coupling = self.beta * S[-1, keep]
-        self.overlap = np.concatenate([self.overlap[:first], S[:, keep].T @ self.overlap[first:]])
-        self.count = self.kept = len(keep)
+        self.overlap = np.concatenate([self.overlap[:num_locked], S[:, keep].T @ self.overlap[num_locked:]])
+        self.count = self.num_kept = len(keep)
 
     def _nothing_missed(self, theta: np.ndarray, residual: np.ndarray) -> bool:
         """Return True if a sweep from a random vector q shows that no better eigenvalue exists.
 
         An eigenvector u of λ outside the locked ones has uᵀ A V = λ uᵀ V, so its inner products with the
-        basis follow from η, that with the next vector: (uᵀ xᵢ) = η rᵢ / (λ − θᵢ) for the Ritz vectors with
-        residuals rᵢ, and, through all steps and restarts, (uᵀ q) = η Π β / Π (λ − θ), over every β and every
-        Ritz value, kept or dropped. As u is a unit vector,
+        basis follow from η, its inner product with the next vector: (uᵀ xᵢ) = η rᵢ / (λ − θᵢ) for Ritz
+        vectors with residuals rᵢ, and, through all steps and restarts, (uᵀ q) = η Π β / Π (λ − θ), over every
+        β and every Ritz value, kept or dropped. As u is a unit vector,
 
             (uᵀ q)² ≤ (Π β / Π (λ − θ))² / (1 + Σ (rᵢ / (λ − θᵢ))²),
 
         the Christoffel function, which falls as λ moves outwards. A random q has (uᵀ q)² < π p² / 2n with
-        probability at most p: the bound being below that at what is wanted, plus the tolerance, p is the
-        probability that something was missed.
+        probability at most p. If the bound is below this value at the wanted eigenvalues plus the tolerance,
+        an eigenvalue was missed with probability at most p.
         """
-        margin, unlikely = self.tol * self.scale, math.log(math.pi / (2 * self.n)) + 2 * math.log(MISSED)
+        margin, unlikely = (
+            self.tol * self.scale,
+            math.log(math.pi / (2 * self.n)) + 2 * math.log(MISS_PROBABILITY),
+        )
         for sign, threshold in thresholds(self.locked, self.which):
-            away = threshold + margin - sign * theta
-            gone = threshold + margin - sign * self.dropped
-            if self.beta > 0 and (away.min() <= 0 or gone.min(initial=1.0) <= 0):
+            distance = threshold + margin - sign * theta
+            dropped_distance = threshold + margin - sign * self.dropped
+            if self.beta > 0 and (distance.min() <= 0 or dropped_distance.min(initial=1.0) <= 0):
                 return False
             if self.beta > 0:
-                overlap = 2 * (self.log_beta - np.log(away).sum() - np.log(gone).sum())
-                if overlap - math.log1p(float(((residual / away) ** 2).sum())) > unlikely:
+                overlap = 2 * (self.log_beta - np.log(distance).sum() - np.log(dropped_distance).sum())
+                if overlap - math.log1p(float(((residual / distance) ** 2).sum())) > unlikely:
                     return False
         return True
 
@@ -303,14 +310,14 @@ def solved_directly(op: LinearOperator, k: int, which: Which) -> SearchResult:
 
 
 def filled(search: Search) -> Tensor:
-    """The locked vectors (k, n), made up to k with random ones if the products did not suffice."""
+    """Locked vectors (k, n), filled up with random ones if the products did not suffice."""
     Y, index = search.rows[: search.k], search.sweeps
-    for have in range(len(search.locked), search.k):
-        rest = 0.0
-        while rest == 0.0:
-            random_vector(search.op, seed=search.seed, index=index, out=Y[have])
-            rest = orthogonalize(Y[:have], Y[have]).norm
-            Y[have] /= rest or 1.0
+    for count in range(len(search.locked), search.k):
+        remainder = 0.0
+        while remainder == 0.0:
+            random_vector(search.op, seed=search.seed, index=index, out=Y[count])
+            remainder = orthogonalize(Y[:count], Y[count]).norm
+            Y[count] /= remainder or 1.0
             index += 1
     return Y
 
@@ -321,21 +328,21 @@ def measured(search: Search) -> SearchResult:
     The products reuse the memory of the basis; k further vectors are needed only if it was shorter than 2k.
     """
     Y, k, factor = filled(search), search.k, search.factor or 1.0
-    room = search.rows[k : 2 * k] if len(search.rows) >= 2 * k else None
-    values, residuals = rayleigh_ritz(search.op, Y, search.which, factor=factor, room=room)
+    products = search.rows[k : 2 * k] if len(search.rows) >= 2 * k else None
+    values, residuals = rayleigh_ritz(search.op, Y, search.which, factor=factor, out=products)
     return SearchResult(values, Y, residuals, search.scale / factor, search.verified, search.products + k)
 
 
 def rayleigh_ritz(
-    op: LinearOperator, Y: Tensor, which: Which, *, factor: float = 1.0, room: Tensor | None = None
+    op: LinearOperator, Y: Tensor, which: Which, *, factor: float = 1.0, out: Tensor | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ritz values and residuals (k,) of an operator on the rows of Y (k, n), which become the Ritz vectors.
+    """Compute Ritz values and residuals (k,) on the rows of Y (k, n), which are overwritten by Ritz vectors.
 
     Args:
         factor: Scale that brings products near one.
-        room: Buffer (k, n) for the products.
+        out: Buffer (k, n) for the products.
     """
-    P, k = torch.empty_like(Y) if room is None else room, len(Y)
+    P, k = torch.empty_like(Y) if out is None else out, len(Y)
     width = columns_at_once(op)
     for start in range(0, k, width):
         P[start : start + width] = (op @ Y[start : start + width].T).T

@@ -41,20 +41,20 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
-from curvescope.algorithms.accurate_sums import add_up, gram, norms, to_numpy
+from curvescope.algorithms.accurate_sums import gram, norms, sum_over_ranks, to_numpy
 from curvescope.algorithms.checks import fixed_operator
 from curvescope.algorithms.columns import columns_at_once, mean_and_stderr
 from curvescope.algorithms.vectors import check_finite, fresh, orthogonalize, random_vector, rotate
 from curvescope.core.operator import LinearOperator
 
-LOST = 1e-6  # of a vector's length: less than this outside the subspace is rounding
-FLOOR = 0.05  # of the largest |Ritz value|: a largest value that is smaller is measured by this
-RANDOM = 0.5  # length of the random vector beside that of what is followed
-LEAST = 6  # vectors in a subspace that is enough for one end, and three more for both
-LEAST_TRACKED = 3  # vectors in a subspace that begins with the sum of earlier eigenvectors
-STEADY = 3  # products over which the ends must have come to rest
+MIN_OUTSIDE = 1e-6  # share of a vector's length: a smaller part outside the subspace is rounding
+VALUE_FLOOR = 0.05  # share of the largest |Ritz value|: the error of a smaller λ_max is relative to this
+RANDOM_LENGTH = 0.5  # length of the random vector, relative to the sum of the previous eigenvectors
+MIN_VECTORS = 6  # smallest size of a subspace for one end; both ends need three more
+MIN_TRACKED = 3  # smallest size of a subspace that starts with earlier eigenvectors
+STEADY_PRODUCTS = 3  # number of products over which the ends must not change
 BISECTIONS = 50
-MISSED = 0.01  # probability of an eigenvalue above the bound of `search_top`
+MISS_PROBABILITY = 0.01  # probability of an eigenvalue above the bound of `search_top`
 
 
 class TrackedEnds(NamedTuple):
@@ -62,29 +62,31 @@ class TrackedEnds(NamedTuple):
 
     values: np.ndarray  # (k,)
     residuals: np.ndarray  # (k,)
-    errors: np.ndarray  # (k,) see `_Pairs`; the residual of those between
+    errors: np.ndarray  # (k,) see `_Pairs`; residuals for values between the two ends
     vectors: Tensor  # (k, n) orthonormal rows
     angle: float  # bound of the sine of the angle to the true top eigenspace: see `_angle`
-    forms: np.ndarray  # xᵀ A x / xᵀ x of the vectors in `beside`
+    forms: np.ndarray  # xᵀ A x / xᵀ x of the vectors in `include`
     converged: bool  # both ends have errors within the tolerance
     num_products: int
     subspace: Subspace
-    upper: float = math.inf  # above all eigenvalues, except with probability `MISSED`; inf: not known
+    upper: float = (
+        math.inf
+    )  # above all eigenvalues, except with probability `MISS_PROBABILITY`; inf: not known
 
 
 class Subspace:
     """Orthonormal rows V (m, n) with the products A V and the projection V A Vᵀ.
 
-    Memory: 2 · `room` vectors.
+    Memory: 2 · `capacity` vectors.
     """
 
-    def __init__(self, op: LinearOperator, room: int):
-        self.op, self.room = op, min(room, op.shape[0])
+    def __init__(self, op: LinearOperator, capacity: int):
+        self.op, self.capacity = op, min(capacity, op.shape[0])
         n = op.local_shape[0]
-        self._V, self._AV = fresh(op, self.room, n), fresh(op, self.room, n)
-        self.H = np.zeros((self.room, self.room))
+        self._V, self._AV = fresh(op, self.capacity, n), fresh(op, self.capacity, n)
+        self.H = np.zeros((self.capacity, self.capacity))
         self.count, self.products = 0, 0
-        self.chain = 0  # first vectors that are the Krylov space of a random one
+        self.chain = 0  # number of first vectors that are the Krylov space of a random one
 
     @property
     def V(self) -> Tensor:
@@ -100,21 +102,21 @@ class Subspace:
         """Add the parts of rows (k, n) outside the subspace, one product each; return the number of new
         directions.
         """
-        first = self.count
-        for row in rows[: self.room - first]:
+        num_before = self.count
+        for row in rows[: self.capacity - num_before]:
             self._append(row)
-        new = slice(first, self.count)
+        new = slice(num_before, self.count)
         width = columns_at_once(self.op)
-        for start in range(first, self.count, width):
-            some = slice(start, min(start + width, self.count))
-            self._AV[some] = (self.op @ self._V[some].T).T
-        self.products += self.count - first
-        if self.count > first:
+        for start in range(num_before, self.count, width):
+            batch = slice(start, min(start + width, self.count))
+            self._AV[batch] = (self.op @ self._V[batch].T).T
+        self.products += self.count - num_before
+        if self.count > num_before:
             block = gram(self.V, self._AV[new])
             check_finite(block)
             self.H[: self.count, new] = block
             self.H[new, : self.count] = block.T
-        return self.count - first
+        return self.count - num_before
 
     def _append(self, row: Tensor) -> None:
         w = self._V[self.count]
@@ -122,9 +124,9 @@ class Subspace:
         if not length > 0:
             return
         torch.div(row, length, out=w)
-        rest = orthogonalize(self.V, w).norm
-        if rest > LOST:
-            w /= rest
+        remainder = orthogonalize(self.V, w).norm
+        if remainder > MIN_OUTSIDE:
+            w /= remainder
             orthogonalize(self.V, w)
             self.count += 1
 
@@ -141,7 +143,7 @@ class Subspace:
         """Bound of λ_max from a space that is the Krylov space of its first vector, a random one.
 
         The x above all Ritz values θ_i at which Σ log(x − θ_i) = Σ log β_j − log c; c is the component of a
-        random direction that is exceeded with probability 1 − `MISSED`.
+        random direction that is exceeded with probability 1 − `MISS_PROBABILITY`.
         """
         m, n = self.count, self.op.shape[0]
         theta = self.ritz()[0]
@@ -151,7 +153,7 @@ class Subspace:
         betas = np.append(np.abs(np.diagonal(self.H[:m, :m], 1)), outside)
         if not (betas > 0).all():
             return float(theta[-1])
-        squared = float(beta.ppf(MISSED, 0.5, (n - 1) / 2))
+        squared = float(beta.ppf(MISS_PROBABILITY, 0.5, (n - 1) / 2))
         target = float(np.log(betas).sum()) - math.log(squared) / 2
         low, high = 0.0, math.exp(target / m)  # Σ log(x − θ_i) ≥ m log(x − θ_max)
         for _ in range(BISECTIONS):
@@ -177,7 +179,7 @@ class Subspace:
         return ((C @ H) * C).sum(axis=1) / np.maximum((C * C).sum(axis=1), 1e-300)
 
     def keep(self, theta: np.ndarray, S: np.ndarray) -> None:
-        """Drop all but these Ritz pairs."""
+        """Reduce the subspace to these Ritz pairs."""
         rotate(self.V, S)
         rotate(self.AV, S)
         self.count, self.chain = len(theta), 0
@@ -188,71 +190,72 @@ class Subspace:
 @fixed_operator
 def follow_ends(
     op: LinearOperator,
-    followed: Tensor | None = None,
-    beside: Tensor | None = None,
+    previous: Tensor | None = None,
+    include: Tensor | None = None,
     *,
     top: int = 1,
     bottom: bool = True,
     tol: float = 0.01,
-    loose: float = math.inf,
+    other_tol: float = math.inf,
     max_products: int = 200,
     max_basis: int = 48,
     seed: int = 0,
     stop: Callable[[], bool] | None = None,
-    go_on: Subspace | None = None,
+    resume: Subspace | None = None,
     upper: float = math.inf,
 ) -> TrackedEnds:
-    """The `top` largest eigenpairs and the smallest one, as far as the tolerance asks for.
+    """Estimate the `top` largest eigenpairs and the smallest one, up to a tolerance.
 
     Args:
-        followed: rows (m, n), eigenvectors of the last time: their sum is what the search begins with.
-        beside: rows (m, n) that the subspace shall hold as they are.
-        bottom: whether the smallest is wanted.
-        tol: error that is enough: of the largest value relative to itself, of the smallest to the largest
-            |Ritz value|.
-        loose: residual of the others that is enough, relative to the largest |Ritz value|.
-        max_products: most products with one vector.
-        max_basis: vectors in the subspace, each kept with its product.
-        seed: of the random vector.
-        stop: asked before every further product; where it says so, what was found is returned as it is.
-        go_on: subspace of an earlier search of the same matrix, which is extended; it holds `beside` already.
-        upper: bound of all eigenvalues from an earlier search; the error of the largest reaches up to it.
+        previous: Rows (m, n), eigenvectors of an earlier search; the search starts from their sum.
+        include: Rows (m, n) that the subspace must contain.
+        bottom: If True, also find the smallest eigenvalue.
+        tol: Sufficient error of the largest value, relative to itself, and of the smallest value, relative to
+            the largest |Ritz value|.
+        other_tol: Sufficient residual of the other values, relative to the largest |Ritz value|.
+        max_products: Largest number of products with one vector.
+        max_basis: Number of vectors in the subspace, which are stored with their products.
+        seed: Seed of the random vector.
+        stop: Called before every product; if it returns True, the search returns its current result.
+        resume: Subspace of an earlier search of the same matrix, to be extended; it already contains
+            `include`.
+        upper: Upper bound of all eigenvalues from an earlier search; the error of the largest includes it.
     """
     n = op.local_shape[0]
-    given = fresh(op, 0, n) if beside is None else beside.to(dtype=op.dtype, device=op.device)
-    if go_on is None:
-        begin = torch.cat([_begin(op, followed, seed), given])
-        space = Subspace(op, max(max_basis, top + 4, len(begin) + 4))
-        before = 0
-        space.add(begin)
+    included = fresh(op, 0, n) if include is None else include.to(dtype=op.dtype, device=op.device)
+    if resume is None:
+        start = torch.cat([_begin(op, previous, seed), included])
+        space = Subspace(op, max(max_basis, top + 4, len(start) + 4))
+        products_before = 0
+        space.add(start)
     else:
-        space, before = go_on, go_on.products
+        space, products_before = resume, resume.products
         space.op = op
-    forms, seen = space.forms(given), list[np.ndarray]()
+    forms, history = space.forms(included), list[np.ndarray]()
     while True:
-        found = _Pairs(space, min(top, n), tol, bottom=bottom, seen=seen)
-        limits = found.limits(tol, loose)
-        enough = found.full or (
-            space.count >= LEAST + 3 * bottom
-            and found.moved[0] <= limits[0]
-            and bool((found.errors <= limits).all())
+        pairs = _Pairs(space, min(top, n), tol, bottom=bottom, seen=history)
+        limits = pairs.limits(tol, other_tol)
+        is_enough = pairs.full or (
+            space.count >= MIN_VECTORS + 3 * bottom
+            and pairs.change[0] <= limits[0]
+            and bool((pairs.errors <= limits).all())
         )
-        if enough or space.products - before >= max_products or (stop is not None and stop()):
+        if is_enough or space.products - products_before >= max_products or (stop is not None and stop()):
             break
-        if space.count == space.room:
-            space.keep(*_best(*space.ritz(), space.room, top))
-        if not space.add(found.next(limits)):
+        if space.count == space.capacity:
+            space.keep(*_best(*space.ritz(), space.capacity, top))
+        if not space.add(pairs.next(limits)):
             break
-    found.reach(upper)
+    pairs.reach(upper)
     return TrackedEnds(
-        values=found.values,
-        residuals=found.sizes,
-        errors=found.errors,
-        vectors=space.rows(found.S),
-        angle=_angle(space, found.sizes[: min(top, n)]),
+        values=pairs.values,
+        residuals=pairs.sizes,
+        errors=pairs.errors,
+        vectors=space.rows(pairs.S),
+        angle=_angle(space, pairs.sizes[: min(top, n)]),
         forms=forms,
-        converged=bool((found.errors <= limits)[found.is_end].all()),
-        num_products=space.products - before,
+        converged=bool((pairs.errors <= limits)[pairs.is_end].all()),
+        num_products=space.products - products_before,
         subspace=space,
         upper=upper,
     )
@@ -269,45 +272,48 @@ def search_top(
     max_basis: int = 48,
     seed: int = 0,
     stop: Callable[[], bool] | None = None,
-    go_on: Subspace | None = None,
+    resume: Subspace | None = None,
 ) -> TrackedEnds:
-    """The `top` largest eigenpairs, the first with an error that counts eigenvalues that were not met.
+    """Estimate the `top` largest eigenpairs; the error of the largest allows for eigenvalues not found.
 
-    The error of the largest reaches from its Ritz value to the bound that the random start gives, so a
-    direction that the search did not meet is within it, except with probability `MISSED`.
+    The error of the largest reaches from its Ritz value to the bound from the random start. It covers
+    directions that the search has missed, except with probability `MISS_PROBABILITY`.
 
     Args:
-        known: rows (m, n) that may lie near the largest eigenvector, such as the one of the last time and a
-            gradient. The subspace gets them if the random start alone did not give the error asked for.
-        tol: error that is enough, relative to the largest value.
-        max_products: most products with one vector.
-        max_basis: vectors in the subspace, each kept with its product.
-        seed: of the random vector.
-        stop: asked before every further product; where it says so, what was found is returned as it is.
-        go_on: subspace of an earlier `search_top` of the same matrix, which is extended.
+        known: Rows (m, n) that may be close to the largest eigenvector, such as that of an earlier search and
+            a gradient. They are added to the subspace if the random start alone does not reach `tol`.
+        tol: Sufficient error, relative to the largest value.
+        max_products: Largest number of products with one vector.
+        max_basis: Number of vectors in the subspace, which are stored with their products.
+        seed: Seed of the random vector.
+        stop: Called before every product; if it returns True, the search returns its current result.
+        resume: Subspace of an earlier `search_top` of the same matrix, to be extended.
     """
     n = op.shape[0]
     known = fresh(op, 0, op.local_shape[0]) if known is None else known.to(dtype=op.dtype, device=op.device)
-    if go_on is None:
-        space, before = Subspace(op, max(max_basis, top + 4, len(known) + 4)), 0
-        begin = fresh(op, 1, op.local_shape[0])
-        random_vector(op, seed=seed, index=0, out=begin[0])
-        space.add(begin)
+    if resume is None:
+        space, products_before = Subspace(op, max(max_basis, top + 4, len(known) + 4)), 0
+        start = fresh(op, 1, op.local_shape[0])
+        random_vector(op, seed=seed, index=0, out=start[0])
+        space.add(start)
         space.chain = space.count
     else:
-        space, before = go_on, go_on.products
-        space.op, space.count = op, go_on.chain
-    most = min(max_products - len(known) + before, space.products + space.room - space.count - len(known))
+        space, products_before = resume, resume.products
+        space.op, space.count = op, resume.chain
+    max_total = min(
+        max_products - len(known) + products_before,
+        space.products + space.capacity - space.count - len(known),
+    )
     while True:
         theta, upper = float(space.ritz()[0][-1]), space.upper_bound()
         scale = float(np.abs(space.ritz()[0]).max())
-        enough = upper - theta <= tol * max(abs(theta), FLOOR * scale)
-        if enough or space.products >= most or (stop is not None and stop()):
+        is_enough = upper - theta <= tol * max(abs(theta), VALUE_FLOOR * scale)
+        if is_enough or space.products >= max_total or (stop is not None and stop()):
             break
         if not space.add(space.AV[-1:].clone()):
             break
         space.chain = space.count
-    if not enough and not (stop is not None and stop()):
+    if not is_enough and not (stop is not None and stop()):
         space.add(known)
     pairs = _Pairs(space, min(top, n), tol, bottom=False, seen=[])
     pairs.reach(upper)
@@ -319,7 +325,7 @@ def search_top(
         angle=_angle(space, pairs.sizes),
         forms=np.zeros(0),
         converged=bool(pairs.errors[0] <= pairs.limits(tol, math.inf)[0]),
-        num_products=space.products - before,
+        num_products=space.products - products_before,
         subspace=space,
         upper=upper,
     )
@@ -328,29 +334,29 @@ def search_top(
 @fixed_operator
 def track_top(
     op: LinearOperator,
-    followed: Tensor,
+    previous: Tensor,
     *,
     top: int = 1,
     tol: float = 0.05,
     max_products: int = 10,
     stop: Callable[[], bool] | None = None,
 ) -> TrackedEnds:
-    """The `top` largest eigenpairs by Lanczos from the sum of earlier eigenvectors.
+    """Estimate the `top` largest eigenpairs by Lanczos from the sum of earlier eigenvectors.
 
     The matrix has an eigenvalue within the error of the largest value. A search that starts orthogonal to an
     eigenvector does not meet it; `search_top` bounds such eigenvalues.
 
     Args:
-        followed: rows (m, n), eigenvectors of the last time.
-        tol: error that is enough, relative to the largest value.
-        max_products: most products with one vector.
-        stop: asked before every further product; where it says so, what was found is returned as it is.
+        previous: Rows (m, n), eigenvectors of an earlier search.
+        tol: Sufficient error, relative to the largest value.
+        max_products: Largest number of products with one vector.
+        stop: Called before every product; if it returns True, the search returns its current result.
     """
     space = Subspace(op, max(max_products, top + 4))
-    space.add(followed.to(dtype=op.dtype, device=op.device).sum(dim=0, keepdim=True))
+    space.add(previous.to(dtype=op.dtype, device=op.device).sum(dim=0, keepdim=True))
     while True:
         pairs = _Pairs(space, min(top, space.count), tol, bottom=False, seen=[])
-        enough = space.count >= LEAST_TRACKED and bool(pairs.errors[0] <= pairs.limits(tol, math.inf)[0])
+        enough = space.count >= MIN_TRACKED and bool(pairs.errors[0] <= pairs.limits(tol, math.inf)[0])
         if pairs.full or enough or space.products >= max_products or (stop is not None and stop()):
             break
         if not space.add(pairs.rows[:1]):
@@ -368,24 +374,24 @@ def track_top(
     )
 
 
-def _begin(op: LinearOperator, followed: Tensor | None, seed: int) -> Tensor:
-    """One vector to begin with, (1, n): the sum of those that are followed, and a random one."""
+def _begin(op: LinearOperator, previous: Tensor | None, seed: int) -> Tensor:
+    """Start vector (1, n): the sum of the previous eigenvectors and a random vector."""
     begin = fresh(op, 1, op.local_shape[0])
     random_vector(op, seed=seed, index=0, out=begin[0])
-    if followed is None or not len(followed):
+    if previous is None or not len(previous):
         return begin
-    known = followed.to(begin).sum(dim=0, keepdim=True)
+    known = previous.to(begin).sum(dim=0, keepdim=True)
     if not float(norms(known[0])) > 0:  # zero, for example a zero gradient: only the random vector is used
         return begin
-    return begin.mul_((RANDOM * norms(known[0]) / norms(begin[0])).to(begin)).add_(known)
+    return begin.mul_((RANDOM_LENGTH * norms(known[0]) / norms(begin[0])).to(begin)).add_(known)
 
 
 class _Pairs:
     """Wanted Ritz pairs of a subspace: the largest first, then the smallest one.
 
-    The largest has the error min(r, r²/gap), not less than what the last product has moved it. The smallest
-    is usually the edge of a bulk, where the next one is unknown. Its error is r, but at least the change over
-    the last products, and at least the tolerance, because a search that stops there has no better estimate.
+    The error of the largest is min(r, r²/gap), and at least its change by the last product. The smallest is
+    usually the edge of a bulk, so its gap is unknown. Its error is r, and at least the change over the last
+    products and the tolerance, because a search that stops there has no better estimate.
     """
 
     def __init__(self, space: Subspace, top: int, tol: float, *, bottom: bool, seen: list[np.ndarray]):
@@ -393,33 +399,35 @@ class _Pairs:
         seen.append(theta[[-1, 0]])
         m = len(theta)
         high = list(range(m - 1, max(m - 1 - top, -1), -1))
-        wanted = np.array([*high, 0] if bottom and 0 not in high else high)
-        self.values, self.S, self.scale = theta[wanted], S[:, wanted], float(np.abs(theta).max())
+        positions = np.array([*high, 0] if bottom and 0 not in high else high)
+        self.values, self.S, self.scale = theta[positions], S[:, positions], float(np.abs(theta).max())
         self.rows = space.residuals(self.values, self.S)
         self.sizes = to_numpy(norms(self.rows, dim=1))
-        self.is_end = (wanted == m - 1) | (bottom & (wanted == 0))
+        self.is_end = (positions == m - 1) | (bottom & (positions == 0))
         self.errors = self.sizes.copy()
         if m > 1:
-            beside = norms(space.residuals(theta[m - 2 : m - 1], S[:, m - 2 : m - 1]), dim=1)
-            gap = theta[-1] - theta[-2] - float(beside[0])
+            neighbor_norm = norms(space.residuals(theta[m - 2 : m - 1], S[:, m - 2 : m - 1]), dim=1)
+            gap = theta[-1] - theta[-2] - float(neighbor_norm[0])
             if gap > 0:
                 self.errors[0] = min(self.sizes[0], self.sizes[0] ** 2 / gap)
-            if space.count < space.op.shape[0]:  # a residual does not show an eigenvector that just came up
+            if (
+                space.count < space.op.shape[0]
+            ):  # a residual does not show an eigenvector that has just appeared
                 before = np.linalg.eigvalsh(space.H[: m - 1, : m - 1])[-1]
                 self.errors[0] = max(self.errors[0], theta[-1] - before)
-        self.moved = np.abs(seen[-1] - seen[max(len(seen) - 1 - STEADY, 0)])
+        self.change = np.abs(seen[-1] - seen[max(len(seen) - 1 - STEADY_PRODUCTS, 0)])
         self.full = space.count == space.op.shape[0]
         if bottom and not self.full:
-            self.errors[-1] = max(self.sizes[-1], self.moved[1], tol * self.scale)
+            self.errors[-1] = max(self.sizes[-1], self.change[1], tol * self.scale)
 
-    def limits(self, tol: float, loose: float) -> np.ndarray:
+    def limits(self, tol: float, other_tol: float) -> np.ndarray:
         """Return the sufficient errors, (k,)."""
-        first = np.arange(len(self.values)) == 0
-        own = np.where(first, np.maximum(abs(self.values[0]), FLOOR * self.scale), self.scale)
-        return np.where(self.is_end, tol * own, loose * self.scale if self.scale > 0 else math.inf)
+        is_largest = np.arange(len(self.values)) == 0
+        scales = np.where(is_largest, np.maximum(abs(self.values[0]), VALUE_FLOOR * self.scale), self.scale)
+        return np.where(self.is_end, tol * scales, other_tol * self.scale if self.scale > 0 else math.inf)
 
     def reach(self, upper: float) -> None:
-        """Let the error of the largest value reach up to a bound of all; a value beyond it keeps its own."""
+        """Extend the error of the largest value to an upper bound of all, unless the value exceeds it."""
         if self.full or not math.isfinite(upper):
             return
         beyond, rounding = upper - self.values[0], float(torch.finfo(self.rows.dtype).eps) * self.scale
@@ -434,7 +442,7 @@ class _Pairs:
 def _angle(space: Subspace, residuals: np.ndarray) -> float:
     """‖R‖_F / gap for the k largest Ritz pairs, at most 1: the sin Θ theorem (Davis, Kahan).
 
-    The gap is that between the last of them and the next Ritz value plus its residual.
+    The gap is between the last of these pairs and the next Ritz value plus its residual.
     """
     theta, S = space.ritz()
     k, j = len(residuals), len(theta) - len(residuals) - 1
@@ -445,10 +453,10 @@ def _angle(space: Subspace, residuals: np.ndarray) -> float:
     return min(size / gap, 1.0) if gap > 0 else 1.0
 
 
-def _best(theta: np.ndarray, S: np.ndarray, room: int, top: int) -> tuple[np.ndarray, np.ndarray]:
+def _best(theta: np.ndarray, S: np.ndarray, capacity: int, top: int) -> tuple[np.ndarray, np.ndarray]:
     """Choose Ritz pairs to fill half of the subspace, mostly from the high end."""
-    low = max(room // 8, 1)
-    high = max(room // 2 - low, top + 1)
+    low = max(capacity // 8, 1)
+    high = max(capacity // 2 - low, top + 1)
     chosen = np.r_[0:low, len(theta) - high : len(theta)]
     return theta[chosen], S[:, chosen]
 
@@ -467,19 +475,19 @@ class Outside:
     def block_samples(self, X: Tensor, AX: Tensor, blocks: Sequence[slice]) -> tuple[np.ndarray, np.ndarray]:
         """Return traces of diagonal blocks: the known part (B,), and samples (p, B) of the rest."""
         inside = 2 * (self.V * self.AV).sum(0) - (self.V * (self.T @ self.V)).sum(0)
-        rest = AX - self.AV.T @ add_up(self.V @ X)
-        rest = X * (rest - self.V.T @ add_up(self.V @ rest))
-        exact = add_up(torch.stack([inside[rows].double().sum() for rows in blocks]))
-        samples = add_up(torch.stack([rest[rows].double().sum(0) for rows in blocks], dim=1))
+        outside = AX - self.AV.T @ sum_over_ranks(self.V @ X)
+        outside = X * (outside - self.V.T @ sum_over_ranks(self.V @ outside))
+        exact = sum_over_ranks(torch.stack([inside[rows].double().sum() for rows in blocks]))
+        samples = sum_over_ranks(torch.stack([outside[rows].double().sum(0) for rows in blocks], dim=1))
         return to_numpy(exact), to_numpy(samples)
 
 
-def ratio_and_stderr(part: Tensor, whole: Tensor) -> tuple[float, float]:
+def ratio_and_stderr(BX: Tensor, AX: Tensor) -> tuple[float, float]:
     """‖B‖_F / ‖A‖_F from B X and A X (n, p), and its standard error, to first order.
 
     The squares are means of ‖B x‖² and ‖A x‖²; their ratio varies as b − ρ a over the probes.
     """
-    b, a = to_numpy(norms(part, dim=0)) ** 2, to_numpy(norms(whole, dim=0)) ** 2
+    b, a = to_numpy(norms(BX, dim=0)) ** 2, to_numpy(norms(AX, dim=0)) ** 2
     if not a.mean() > 0:
         return float("nan"), float("nan")
     square = b.mean() / a.mean()

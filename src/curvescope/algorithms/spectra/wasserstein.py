@@ -21,7 +21,7 @@ from curvescope.algorithms.spectra.density import SpectralDensity
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 
-EXHAUSTED = 1e-12  # of the largest node: what is left of a vector is rounding
+MIN_REMAINDER = 1e-12  # relative to the largest node: a smaller remainder of a vector is rounding
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SpectralDistance(Result):
     """
 
     value: float
-    stderr: float  # by leaving out one probe after the other; nan for one
+    stderr: float  # by leaving out one probe at a time; nan for one probe
     bias: float  # from the same jackknife: noise makes equal spectra look different
     low: float
     high: float
@@ -59,23 +59,23 @@ def wasserstein(p: SpectralDensity, q: SpectralDensity) -> SpectralDistance:
     if not counts:
         return SpectralDistance(value, 0.0, 0.0, value, value, value, value, 0.0, 0)
     count = counts.pop()
-    rest, course = _unresolved(p) + _unresolved(q), [*_shorter(p, q), value]
-    steps = min(course), max(course)
+    unresolved, values = _unresolved(p) + _unresolved(q), [*_distances_of_fewer_steps(p, q), value]
+    steps = min(values), max(values)
     if count == 1:
-        return SpectralDistance(value, math.nan, math.nan, math.nan, math.nan, *steps, rest, 1)
+        return SpectralDistance(value, math.nan, math.nan, math.nan, math.nan, *steps, unresolved, 1)
     without = np.array([point_distance(*_pooled(p, i), *_pooled(q, i)) for i in range(count)])
     stderr, bias = (float(x) for x in jackknife(value, without))
     half, center = student(count - 1) * stderr, max(value - bias, 0.0)
     ends = max(center - half, 0.0), center + half
-    return SpectralDistance(value, stderr, bias, *ends, *steps, rest, count)
+    return SpectralDistance(value, stderr, bias, *ends, *steps, unresolved, count)
 
 
 def point_distance(x: np.ndarray, v: np.ndarray, y: np.ndarray, w: np.ndarray) -> float:
     """W₁ between Σ vᵢ δ(xᵢ) and Σ wᵢ δ(yᵢ), each of total mass one, in any order."""
-    places = np.concatenate([x, y])
-    order = np.argsort(places, kind="stable")
+    points = np.concatenate([x, y])
+    order = np.argsort(points, kind="stable")
     excess = np.cumsum(np.concatenate([v, -w])[order])[:-1]
-    return float(np.abs(excess) @ np.diff(places[order]))
+    return float(np.abs(excess) @ np.diff(points[order]))
 
 
 def _pooled(d: SpectralDensity, left_out: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -86,10 +86,12 @@ def _pooled(d: SpectralDensity, left_out: int | None = None) -> tuple[np.ndarray
     return nodes.ravel(), weights.ravel() / weights.sum()
 
 
-def _shorter(p: SpectralDensity, q: SpectralDensity) -> list[float]:
-    """The distances that the last half of the Lanczos steps would have given, but for the last."""
-    most = max(d.nodes.shape[1] for d in (p, q) if not d.exact)
-    return [point_distance(*_cut(p, steps), *_cut(q, steps)) for steps in range(max(1, most // 2), most)]
+def _distances_of_fewer_steps(p: SpectralDensity, q: SpectralDensity) -> list[float]:
+    """Distances after each step of the last half of the Lanczos steps, except the last step."""
+    num_steps = max(d.nodes.shape[1] for d in (p, q) if not d.exact)
+    return [
+        point_distance(*_cut(p, steps), *_cut(q, steps)) for steps in range(max(1, num_steps // 2), num_steps)
+    ]
 
 
 def _cut(d: SpectralDensity, steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -111,7 +113,7 @@ def coarser_quadrature(nodes: np.ndarray, weights: np.ndarray, steps: int) -> tu
         for _ in range(2):
             v = v - np.stack(Q).T @ (np.stack(Q) @ v)
         size = float(np.linalg.norm(v))
-        if len(alpha) == steps or size <= EXHAUSTED * float(np.abs(nodes).max()):
+        if len(alpha) == steps or size <= MIN_REMAINDER * float(np.abs(nodes).max()):
             break
         beta.append(size)
         Q.append(v / size)

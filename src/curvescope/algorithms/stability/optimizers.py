@@ -38,16 +38,16 @@ from curvescope.core.operator import Diagonal, LinearOperator
 
 @dataclass(frozen=True)
 class Descent:
-    """An optimizer as the recurrence above."""
+    """Coefficients of an optimizer's recurrence, see above."""
 
     name: str
     inverse_root: LinearOperator | None  # P^(−½), or None for the identity
-    learning_rate: float | None = None  # η: the largest one, where parameters have several
+    learning_rate: float | None = None  # η: the largest one of all groups
     momentum: float = 0.0  # β
     nesterov: bool = False
     gain: float = 1.0  # g
-    coupled: Tensor | None = None  # (n,) weight decay that is part of the gradient: added to H
-    decoupled: Tensor | None = None  # (n,) weight decay outside the gradient, over the largest learning rate
+    coupled: Tensor | None = None  # (n,) weight decay in the gradient: added to H
+    decoupled: Tensor | None = None  # (n,) weight decay outside the gradient, divided by the largest η
     assumed: list[str] = field(default_factory=list)
 
     @property
@@ -72,7 +72,7 @@ class Descent:
 
 Group = Mapping[str, Any]
 Denominator = Callable[[Group, Mapping[str, Any]], Tensor]
-HELD = "the preconditioner is held fixed, although the optimizer keeps adapting it"
+FIXED_PRECONDITIONER = "the preconditioner is held fixed, although the optimizer keeps adapting it"
 
 
 def read_optimizer(
@@ -81,7 +81,7 @@ def read_optimizer(
     """Read the descent of an optimizer over the entries of a space; parameters are matched by identity."""
     kind = type(optimizer)
     if kind not in _READERS:
-        known = ", ".join(each.__name__ for each in _READERS)
+        known = ", ".join(reader.__name__ for reader in _READERS)
         raise UsageError(
             f"expected an optimizer of torch that is one of {known}, got {kind.__module__}.{kind.__name__}",
             hint="pass P as an operator with inverse_root, or P^(−½) as a function",
@@ -92,15 +92,15 @@ def read_optimizer(
     largest = max(float(group["lr"]) for group in groups.values())
     if largest <= 0:
         raise UsageError(f"expected a learning rate above 0, got {largest:g}")
-    share = {name: float(group["lr"]) / largest for name, group in groups.items()}
-    assumed = _assumed(optimizer, groups, share)
-    return _READERS[kind](_Reading(optimizer, parameters, space, groups, share), largest, assumed)
+    lr_ratio = {name: float(group["lr"]) / largest for name, group in groups.items()}
+    assumed = _assumed(optimizer, groups, lr_ratio)
+    return _READERS[kind](_Reading(optimizer, parameters, space, groups, lr_ratio), largest, assumed)
 
 
 def _groups(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], space: ParamSpace
 ) -> dict[str, Group]:
-    """The group of each parameter of the space."""
+    """Group of each parameter of the space."""
     of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     for name in space.parameter_names:
         if id(parameters[name]) not in of:
@@ -114,13 +114,13 @@ def _groups(
 def _assumed(
     optimizer: torch.optim.Optimizer, groups: Mapping[str, Group], share: Mapping[str, float]
 ) -> list[str]:
-    found = ["every step uses the gradient of this operator's data"]
+    assumptions = ["every step uses the gradient of this operator's data"]
     trained = sum(len(group["params"]) for group in optimizer.param_groups)
     if trained > len(groups):
-        found.append(f"{trained - len(groups)} other parameters of the optimizer do not move")
+        assumptions.append(f"{trained - len(groups)} other parameters of the optimizer do not change")
     if set(share.values()) != {1.0}:
-        found.append("learning rates of groups stay in proportion; the bound is for the largest")
-    return found
+        assumptions.append("learning rates of groups stay in proportion; the bound is for the largest")
+    return assumptions
 
 
 class _Reading:
@@ -139,30 +139,30 @@ class _Reading:
 
     def one(self, setting: str, what: str) -> Any:
         """Return a setting that must be the same in all groups."""
-        found = {_plain(group[setting]) for group in self.groups.values()}
-        if len(found) > 1:
+        values = {_plain(group[setting]) for group in self.groups.values()}
+        if len(values) > 1:
             raise UsageError(
-                f"expected one {what} for all parameters, got {', '.join(map(str, sorted(found)))}",
+                f"expected one {what} for all parameters, got {', '.join(map(str, sorted(values)))}",
                 hint="take the operator of the blocks of one group",
             )
-        return found.pop()
+        return values.pop()
 
     def state(self, name: str) -> Mapping[str, Any]:
         """Return the optimizer's state of a parameter."""
-        found = self.optimizer.state.get(self.parameters[name], {})
+        state = self.optimizer.state.get(self.parameters[name], {})
         adam = isinstance(self.optimizer, torch.optim.Adam)  # a fused one may skip its first step
-        if not found or (adam and float(found["step"]) == 0):
+        if not state or (adam and float(state["step"]) == 0):
             raise UsageError(
                 f"{type(self.optimizer).__name__} has no state of {name} yet",
                 hint="take a step with it first",
             )
-        return found
+        return state
 
     def vector(self, values: Callable[[str], Tensor | float]) -> Tensor:
         """(n,) from a tensor of each parameter's shape, or a number."""
         space = self.space
         tree = {
-            name: torch.as_tensor(_here(values(name)), dtype=space.dtype, device=space.device)
+            name: torch.as_tensor(_local_entries(values(name)), dtype=space.dtype, device=space.device)
             .detach()
             .expand(space.shapes[name])
             .contiguous()
@@ -174,28 +174,30 @@ class _Reading:
         """(n,) weight decay in the gradient, or outside it, then over the largest rate; None if there is
         none.
         """
-        own = {
-            name: float(group["weight_decay"]) if self._apart(group) == apart else 0.0
+        decays = {
+            name: float(group["weight_decay"]) if self._is_decoupled(group) == apart else 0.0
             for name, group in self.groups.items()
         }
-        if not any(own.values()):
+        if not any(decays.values()):
             return None
-        return self.vector(lambda name: own[name] * (self.share[name] if apart else 1.0))
+        return self.vector(lambda name: decays[name] * (self.share[name] if apart else 1.0))
 
-    def _apart(self, group: Group) -> bool:
+    def _is_decoupled(self, group: Group) -> bool:
         """Return True if weight decay is decoupled from the gradient: AdamW, or an Adam group with that
         option.
         """
-        told = bool(group.get("decoupled_weight_decay", False))
-        return told or isinstance(self.optimizer, torch.optim.AdamW)
+        requested = bool(group.get("decoupled_weight_decay", False))
+        return requested or isinstance(self.optimizer, torch.optim.AdamW)
 
-    def inverse_root(self, denominator: Denominator | None, still: Tensor | None = None) -> Diagonal | None:
+    def inverse_root(
+        self, denominator: Denominator | None, never_moved: Tensor | None = None
+    ) -> Diagonal | None:
         """P^(−½), from the denominator of the gradient; None if that is one, and zero for still entries."""
         if denominator is None and set(self.share.values()) == {1.0}:
             return None
         P = self.vector(lambda name: 1.0 if denominator is None else denominator(*self.of(name)))
         root = (self.vector(lambda name: self.share[name]) / P).sqrt()
-        root = root if still is None else root.masked_fill(still, 0.0)
+        root = root if never_moved is None else root.masked_fill(never_moved, 0.0)
         if not bool(torch.isfinite(root).all()):
             raise UsageError(
                 "the optimizer divides by zero: squared gradients and eps are both zero somewhere",
@@ -204,19 +206,19 @@ class _Reading:
         return Diagonal(root)
 
     def of(self, name: str) -> tuple[Group, Mapping[str, Any]]:
-        """A parameter's settings and state."""
+        """Settings and state of a parameter."""
         return self.groups[name], self.state(name)
 
 
-def _here(value: Any) -> Any:
-    """The part of a tensor that is on this rank, of one that is spread over several."""
+def _local_entries(value: Any) -> Any:
+    """This rank's entries of a tensor that may be a DTensor."""
     return value.to_local() if hasattr(value, "to_local") else value
 
 
 def _plain(setting: Any) -> Any:
     """Return a setting with numbers instead of tensors of one entry, so that equal settings compare equal."""
     if isinstance(setting, (tuple, list)):
-        return tuple(float(each) for each in setting)
+        return tuple(float(entry) for entry in setting)
     return setting.item() if isinstance(setting, Tensor) else setting
 
 
@@ -247,18 +249,18 @@ def _rmsprop(reading: _Reading, rate: float, assumed: list[str]) -> Descent:
     def denominator(group: Group, state: Mapping[str, Any]) -> Tensor:
         return under_root(group, state).sqrt() + group["eps"]
 
-    still, notes = _small_entries(reading, lambda _, state: state["square_avg"], under_root)
+    never_moved, notes = _never_moved(reading, lambda _, state: state["square_avg"], under_root)
     return Descent(
         name="RMSprop",
-        inverse_root=reading.inverse_root(denominator, still),
+        inverse_root=reading.inverse_root(denominator, never_moved),
         learning_rate=rate,
         momentum=float(reading.one("momentum", "momentum")),
         coupled=reading.decay(),
-        assumed=[*assumed, *notes, HELD],
+        assumed=[*assumed, *notes, FIXED_PRECONDITIONER],
     )
 
 
-def _small_entries(
+def _never_moved(
     reading: _Reading, squares: Denominator, under_root: Denominator
 ) -> tuple[Tensor, list[str]]:
     """Return a mask (n,) of entries that never had a gradient, and notes on them and on entries dominated by
@@ -268,18 +270,18 @@ def _small_entries(
         squares: running mean of squared gradients: zero in an entry that never had a gradient.
         under_root: what the optimizer takes the root of before it adds ε.
     """
-    still = reading.vector(lambda name: squares(*reading.of(name))) == 0
+    never_moved = reading.vector(lambda name: squares(*reading.of(name))) == 0
     root = reading.vector(lambda name: under_root(*reading.of(name)).sqrt())
     eps = reading.vector(lambda name: float(reading.groups[name]["eps"]))
-    faint, notes = ~still & (root < eps), []
-    if bool(still.any()):
-        notes.append(f"{int(still.sum())} entries never had a gradient and do not move")
+    faint, notes = ~never_moved & (root < eps), []
+    if bool(never_moved.any()):
+        notes.append(f"{int(never_moved.sum())} entries never had a gradient and do not move")
     if bool(faint.any()):
         notes.append(
             f"√v is below eps in {int(faint.sum())} entries: only eps limits their steps, and a large "
             f"value may come from them alone"
         )
-    return still, notes
+    return never_moved, notes
 
 
 def _squares(group: Group, state: Mapping[str, Any]) -> Tensor:
@@ -295,19 +297,19 @@ def _adam(reading: _Reading, rate: float, assumed: list[str]) -> Descent:
         t = float(state["step"])
         return (1 - beta_1**t) * ((_squares(group, state) / (1 - beta_2**t)).sqrt() + group["eps"])
 
-    still, notes = _small_entries(reading, _squares, _squares)
+    never_moved, notes = _never_moved(reading, _squares, _squares)
     decoupled = reading.decay(apart=True)
     if decoupled is not None:
         notes.append("decoupled weight decay is part of λ_max")
     return Descent(
         name=type(reading.optimizer).__name__,
-        inverse_root=reading.inverse_root(denominator, still),
+        inverse_root=reading.inverse_root(denominator, never_moved),
         learning_rate=rate,
         momentum=beta,
         gain=1 - beta,
         coupled=reading.decay(),
         decoupled=decoupled,
-        assumed=[*assumed, *notes, HELD],
+        assumed=[*assumed, *notes, FIXED_PRECONDITIONER],
     )
 
 

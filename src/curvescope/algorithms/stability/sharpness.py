@@ -40,7 +40,7 @@ class Sharpness(Result):
 
     value: float  # λ_max
     residual: float  # the matrix has an eigenvalue within this of the value
-    converged: bool  # and none is larger, as `eigsh` says it
+    converged: bool  # no eigenvalue is larger, as determined by `eigsh`
     max_learning_rate: float  # steps on the quadratic stay bounded below it; inf if λ_max is not positive
     learning_rate: float  # current learning rate; nan if unknown
     formula: str  # formula for max_learning_rate
@@ -75,59 +75,62 @@ def preconditioned_sharpness(
     rate is below the bound, and diverges above it.
 
     Args:
-        op: H, symmetric: the Hessian, or the GGN for its part of it.
-        optimizer: one of torch's, SGD, RMSprop, Adam or AdamW, over the parameters of the operator's model:
-            its momentum, weight decay and state are read. Or P itself, an operator with `inverse_root`, as
-            `Diagonal` and `KFAC` have; or a function V ↦ P^(−½) V of columns (n, k), symmetric. None is
-            P = I.
+        op: H, symmetric, such as the Hessian or the GGN.
+        optimizer: SGD, RMSprop, Adam or AdamW of torch, over the parameters of the operator's model: its
+            momentum, weight decay and state are read. Or P itself, an operator with `inverse_root`, such as
+            `Diagonal` and `KFAC`; or a symmetric function V ↦ P^(−½) V of columns (n, k). None means P = I.
         damping: δ of P + δ I, for an operator.
-        learning_rate: the current one, if it does not come from a torch optimizer.
-        momentum: β of heavy-ball momentum, or Nesterov's, likewise.
-        tol: of `eigsh`, relative.
+        learning_rate: Current learning rate, if it does not come from a torch optimizer.
+        momentum: β of heavy-ball or Nesterov momentum, if it does not come from a torch optimizer.
+        tol: Relative tolerance of `eigsh`.
     """
     check_symmetric(op, "preconditioned_sharpness")
     if isinstance(optimizer, torch.optim.Optimizer):
         if learning_rate is not None or momentum or nesterov or damping:
             raise UsageError(
-                "damping, learning_rate, momentum and nesterov are those of the optimizer: leave them out"
+                "damping, learning_rate, momentum and nesterov are read from the optimizer: do not pass them"
             )
         descent = read_optimizer(optimizer, *_named(op))
     else:
         descent = _given(op, optimizer, damping, learning_rate, momentum, nesterov=nesterov)
-    found = eigsh(
-        seen_by(descent, op), 1, which="LA", tol=tol, max_products=max_products, vectors=False, seed=seed
+    top = eigsh(
+        preconditioned(descent, op),
+        1,
+        which="LA",
+        tol=tol,
+        max_products=max_products,
+        vectors=False,
+        seed=seed,
     )
-    value, rate = float(found.values[0]), descent.learning_rate
+    value, rate = float(top.values[0]), descent.learning_rate
     return Sharpness(
         value=value,
-        residual=float(found.residuals[0]),
-        converged=found.converged,
+        residual=float(top.residuals[0]),
+        converged=top.converged,
         max_learning_rate=descent.threshold / value if value > 0 else math.inf,
         learning_rate=math.nan if rate is None else rate,
         formula=descent.formula,
         momentum=descent.momentum,
         optimizer=descent.name,
         assumed=descent.assumed,
-        num_products=found.num_products,
-        tol=found.tol,
+        num_products=top.num_products,
+        tol=top.tol,
         seed=seed,
     )
 
 
-def seen_by(descent: Descent, op: LinearOperator) -> LinearOperator:
-    """Precondition H like a descent: P^(−½) (H + W) P^(−½) + (1 + β)/g W', W in the gradient and W' beside
-    it.
-    """
+def preconditioned(descent: Descent, op: LinearOperator) -> LinearOperator:
+    """P^(−½) (H + W) P^(−½) + (1 + β)/g W', with weight decay W in the gradient and W' outside it."""
     if descent.coupled is not None:
-        op = op + Diagonal(descent.coupled).spread_like(op)
+        op = op + Diagonal(descent.coupled).shard_like(op)
     root = descent.inverse_root
     if isinstance(root, Diagonal):
-        root = root.spread_like(op)
+        root = root.shard_like(op)
     if root is not None:
         op = root.T @ op @ root
     if descent.decoupled is not None:
-        own = Diagonal(descent.decoupled * (1 + descent.momentum) / descent.gain)
-        op = op + own.spread_like(op)
+        decay = Diagonal(descent.decoupled * (1 + descent.momentum) / descent.gain)
+        op = op + decay.shard_like(op)
     return op
 
 
@@ -171,9 +174,9 @@ def _root(op: LinearOperator, P: Any, damping: float) -> LinearOperator:
                 f"expected a preconditioner with inverse_root, {P!r} has none",
                 hint="Diagonal(p) has one; a function V ↦ P^(−½) V will do",
             )
-        found = root(damping) if damping else root()
-        assert isinstance(found, LinearOperator)
-        return found
+        root = root(damping) if damping else root()
+        assert isinstance(root, LinearOperator)
+        return root
     if not callable(P):
         raise UsageError(f"expected an optimizer of torch, an operator or a function, got {type(P).__name__}")
     if damping:
@@ -207,7 +210,7 @@ class QuadraticDescent(Tabular):
     """Losses of gradient descent on a quadratic, for R learning rates and K steps."""
 
     learning_rates: np.ndarray  # (R,)
-    change: np.ndarray  # (R, K + 1) q(δ_k), zero at first: what is added to the loss
+    change: np.ndarray  # (R, K + 1) q(δ_k), the change of the loss; zero at the start
     gradient_norm: np.ndarray  # (R, K + 1) ‖g_k‖
     nodes: np.ndarray  # (m,) Ritz values of H in the Krylov space of g
     weights: np.ndarray  # (m,) shares of ‖g‖² at them
@@ -246,8 +249,8 @@ def quadratic_descent(
         raise UsageError(f"expected learning rates above 0, got {learning_rates!r}")
     if gradient.shape != (op.shape[0],):
         raise ShapeError(f"expected a gradient of {op.shape[0]} entries, got {tuple(gradient.shape)}")
-    found = lanczos(op, gradient[:, None], steps + 1)
-    nodes, weights = (x[0, : found.lengths[0]] for x in found.quadrature())
+    tridiagonals = lanczos(op, gradient[:, None], steps + 1)
+    nodes, weights = (x[0, : tridiagonals.lengths[0]] for x in tridiagonals.quadrature())
     square = float(gradient.double() @ gradient.double())
     k = np.arange(steps + 1)[:, None]  # over steps, then nodes
     change, norms = [], []
@@ -265,5 +268,5 @@ def quadratic_descent(
         gradient_norm=np.array(norms),
         nodes=nodes,
         weights=weights,
-        num_products=found.num_products,
+        num_products=tridiagonals.num_products,
     )

@@ -1,16 +1,16 @@
 """Symmetric uniform quantization grids, with one step per column or one for all.
 
 With b bits the grid is s · {−m, …, m}, m = 2^(b−1) − 1, and the step s = max |w| / m has the largest weight
-on it. Zero is on the grid, and −w is where w is.
+on it. Zero is on the grid, and with w also −w.
 
 Rounding by Optimal Brain Surgeon is GPTQ (Frantar et al., 2023). Weights are rounded one after the other;
 after each, the remaining free weights move to the minimum of
-½ δᵀ H δ, given all that are fixed. When w_i, as moved so far, goes to its point q_i of the grid,
+½ δᵀ H δ, given all fixed weights. When the current w_i goes to its grid point q_i,
 
-    δ_F = −((w_i − q_i) / [H_F⁻¹]_ii) H_F⁻¹ e_i    over the free ones F, i among them,
+    δ_F = −((w_i − q_i) / [H_F⁻¹]_ii) H_F⁻¹ e_i    over the free weights F, which include i,
 
-at the price (w_i − q_i)² / (2 [H_F⁻¹]_ii). With H⁻¹ = Uᵀ U, U upper triangular, row i of H_F⁻¹ is U_ii U_i,F:
-one factorization serves all steps, and all columns of a matrix that share their H.
+which increases the loss by (w_i − q_i)² / (2 [H_F⁻¹]_ii). With H⁻¹ = Uᵀ U, U upper triangular, row i of H_F⁻¹
+is U_ii U_i,F: one factorization serves all steps, and all columns of a matrix that share their H.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ def compensated(W: Tensor, inverse: Tensor, grid: Grid) -> Rounded:
     if W.dim() != 2 or inverse.shape != (n, n):
         raise ShapeError(f"expected weights (n, m) and an inverse (n, n), got {W.shape} and {inverse.shape}")
     U = torch.linalg.cholesky(inverse, upper=True)
-    W, found, increase = W.clone(), torch.empty_like(W), 0.0
+    W, rounded, increase = W.clone(), torch.empty_like(W), 0.0
     for i in range(n):
         step = grid.step[i] if grid.step.dim() == 2 else grid.step
-        found[i] = Grid(step, grid.most).rounded(W[i])
-        error = (W[i] - found[i]) / U[i, i]
+        rounded[i] = Grid(step, grid.most).rounded(W[i])
+        error = (W[i] - rounded[i]) / U[i, i]
         W[i + 1 :] -= U[i, i + 1 :, None] * error
         increase += float(error.square().sum()) / 2
-    return Rounded(found, increase)
+    return Rounded(rounded, increase)

@@ -28,7 +28,7 @@ from curvescope.algorithms.systems.solve import solve
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator
 
-AT_ONCE = 64  # removals between two updates of the whole inverse
+UPDATE_INTERVAL = 64  # removals between two updates of the whole inverse
 
 
 class Removal(NamedTuple):
@@ -78,12 +78,12 @@ def saliencies(w: Tensor, inverse_diagonal: Tensor) -> Tensor:
 
 
 def remove(w: Tensor, inverse: Tensor, removed: Tensor) -> Removal:
-    """The change of least ½ δᵀ H δ that takes the weights `removed`, positions (k,), to zero.
+    """Change of smallest ½ δᵀ H δ that sets the weights at the positions `removed` (k,) to zero.
 
     Args:
         w: Weights (n,).
         inverse: H⁻¹ (n, n).
-        removed: Q, each once.
+        removed: Positions Q, each once.
     """
     _check_square(inverse, len(w))
     if not len(removed):
@@ -100,8 +100,8 @@ def remove(w: Tensor, inverse: Tensor, removed: Tensor) -> Removal:
 def eliminate(w: Tensor, inverse: Tensor, count: int) -> Elimination:
     """Remove the weights of least saliency one after the other; after each, the others compensate.
 
-    After q the inverse on what is left is H⁻¹ − H⁻¹ e_q e_qᵀ H⁻¹ / [H⁻¹]_qq. The order is greedy, and H is
-    the same throughout. Time: O(k n²), in products of matrices for all but n k of it; memory n².
+    After q, the inverse on the remaining weights is H⁻¹ − H⁻¹ e_q e_qᵀ H⁻¹ / [H⁻¹]_qq. The order is greedy,
+    and H is the same throughout. Time: O(k n²), in products of matrices for all but n k of it; memory n².
 
     Args:
         w: Weights (n,).
@@ -112,23 +112,23 @@ def eliminate(w: Tensor, inverse: Tensor, count: int) -> Elimination:
     if not 0 <= count <= len(w):
         raise UsageError(f"expected a count from 0 to {len(w)}, got {count}")
     inverse, w, diagonal = inverse.clone(), w.clone(), inverse.diagonal().clone()
-    there = torch.ones(len(w), dtype=torch.bool, device=w.device)
+    is_left = torch.ones(len(w), dtype=torch.bool, device=w.device)
     order, increases = [], []
-    for start in range(0, count, AT_ONCE):
+    for start in range(0, count, UPDATE_INTERVAL):
         factors = inverse.new_zeros(
-            len(w), min(AT_ONCE, count - start)
+            len(w), min(UPDATE_INTERVAL, count - start)
         )  # factors of the downdate of the inverse
         for j in range(factors.shape[1]):
-            cost = torch.where(there, saliencies(w, diagonal), torch.inf)
+            cost = torch.where(is_left, saliencies(w, diagonal), torch.inf)
             q = int(cost.argmin())
             column = inverse[:, q] - factors[:, :j] @ factors[q, :j]
             order.append(q)
             increases.append(cost[q])
             w -= w[q] / column[q] * column
             factors[:, j] = column / column[q].sqrt()
-            there[q] = False
-            w = torch.where(there, w, 0)
-            diagonal = torch.where(there, diagonal - factors[:, j].square(), 1)
+            is_left[q] = False
+            w = torch.where(is_left, w, 0)
+            diagonal = torch.where(is_left, diagonal - factors[:, j].square(), 1)
         inverse -= factors @ factors.T
     empty = w.new_zeros(0)
     return Elimination(torch.tensor(order, dtype=torch.int64), torch.stack(increases) if increases else empty)
@@ -163,8 +163,8 @@ def remove_by_products(
         op: H, positive semi-definite.
         removed: Q, positions (k,), each once.
         damping: λ, above 0 where H has no inverse.
-        max_products: Of the conjugate gradients.
-        tol: Relative residual at which they end.
+        max_products: Largest number of products of the conjugate gradients.
+        tol: Relative residual at which they stop.
 
     Returns:
         The change, and the relative residual.
@@ -173,12 +173,12 @@ def remove_by_products(
         raise ShapeError(f"expected an operator of {len(w)} rows and columns, got {op.shape}")
     delta, residual = torch.zeros_like(w), 0.0
     delta[removed] = -w[removed]
-    left = torch.ones(len(w), dtype=torch.bool)
-    left[removed] = False
-    pull = -(op @ delta)[left.to(w.device)]
-    if bool(left.any()) and bool((pull != 0).any()):
-        found = solve(op.submatrix(left), pull, damping=damping, max_products=max_products, tol=tol)
-        delta[left.to(w.device)] = found.x
-        residual = float(found.residual)
+    is_kept = torch.ones(len(w), dtype=torch.bool)
+    is_kept[removed] = False
+    pull = -(op @ delta)[is_kept.to(w.device)]
+    if bool(is_kept.any()) and bool((pull != 0).any()):
+        solution = solve(op.submatrix(is_kept), pull, damping=damping, max_products=max_products, tol=tol)
+        delta[is_kept.to(w.device)] = solution.x
+        residual = float(solution.residual)
     increase = float(delta @ (op @ delta) + damping * delta @ delta) / 2
     return Removal(delta, increase), residual

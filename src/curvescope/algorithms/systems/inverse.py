@@ -16,13 +16,13 @@ from curvescope.algorithms.checks import (
 from curvescope.algorithms.systems.solve import Method, Solution, solve
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
-from curvescope.core.operator.kinds import named
+from curvescope.core.operator.kinds import named_space
 
 
 class Inverse(LinearOperator):
-    """(A + λ I)⁻¹ by products with A, or for `method="lsmr"` the pseudo-inverse; made by `inverse`.
+    """(A + λ I)⁻¹ by products with A, or the pseudo-inverse for `method="lsmr"`; made by `inverse`.
 
-    `last` is the `Solution` of the last product: x, residuals, products, whether and why it converged.
+    `last` is the `Solution` of the last product, with its residuals, number of products and convergence.
     Products are correct up to the tolerance, so algorithms see a matrix with noise of that size.
     """
 
@@ -35,7 +35,7 @@ class Inverse(LinearOperator):
         self.last: Solution | None = None
         self.num_products = 0  # with A, of all products so far
         for side, other in (("space", "columns"), ("columns", "space")):
-            if (space := named(op, other)) is not None:
+            if (space := named_space(op, other)) is not None:
                 setattr(self, side, space)
 
     def _matmat(self, V: Tensor) -> Tensor:
@@ -47,15 +47,15 @@ class Inverse(LinearOperator):
     def _solved(self, op: LinearOperator, V: Tensor) -> Tensor:
         if V.shape[1] == 0:
             return V.new_zeros(op.shape[1], 0)
-        found = self.last = solve(op, V, **self.options)
-        self.num_products += found.num_products
-        if not (found.converged or self.inexact):
+        solution = self.last = solve(op, V, **self.options)
+        self.num_products += solution.num_products
+        if not (solution.converged or self.inexact):
             raise CurvescopeError(
-                f"the inverse was not found to tol = {found.tol:g}: the residual is "
-                f"{float(found.residual.max()):.2g} of b, {found.reason}",
+                f"the inverse was not found to tol = {solution.tol:g}: the residual is "
+                f"{float(solution.residual.max()):.2g} of b, {solution.reason}",
                 hint="inexact=True accepts the result; inverse(…).last has its residual",
             )
-        return found.x
+        return solution.x
 
 
 def inverse(
@@ -69,13 +69,13 @@ def inverse(
     scale: float | None = None,
     inexact: bool = False,
 ) -> Inverse:
-    """(A + damping · I)⁻¹ as an operator: each product solves a system as `solve` does, with its arguments.
+    """(A + damping · I)⁻¹ as an operator: each product calls `solve` with these arguments.
 
-    `inv @ b` is x in the kind of b; `inv.last` is the `Solution` of that product.
+    `inv @ b` is x, the same kind of vector as b; `inv.last` is the `Solution` of that product.
 
     Args:
-        method: as in `solve`; "lsmr" for operators that are not symmetric, or not square: it gives the
-            pseudo-inverse.
+        method: Like in `solve`; "lsmr" gives the pseudo-inverse of operators that are not symmetric or not
+            square.
         inexact: If True, accept a product that misses the tolerance; otherwise raise.
     """
     check_choice("method", method, get_args(Method))

@@ -1,4 +1,4 @@
-"""Conjugate gradients on several right-hand sides in lock step, and what the iterations share.
+"""Conjugate gradients on several right-hand sides in lock step, and functions shared by all iterations.
 
 Each column has its own scalars, in float64; a finished column stays fixed while the others continue. The
 number of unfinished columns is read back once per product. Vectors (n, k) are updated in place.
@@ -44,7 +44,7 @@ class Stop:
 
 
 def quotient(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
-    """a / b where allowed, else zero."""
+    """a / b if `where` is True, else zero."""
     return torch.where(where, a / torch.where(where, b, 1), 0)
 
 
@@ -58,14 +58,14 @@ def distance(B: Tensor, C: Tensor, out: Tensor | None = None) -> Tensor:
 
 def weighted_square(R: Tensor, MR: Tensor) -> Tensor:
     """rᵀ M r (k,) of each column; raise if it is negative, because M is then not positive definite."""
-    found = column_dots(R, MR)
-    least = float(found.min()) if len(found) else 0.0
-    if least < 0 or not bool(torch.isfinite(found).all()):
+    squares = column_dots(R, MR)
+    smallest = float(squares.min()) if len(squares) else 0.0
+    if smallest < 0 or not bool(torch.isfinite(squares).all()):
         raise UsageError(
-            f"expected a positive definite preconditioner, but rᵀ M r = {least:.3g} for a residual r",
+            f"expected a positive definite preconditioner, but rᵀ M r = {smallest:.3g} for a residual r",
             hint="M should approximate the inverse of the operator",
         )
-    return found
+    return squares
 
 
 def conjugate_gradients(
@@ -100,15 +100,15 @@ def conjugate_gradients(
         squares = torch.where(active, descend(X, R, P, AP, step), squares)
         Z = R if precondition is None else precondition(R)
         new_rho = squares if precondition is None else torch.where(active, weighted_square(R, Z), rho)
-        turn = factors(quotient(new_rho, rho, active), P)
+        factor = factors(quotient(new_rho, rho, active), P)
         for p, z in chunks(P, Z):
-            p.mul_(turn).add_(z)
+            p.mul_(factor).add_(z)
         rho = new_rho
     lowest /= getattr(product, "factor", 1.0) or 1.0  # a System multiplies its products by a factor
     reason = (
-        f"met a direction of zero or negative curvature, pᵀAp / pᵀp = {lowest:.3g}, so the system is not "
+        f"found a direction of zero or negative curvature, pᵀAp / pᵀp = {lowest:.3g}, so the system is not "
         f"positive definite: raise the damping, by more than {-lowest:.3g}, or use the GGN; minres needs "
-        "many products where eigenvalues of both signs are near zero"
+        "many products if eigenvalues of both signs are near zero"
     )
     return X, Stop(reason if bool(flat.any()) else ""), used
 

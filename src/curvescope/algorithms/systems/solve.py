@@ -40,10 +40,10 @@ from curvescope.algorithms.systems.iterations import (
     least_squares,
     minimal_residuals,
 )
-from curvescope.algorithms.vectors import check_finite, columns_of, on_all, safe_vector_scale
+from curvescope.algorithms.vectors import check_finite, columns_of, holds_on_all_ranks, safe_vector_scale
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, Vector, as_columns
-from curvescope.core.operator.kinds import is_single, like
+from curvescope.core.operator.kinds import as_kind, is_single_vector
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.core.seeds import probes
@@ -54,12 +54,12 @@ STEPS = 20  # Lanczos steps for the size of the largest eigenvalue
 
 @dataclass(frozen=True)
 class Solution(Result):
-    """Solution of a linear system, with the residual that was measured."""
+    """Solution of a linear system, with its measured residual."""
 
-    x: Tensor  # (n,) or (n, k), as the right-hand side; NumPy if that was
-    residual: np.ndarray  # () or (k,): ‖b − (A + λ I) x‖ / ‖b‖, or 0 where b is zero
+    x: Tensor  # (n,) or (n, k) like the right-hand side; a NumPy array if b is one
+    residual: np.ndarray  # () or (k,): ‖b − (A + λ I) x‖ / ‖b‖, or 0 if b is zero
     converged: bool  # every residual is at most tol; for "lsmr", or ‖Aᵀ r‖ is at most tol ‖A‖ ‖r‖
-    reason: str  # why it stopped
+    reason: str  # reason for stopping
     num_products: int  # products with one vector
     tol: float
     method: str
@@ -80,24 +80,24 @@ def solve(
 ) -> Solution:
     """Solve (A + damping · I) x = b for one right-hand side or several (n, k), all in lock step.
 
-    Memory, for each right-hand side, besides it and what a product takes: 5 vectors for "cg", 6 for "minres",
-    2 more after fifty steps or where b may lie outside the range, 7 for "lsmr", 5 for "neumann"; one more
-    with damping, two with a preconditioner.
+    Memory for each right-hand side, besides the memory of a product: 5 vectors for "cg"; 6 for "minres", and
+    2 more after fifty steps or if b may lie outside the range; 7 for "lsmr"; 5 for "neumann". Damping needs
+    one more, a preconditioner two.
 
     Args:
         method: "cg", conjugate gradients, for positive definite systems: `op` must be declared psd, or
-            damped. A direction of no or negative curvature ends that column and is named in `reason`.
-            "minres", minimal residuals, for any symmetric operator; where b is not in the range it gives a
+            damped. A direction of zero or negative curvature ends its column and is named in `reason`.
+            "minres", minimal residuals, for any symmetric operator; if b is not in the range it gives a
             least-squares solution, `converged` false. "lsmr", least squares min ‖A x − b‖ for any operator
-            with transposed products, square or not; of several solutions the shortest. A step takes two
+            with transposed products, square or not; among several solutions the shortest. A step takes two
             products. It also ends if ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖: parts of b along singular values below tol times
             the largest are ignored, like those outside the range, and `reason` says so; a smaller tol
             includes them. "neumann", the series s Σ (I − s A)ʲ b for positive definite systems.
-        tol: relative residual that counts as converged; 1e-8 in float64, 1e-4 in float32.
-        max_products: most products for each right-hand side; min(10 n + 10, 1000) by default, twice that
-            for "lsmr".
-        preconditioner: M near the inverse of the system, (n, n): symmetric and positive definite for "cg" and
-            "minres"; "lsmr" takes it from the right, min ‖A M y − b‖ with x = M y.
+        tol: Relative residual that counts as converged; 1e-8 in float64, 1e-4 in float32.
+        max_products: Largest number of products for each right-hand side; by default min(10 n + 10, 1000),
+            twice that for "lsmr".
+        preconditioner: M, an approximate inverse of the system, (n, n): symmetric and positive definite for
+            "cg" and "minres"; "lsmr" applies it from the right, min ‖A M y − b‖ with x = M y.
         scale: s of "neumann"; one over the largest eigenvalue by default, or 1 with a preconditioner.
     """
     check_choice("method", method, get_args(Method))
@@ -112,7 +112,7 @@ def solve(
             f"method={method!r} needs an operator declared psd or a damping above 0, "
             f"got {op!r} with psd=False",
             hint="use cs.GGN, which is psd, or a damping above the most negative curvature; "
-            "or use method='minres', which needs many products where eigenvalues of both signs are near zero",
+            "or use method='minres', which needs many products if eigenvalues of both signs are near zero",
         )
     limit = min(10 * max(op.shape) + 10, 1000) * (2 if method == "lsmr" else 1)
     if max_products is not None:
@@ -121,20 +121,20 @@ def solve(
     if any(size != 1.0 for size in sizes):
         B = B * torch.tensor(sizes, dtype=B.dtype, device=B.device)
     system = System(op, damping)
-    found = refined(_iteration(system, method, preconditioner, tol, scale), system, B, tol, limit)
-    X, residual, reason, used = found.X, found.residual, found.reason, found.used
-    least, used = _least_squares(system, found, tol, used) if reason == LEAST_SQUARES else (False, used)
+    solved = refined(_iteration(system, method, preconditioner, tol, scale), system, B, tol, limit)
+    X, residual, reason, used = solved.X, solved.residual, solved.reason, solved.used
+    least, used = _least_squares(system, solved, tol, used) if reason == LEAST_SQUARES else (False, used)
     factor = system.factor or 1.0
-    fits = [rescale(x, factor, 1 / size, tol) for x, size in zip(X.T, sizes, strict=True)]
-    X, residual = (X[:, 0], residual[0]) if is_single(b) else (X, residual)
+    is_in_range = [rescale(x, factor, 1 / size, tol) for x, size in zip(X.T, sizes, strict=True)]
+    X, residual = (X[:, 0], residual[0]) if is_single_vector(b) else (X, residual)
     small = bool(np.all(residual <= tol))
-    converged = (small or least) and all(fits)
-    if not all(fits):
+    converged = (small or least) and all(is_in_range)
+    if not all(is_in_range):
         reason = f"the solution is outside the range of {op.dtype}: multiply A or b by a number"
     elif converged:
         reason = "converged" if small else LEAST_SQUARES
     return Solution(
-        x=like(X, b),
+        x=as_kind(X, b),
         residual=np.asarray(residual),
         converged=converged,
         reason=reason,
@@ -157,7 +157,7 @@ def _right_hand_sides(op: LinearOperator, b: Vector) -> Tensor:
     B = as_columns(op.T, b)
     if B.shape[1] == 0:
         raise UsageError("expected at least one right-hand side, got columns of shape (n, 0)")
-    if not on_all(bool(torch.isfinite(B).all()), op.device):
+    if not holds_on_all_ranks(bool(torch.isfinite(B).all()), op.device):
         raise UsageError("expected a finite right-hand side, got nan or inf")
     return B
 
@@ -165,7 +165,7 @@ def _right_hand_sides(op: LinearOperator, b: Vector) -> Tensor:
 def _iteration(
     system: System, method: Method, M: LinearOperator | None, tol: float, scale: float | None
 ) -> Iteration:
-    """The method, bound to its preconditioner and its own settings."""
+    """Return the method with its preconditioner and settings."""
     _check_preconditioner(system.op, M, method)
     if scale is not None and method != "neumann":
         raise UsageError(f"scale belongs to method='neumann', got it with method={method!r}")
@@ -220,21 +220,21 @@ def _check_preconditioner(op: LinearOperator, M: LinearOperator | None, method: 
 
 
 def _longest_step(system: System) -> float:
-    """1 / θ for the largest Ritz value θ of A + λ I after a few steps: surely less than 2 / λ_max."""
+    """1 / θ for the largest Ritz value θ of A + λ I after a few steps, which is less than 2 / λ_max."""
     op = system.op
-    where = {"dtype": op.dtype, "device": op.device, "pieces": columns_of(op)}
-    start = probes(op.shape[0], 1, seed=0, **where)
+    options = {"dtype": op.dtype, "device": op.device, "shard": columns_of(op)}
+    start = probes(op.shape[0], 1, seed=0, **options)
     largest = float(lanczos(op, start, STEPS).quadrature()[0].max()) + system.damping
     return 1 / largest if largest > 0 else 1.0
 
 
-def _least_squares(system: System, found: Refined, tol: float, used: int) -> tuple[bool, int]:
+def _least_squares(system: System, solved: Refined, tol: float, used: int) -> tuple[bool, int]:
     """Return True if each unsolved column has ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖, as measured; and the products used."""
-    slope, left = to_numpy(norms(system.transposed(found.R), dim=0)), to_numpy(norms(found.R, dim=0))
-    return bool(((slope <= tol * found.size * left) | (found.residual <= tol)).all()), used + 1
+    slope, residuals = to_numpy(norms(system.transposed(solved.R), dim=0)), to_numpy(norms(solved.R, dim=0))
+    return bool(((slope <= tol * solved.size * residuals) | (solved.residual <= tol)).all()), used + 1
 
 
-GROWN = 1e3  # a residual so many times its start means divergence
+GROWN = 1e3  # growth of the residual that means divergence
 
 
 def neumann_series(
@@ -253,9 +253,9 @@ def neumann_series(
     """
     X, R, used = torch.zeros_like(B), B.clone(), 0
     rest = column_dots(R, R).sqrt()
-    first = rest
+    first_residual = rest
     for _ in track(range(limit), "Neumann series"):
-        grown = ~(rest <= GROWN * first)
+        grown = ~(rest <= GROWN * first_residual)
         active = (rest > target) & ~grown
         if bool(grown.any()) or not bool(active.any()):
             break
@@ -264,12 +264,12 @@ def neumann_series(
         used += 1
         step = torch.where(active, scale(), torch.zeros_like(rest))
         rest = torch.where(active, descend(X, R, Z, AZ, step).sqrt(), rest)
-    diverged = bool((~(rest <= first)).any())
+    diverged = bool((~(rest <= first_residual)).any())
     reason = "the series diverges: eigenvalues of scale times the operator are not all between 0 and 2"
     return X, Stop(reason if diverged else ""), used
 
 
-ROUNDS = 10  # most solves, each for the residual of the previous one
+ROUNDS = 10  # largest number of solves, each for the residual of the previous one
 GAIN = 0.9  # a round must bring some residual below this multiple of itself
 
 
@@ -277,16 +277,16 @@ def rescale(x: Tensor, factor: float, other: float, tol: float) -> bool:
     """Multiply x by both factors in place; return True if the result fits x's dtype up to the tolerance."""
     if factor == other == 1.0:
         return True
-    first, second = sorted((factor, other))  # the smaller factor first, against overflow
+    smaller, larger = sorted((factor, other))  # the smaller factor first, against overflow
     before = x.clone()
-    x.mul_(first).mul_(second)
-    back = x.div(second).div_(first)
-    finite = on_all(bool(torch.isfinite(x).all()), x.device)
+    x.mul_(smaller).mul_(larger)
+    back = x.div(larger).div_(smaller)
+    finite = holds_on_all_ranks(bool(torch.isfinite(x).all()), x.device)
     return finite and bool(norms(back - before) <= tol * norms(before))
 
 
 class System:
-    """Products with f (A + λ I), where f is a power of two that brings the first of them near one."""
+    """Products with f (A + λ I), where the power of two f scales the first product to about one."""
 
     def __init__(self, op: LinearOperator, damping: float):
         self.op, self.damping, self.factor = op, damping, 0.0
@@ -327,18 +327,18 @@ def refined(iterate: Iteration, system: System, B: Tensor, tol: float, limit: in
     safe = torch.where(sizes > 0, sizes, 1)
     X, R, used = B.new_zeros(system.op.local_shape[1], B.shape[1]), B, 0
     residual, reason, size = to_numpy(sizes / safe), f"stopped at max_products = {limit}", 0.0
-    for turn in range(ROUNDS):
+    for round_number in range(ROUNDS):
         if (residual <= tol).all() or used + 2 > limit:
             break
         step, stop, spent = iterate(system, R, 0.5 * tol * sizes, limit - used - 1)
-        if turn > 0:
+        if round_number > 0:
             step.add_(X)
         new_R = torch.empty_like(B)
         new_residual = to_numpy(distance(B, system(step), out=new_R) / safe)
         check_finite(new_residual)
         used, size = used + spent + 1, max(size, stop.size)
         # keep the first x even if its residual is not below that of zero: CG reduces another norm
-        better = (new_residual < residual) | (turn == 0)
+        better = (new_residual < residual) | (round_number == 0)
         gained = (new_residual < GAIN * residual).any() or used + 2 > limit
         if better.all():
             X, R = step, new_R

@@ -1,4 +1,4 @@
-"""The lowest point of a quadratic within a ball, by conjugate gradients that stop at its boundary.
+"""Minimum of a quadratic within a ball, by conjugate gradients that stop at its boundary.
 
     min over ‖d‖ ≤ Δ of q(d) = gᵀd + ½ dᵀBd,        B symmetric, of any sign
 
@@ -56,7 +56,7 @@ def trust_step(
         gradient: g, (n,).
         radius: Δ, above 0; `math.inf` if B is positive definite.
         tolerance: Converged when ‖g + Bd‖ ≤ tolerance · ‖g‖.
-        num_products: The most iterations, by default n.
+        num_products: Largest number of iterations, by default n.
     """
     check_symmetric(op, "trust_step")
     if gradient.shape != (op.shape[0],):
@@ -82,16 +82,16 @@ def trust_step(
                     hint="pass a finite radius",
                 )
             d, r = d + edge * norm * p, r + edge * Bp
-            return _found(norm, g, d, r, k + 1, "boundary" if bent > 0 else "negative curvature")
+            return _trust_step(norm, g, d, r, k + 1, "boundary" if bent > 0 else "negative curvature")
         d, r = d + ahead * norm * p, r + ahead * Bp
         if _norm(r) <= tolerance:
-            return _found(norm, g, d, r, k + 1, "converged")
+            return _trust_step(norm, g, d, r, k + 1, "converged")
         p = p * (_dot(r, r) / square) - r
-    return _found(norm, g, d, r, limit, "limit")
+    return _trust_step(norm, g, d, r, limit, "limit")
 
 
 def to_boundary(d: Tensor, p: Tensor, radius: float) -> float:
-    """τ ≥ 0 with ‖d + τ p‖ = radius, for a d within it."""
+    """τ ≥ 0 with ‖d + τ p‖ = radius, for d inside the ball."""
     if math.isinf(radius):
         return math.inf
     a, b, c = _dot(p, p), _dot(d, p), _dot(d, d) - radius**2
@@ -99,7 +99,7 @@ def to_boundary(d: Tensor, p: Tensor, radius: float) -> float:
     return -c / (b + root) if b > 0 else (root - b) / a  # the form without cancellation
 
 
-def _found(norm: float, g: Tensor, d: Tensor, r: Tensor, count: int, end: End) -> TrustStep:
+def _trust_step(norm: float, g: Tensor, d: Tensor, r: Tensor, count: int, end: End) -> TrustStep:
     """Return the step from r = g + Bd in units of the norm: q(d) = ½ (g + r)ᵀd, dᵀBd = (r − g)ᵀd."""
     along, rest = norm * _dot(g, d), norm * _dot(r, d)
     return TrustStep(d, (along + rest) / 2, rest - along, count, end)

@@ -1,1 +1,1 @@
-"""Commands by subject: options and examples here, the work in the files beside this folder."""
+"""Signatures, options and examples of the commands; the modules in `cli/` do the work."""

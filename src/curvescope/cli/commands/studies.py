@@ -1,4 +1,4 @@
-"""Commands that run one study: any, the diagnosis, the comparison, the benchmark of products."""
+"""Commands that run one study: `run`, `diagnose`, `compare` and `bench`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from curvescope.cli.typed import options
-from curvescope.cli.typed.options import (
+from curvescope.cli.arguments import options
+from curvescope.cli.arguments.options import (
     MODEL,
     ConfigFile,
     Set,
@@ -23,26 +23,31 @@ from curvescope.core.config import Value
 )
 def run(
     study: Annotated[
-        str, typer.Argument(help="Name of a study: see `curvescope list`.", autocompletion=options.studies)
+        str,
+        typer.Argument(
+            help="Name of a study: see `curvescope list`.", autocompletion=options.complete_studies
+        ),
     ],
     model: Annotated[
         str | None,
-        typer.Argument(help=f"{MODEL} Default: the study's own.", autocompletion=options.models),
+        typer.Argument(
+            help=f"{MODEL} Default: the study's own model.", autocompletion=options.complete_models
+        ),
     ] = None,
     config: ConfigFile = None,
     set: Set = None,
     settings: Settings = False,
     *,
     given: dict[str, Value],
-    wish: dict[str, Any],
+    run_options: dict[str, Any],
 ) -> None:
     """Run a study and save its numbers and figures.
 
-    The run folder has numbers, tables and figures.
+    The run folder contains numbers, tables and figures.
 
-    A run that was stopped goes on where it was when the same command is given again; one that is finished is
-    shown. `curvescope run STUDY --settings` lists what can be set, and which settings are options of that
-    study. With --quiet the folder alone is printed.
+    After an interruption the same command resumes. If the run is already finished, the command shows it.
+    `curvescope run STUDY --settings` lists the settings, and which of them are also options of that study.
+    --quiet prints only the folder.
 
     Examples: curvescope run spectrum; curvescope run spectrum tiny-gpt --data notes.txt --set num_probes=8
     """
@@ -52,29 +57,29 @@ def run(
         study_run.show_settings(study)
         return
     given |= {"model": model}
-    wishes = study_run.Wish(alone=wish["quiet"], **wish)
-    study_run.show(study, config, set or [], given, wishes)
+    options = study_run.RunOptions(print_only_folder=run_options["quiet"], **run_options)
+    study_run.show(study, config, set or [], given, options)
 
 
 @declares("data tokens tokenizer revision dtype device seed", "budget parallel force json out quiet")
 def diagnose(
-    model: Annotated[str, typer.Argument(help=MODEL, autocompletion=options.models)] = "tiny-gpt",
-    lr: Annotated[float | None, typer.Option("--lr", help="The learning rate that is meant.")] = None,
+    model: Annotated[str, typer.Argument(help=MODEL, autocompletion=options.complete_models)] = "tiny-gpt",
+    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate to check.")] = None,
     optimizer: Annotated[
-        str | None, typer.Option("--optimizer", help="sgd (the default), adam or adamw.")
+        str | None, typer.Option("--optimizer", help="Optimizer: sgd (the default), adam or adamw.")
     ] = None,
-    momentum: Annotated[float | None, typer.Option("--momentum", help="Of sgd.")] = None,
-    state: Annotated[str | None, typer.Option("--state", help="File of Adam's state_dict.")] = None,
+    momentum: Annotated[float | None, typer.Option("--momentum", help="Momentum of sgd.")] = None,
+    state: Annotated[str | None, typer.Option("--state", help="File with Adam's state_dict.")] = None,
     set: Set = None,
     *,
     given: dict[str, Value],
-    wish: dict[str, Any],
+    run_options: dict[str, Any],
 ) -> None:
     """Diagnose a model or a monitored run.
 
     Lists findings, worst first, with numbers, errors and evidence.
 
-    The same as `run diagnose`, which prints tables too; the exit code is 0 whatever is found.
+    `run diagnose` does the same and also prints tables. The exit code is 0 even if there are findings.
 
     Examples: curvescope diagnose tiny-gpt; curvescope diagnose MODEL --data notes.txt --lr 0.001 --json
     """
@@ -87,7 +92,7 @@ def diagnose(
         "momentum": momentum,
         "optimizer_state": state,
     }
-    diagnosis.show(set or [], given, study_run.Wish(**wish))
+    diagnosis.show(set or [], given, study_run.RunOptions(**run_options))
 
 
 @declares("tokens tokenizer dtype device blocks seed", "profile budget parallel force tables json out quiet")
@@ -96,31 +101,31 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="SIDE",
-            help="Models as in `run`, checkpoints as NAME@REVISION; one with several --data. Default: "
-            "tiny-gpt@initial tiny-gpt@final.",
-            autocompletion=options.sides,
+            help="Models as in `run`, or checkpoints as NAME@REVISION; a single model needs several --data. "
+            "Default: tiny-gpt@initial tiny-gpt@final.",
+            autocompletion=options.complete_sides,
         ),
     ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
             "--data",
-            help="Corpus (sample, python-stdlib), file, folder, or task:NAME; repeatable for one model.",
-            autocompletion=options.data,
+            help="Corpus, file, folder, images:FOLDER or task:NAME; repeatable with one model.",
+            autocompletion=options.complete_data,
         ),
     ] = None,
     set: Set = None,
     settings: Settings = False,
     *,
     given: dict[str, Value],
-    wish: dict[str, Any],
+    run_options: dict[str, Any],
 ) -> None:
     """Compare models, checkpoints or data sets.
 
-    Differences have 95 % intervals.
+    Every difference has a 95 % interval.
 
-    λ_max, λ_min, trace, norm, what the GGN misses, loss, densities and blocks, each against the first. The
-    same as `run compare`.
+    Compares λ_max, λ_min, trace, norm, the functional part, loss, densities and blocks of each side with the
+    first. `run compare` does the same.
 
     Examples: curvescope compare tiny-gpt@initial tiny-gpt@final; curvescope compare pre.toml post.toml --data
     task:addition; curvescope compare tiny-gpt --data sample --data notes.txt
@@ -136,8 +141,8 @@ def compare(
         "data": texts[0] if len(texts) == 1 else None,
         "datasets": texts if len(texts) > 1 else None,
     }
-    wishes = study_run.Wish(alone=wish["quiet"], **wish)
-    study_run.show("compare", None, set or [], given, wishes)
+    options = study_run.RunOptions(print_only_folder=run_options["quiet"], **run_options)
+    study_run.show("compare", None, set or [], given, options)
 
 
 @declares("device seed", "force json out quiet")
@@ -145,42 +150,43 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="hvp: products of our engines and of other libraries; attention: its derivatives."
+            help="hvp: products of our engines and of other libraries; attention: derivatives of attention."
         ),
     ],
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", help="gpt2, llama, neox or encoder (nn.TransformerEncoder), with random weights."
+            "--model",
+            help="Architecture with random weights: gpt2, llama, neox or encoder (nn.TransformerEncoder).",
         ),
     ] = None,
     size: Annotated[
         str | None,
         typer.Option(
-            "--size", help="small (a million parameters), 124M, 350M, 1.5B, or 8B (a Llama on CUDA)."
+            "--size", help="Size: small (a million parameters), 124M, 350M, 1.5B, or 8B (a Llama on CUDA)."
         ),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Sequences.")] = None,
-    seq_len: Annotated[int | None, typer.Option("--seq-len", help="Tokens of each.")] = None,
-    tf32: Annotated[bool | None, typer.Option("--tf32", help="Matrix products in TF32.")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Number of sequences.")] = None,
+    seq_len: Annotated[int | None, typer.Option("--seq-len", help="Tokens per sequence.")] = None,
+    tf32: Annotated[bool | None, typer.Option("--tf32", help="Compute matrix products in TF32.")] = None,
     columns: Annotated[
         list[int] | None,
-        typer.Option("--columns", help="Our products with so many columns at once too; may be repeated."),
+        typer.Option("--columns", help="Also measure our products with this many columns; repeatable."),
     ] = None,
     set: Set = None,
     *,
     given: dict[str, Value],
-    wish: dict[str, Any],
+    run_options: dict[str, Any],
 ) -> None:
     """Measure the cost of curvature products.
 
-    Time and memory of Hessian and GGN products, or of derivatives of attention.
+    Measures time and memory of Hessian and GGN products, or of derivatives of attention.
 
-    Products are in gradients. Where the package has figures of a device of the same name, they stand beside
-    those measured, and what takes over 10 % more time or memory is told. Whom to measure: --set
-    'contenders=hessian,ggn checkpoint'; `curvescope run hvp --settings` lists all of them. Derivatives of
-    attention are in those of PyTorch's plain path, over lengths, widths and masks (`curvescope run attention
-    --settings`).
+    The unit of a product is one gradient. If the package has stored figures of the same device, the table
+    shows both and marks what takes over 10 % more time or memory. --set 'contenders=hessian,ggn checkpoint'
+    chooses what to measure; `curvescope run hvp --settings` lists all contenders. The unit of a derivative
+    of attention is that of PyTorch's plain path; `curvescope run attention --settings` lists its lengths,
+    widths and masks.
 
     Examples: curvescope bench hvp; curvescope bench attention; curvescope bench hvp --size 124M --seq-len
     1024 --device cuda --tf32 --columns 4 --columns 8; curvescope bench hvp --model llama --size 8B
@@ -199,4 +205,4 @@ def bench(
         "tf32": tf32,
         "columns": columns,
     }
-    study_run.show(what, None, set or [], given, study_run.Wish(tables=True, **wish))
+    study_run.show(what, None, set or [], given, study_run.RunOptions(tables=True, **run_options))

@@ -1,6 +1,6 @@
-"""The curvature of attention: one head, several, or a layer of a model; whole, split, factored or applied."""
+"""Curvature of attention, for one head, several heads or a model's layer: blocks, factors and products."""
 
-from curvescope.closed_form.attention.hessian import AttentionCurvature, Split
+from curvescope.closed_form.attention.hessian import AttentionCurvature, BlockParts
 from curvescope.closed_form.attention.layer import AttentionOptions, rope_table
 from curvescope.closed_form.attention.model_layer import attention_curvature as from_model
 from curvescope.closed_form.attention.one_head import curvature, merged_curvature
@@ -8,7 +8,7 @@ from curvescope.closed_form.attention.one_head import curvature, merged_curvatur
 __all__ = [
     "AttentionCurvature",
     "AttentionOptions",
-    "Split",
+    "BlockParts",
     "curvature",
     "from_model",
     "merged_curvature",

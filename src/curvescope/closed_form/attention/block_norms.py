@@ -1,16 +1,16 @@
-"""Exact norms of the diagonal blocks of one attention head, without forming a block and without probes.
+"""Exact norms of the diagonal blocks of one attention head, without forming blocks and without probes.
 
-Where the loss is a sum over queries i of functions of the head's own output F_i, as in the last layer of any
+If the loss is a sum over queries i of functions of the head's own output F_i, as in the last layer of any
 Transformer, the block of each weight is a sum over queries of Kronecker products of small matrices. With
 p pᵀ on the rows of W_Q, W_V, W_O and on the columns of W_K:
 
     weight   p           S
     W_Q      x_i         C_i B_i C_iᵀ + Σ_j τ_ij k̃_ij k̃_ijᵀ s²,   C_i = s Σ_j A_ij k̃_ij (v_j W_O)ᵀ
-    W_K      q_i         the same with the inputs x_j in the place of the keys k_j
+    W_K      q_i         the same with the inputs x_j instead of the keys k_j
     W_V      (A x)_i     W_O B_i W_Oᵀ
     W_O      (A v)_i     B_i
 
-where B_i = ∂²ℓ/∂F_i², k̃ is centered under A (not, if attention is linear) and τ = ∂ℓ/∂scores, which counts
+where B_i = ∂²ℓ/∂F_i², k̃ is centered under A (not in linear attention), and τ = ∂ℓ/∂scores, which enters
 for softmax only. Then ‖Σ_a p_a p_aᵀ ⊗ S_a‖² = Σ_ab (p_a · p_b)² ⟨S_a, S_b⟩: a Gram matrix over queries.
 `hessian.AttentionCurvature.frobenius` does the same for any pair of weights and any number of
 heads; this is its fast case.
@@ -32,7 +32,7 @@ from curvescope.core.hessian_terms import Part, check_part
 
 Weight = Literal["Q", "K", "V", "O"]
 WEIGHTS: tuple[Weight, ...] = ("Q", "K", "V", "O")
-ROWS = 96  # of a Gram matrix at a time
+ROWS = 96  # rows of a Gram matrix that are computed at a time
 
 
 class PartNorms(NamedTuple):
@@ -45,7 +45,7 @@ class PartNorms(NamedTuple):
 
 @dataclass(frozen=True)
 class KroneckerSum:
-    """Σ_a p_a p_aᵀ ⊗ S_a over queries a, in two parts; `functional` is None where it is exactly zero.
+    """Σ_a p_a p_aᵀ ⊗ S_a over queries a, in two parts; `functional` is None if it is exactly zero.
 
     The vectors carry the first index of the weight, or the second with `on_columns`.
     """
@@ -60,8 +60,8 @@ class KroneckerSum:
         vectors, *parts = self._merged
         weights = (vectors @ vectors.T).square()
         if self.functional is None:
-            found = _norm(weights, parts[0])
-            return PartNorms(found, found, torch.zeros_like(found))
+            norm = _norm(weights, parts[0])
+            return PartNorms(norm, norm, torch.zeros_like(norm))
         outer, functional = parts
         return PartNorms(*(_norm(weights, S) for S in (outer + functional, outer, functional)))
 
@@ -73,27 +73,27 @@ class KroneckerSum:
             S = S + self.functional
         V = V.mT if self.on_columns else V
         rows = (self.vectors @ V).transpose(0, 1) @ S  # (N, k, q)
-        found = (self.vectors.T @ rows.flatten(1)).unflatten(1, rows.shape[1:]).transpose(0, 1)
-        return found.mT if self.on_columns else found
+        result = (self.vectors.T @ rows.flatten(1)).unflatten(1, rows.shape[1:]).transpose(0, 1)
+        return result.mT if self.on_columns else result
 
     @cached_property
     def _merged(self) -> list[Tensor]:
-        """Vectors, each once, and the parts summed over the queries that share one: (N', q²)."""
+        """Distinct vectors, and the parts summed over queries with the same vector: (N', q²)."""
         parts = [S.flatten(1) for S in (self.outer, self.functional) if S is not None]
-        vectors, place = torch.unique(self.vectors, dim=0, return_inverse=True)
+        vectors, index = torch.unique(self.vectors, dim=0, return_inverse=True)
         if len(vectors) == len(self.vectors):
             return [self.vectors, *parts]
-        return [vectors, *(S.new_zeros(len(vectors), S.shape[1]).index_add_(0, place, S) for S in parts)]
+        return [vectors, *(S.new_zeros(len(vectors), S.shape[1]).index_add_(0, index, S) for S in parts)]
 
 
 @final
 class HeadNorms:
-    """The diagonal blocks of a layer with one head, at what its output meets.
+    """Diagonal blocks of a layer with one head, given the loss derivatives in its output.
 
     Args:
-        layer: softmax or linear, without rotary positions; its G is ∂ℓ/∂F, its B is not looked at.
-        outer: R (n, L, o, r) with R Rᵀ the GGN of B, seen from the outputs of the model.
-        functional: the rest of B, (n, L, o, o), if there is any.
+        layer: softmax or linear, without rotary positions; its G is ∂ℓ/∂F, its B is ignored.
+        outer: R (n, L, o, r) with R Rᵀ the GGN part of B with respect to the model's outputs.
+        functional: B minus that part, (n, L, o, o), if it is not zero.
     """
 
     def __init__(self, layer: AttentionLayer, outer: Tensor, functional: Tensor | None = None):
@@ -103,7 +103,7 @@ class HeadNorms:
         self.K = None if functional is None else functional.flatten(0, 1)
 
     def block(self, weight: Weight) -> KroneckerSum:
-        """The block of a weight as a sum over queries."""
+        """Return the block of a weight as a sum over queries."""
         layer = self.layer
         if weight in ("Q", "K"):
             return self._scores(weight)
@@ -120,7 +120,7 @@ class HeadNorms:
         return KroneckerSum(vectors, R @ R.mT, K)
 
     def norms(self, weights: Iterable[Weight] = WEIGHTS) -> dict[Weight, PartNorms]:
-        """Exact norms by weight."""
+        """Return exact norms by weight."""
         return {weight: self.block(weight).norms() for weight in weights}
 
     @cached_property
@@ -130,7 +130,7 @@ class HeadNorms:
         return self.layer.v[:, 0] if W_O is None else self.layer.v[:, 0] @ W_O
 
     def _scores(self, weight: Weight) -> KroneckerSum:
-        """The block of W_Q or W_K, through the scores."""
+        """Return the block of W_Q or W_K, which act through the scores."""
         layer, n, L = self.layer, *self.layer.X.shape[:2]
         feature = layer.scale * (layer.k[:, 0] if weight == "Q" else layer.X_K)
         vectors = (layer.X if weight == "Q" else layer.q[:, 0]).flatten(0, 1)
@@ -152,7 +152,7 @@ class HeadNorms:
 
 
 def _centered(A: Tensor, feature: Tensor) -> Tensor:
-    """f_j − Σ_l A_il f_l for every query, (n, L, S, q); differences to the most attended key come first."""
+    """Return f_j − Σ_l A_il f_l for every query, (n, L, S, q), subtracting the most attended key first."""
     feature = feature[:, None].expand(-1, A.shape[1], -1, -1)
     top = A.argmax(-1)[..., None, None].expand(-1, -1, 1, feature.shape[-1])
     feature = feature - feature.gather(2, top)
@@ -160,7 +160,7 @@ def _centered(A: Tensor, feature: Tensor) -> Tensor:
 
 
 def _norm(weights: Tensor, S: Tensor) -> Tensor:
-    """√ Σ_ab weights_ab ⟨S_a, S_b⟩, from the upper triangle of the Gram matrix, a band of rows at a time."""
+    """Return √ Σ_ab weights_ab ⟨S_a, S_b⟩, from bands of the upper triangle of the Gram matrix."""
     total = weights.new_zeros(())
     for start in range(0, len(S), ROWS):
         band = weights[start : start + ROWS, start:] * (S[start : start + ROWS] @ S[start:].T)

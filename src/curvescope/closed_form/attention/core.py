@@ -24,7 +24,7 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class CorePoint:
-    """Attention at given queries, keys and values. Make one with `core_point`."""
+    """Attention at given queries, keys and values. `core_point` makes it."""
 
     q: Tensor  # (…, T, k)
     k: Tensor  # (…, T, k)
@@ -58,7 +58,7 @@ class CorePoint:
 
 @dataclass(frozen=True)
 class CoreTangent:
-    """Change of attention along tangents of queries, keys and values; `core_push` makes one."""
+    """Change of attention along tangents of queries, keys and values. `core_push` makes it."""
 
     d: Triple
     dt: Tensor  # of the scores, centered under a if η = 1: (…, T, T)
@@ -76,14 +76,14 @@ def core_point(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> CorePoint:
-    """Attention with scores s q kᵀ + bias; `mask` (True: seen) hides keys. A row without keys gives 0."""
+    """Attention with scores s q kᵀ + bias; `mask` is True for visible keys. Rows without keys are 0."""
     if kind not in get_args(AttentionKind):
         raise UsageError(f"expected an attention of {', '.join(get_args(AttentionKind))}, got {kind!r}")
     scores = scale * q @ k.mT
     scores = scores if bias is None else scores + bias
     if kind == "linear":
-        seen = torch.ones_like(scores) if mask is None else mask.expand(scores.shape).to(scores)
-        return CorePoint(q, k, v, scores * seen, seen, scale, False)
+        allowed = torch.ones_like(scores) if mask is None else mask.expand(scores.shape).to(scores)
+        return CorePoint(q, k, v, scores * allowed, allowed, scale, False)
     A = masked_softmax(scores, mask)
     return CorePoint(q, k, v, A, A, scale, True)
 
@@ -101,20 +101,20 @@ def core_vjp(at: CorePoint, G: Tensor) -> Triple:
     return at.scale * tau @ at.k, at.scale * tau.mT @ at.q, at.A.mT @ G
 
 
-def core_curve(at: CorePoint, G: Tensor, moved: CoreTangent, dG: Tensor | None = None) -> Triple:
+def core_curve(at: CorePoint, G: Tensor, tangent: CoreTangent, dG: Tensor | None = None) -> Triple:
     """Change of `core_vjp(at, G)` along tangents (dq, dk, dv) and a change dG of G.
 
     Without dG that is ∇²⟨G, O⟩ (dq, dk, dv): dτ = a ∘ (dρ − η Σ a dρ) + η (τ ∘ dt − a Σ τ dt), where
     dρ = G dvᵀ + dG vᵀ. A few T × T matrices.
     """
-    (dq, dk, dv), tau = moved.d, at.score_cotangent(G)
-    d_rho, h_v = G @ dv.mT, moved.dA.mT @ G
+    (dq, dk, dv), tau = tangent.d, at.score_cotangent(G)
+    d_rho, h_v = G @ dv.mT, tangent.dA.mT @ G
     if dG is not None:
         d_rho, h_v = d_rho + dG @ at.v.mT, h_v + at.A.mT @ dG
     dtau = at.weigh(d_rho)
     if at.centered:
-        turned = tau * moved.dt
-        dtau = dtau + turned - at.density * turned.sum(-1, keepdim=True)
+        weighted = tau * tangent.dt
+        dtau = dtau + weighted - at.density * weighted.sum(-1, keepdim=True)
     return at.scale * (dtau @ at.k + tau @ dk), at.scale * (dtau.mT @ at.q + tau.mT @ dq), h_v
 
 
@@ -166,5 +166,5 @@ def core_curvature(at: CorePoint, G: Tensor) -> Tensor:
 
 
 def merge_heads(u: Tensor) -> Tensor:
-    """(B, h, T, k) to (B, T, h k)."""
+    """Reshape (B, h, T, k) to (B, T, h k)."""
     return u.transpose(1, 2).flatten(2)

@@ -1,10 +1,9 @@
-"""The Hessian of an attention layer in its weights, block by block, dense or without forming a block.
+"""The Hessian of an attention layer in its weights: dense blocks, factored blocks and products.
 
-The Hessian of an attention layer times a direction, from scratch: no moments, no blocks.
-
-One forward pass with tangents, then one backward pass: H_o pulls B dF back, the functional Hessian
-differentiates the pull-back of a fixed G. The module `core` covers the map from queries, keys and values to
-the heads' outputs. This module adds the projections around it, with rotations and shared heads.
+The product with a direction needs no moments and no blocks: one forward pass with tangents, then one backward
+pass. H_o pulls B dF back, and the functional Hessian differentiates the pull-back of a fixed G. The module
+`core` covers the map from queries, keys and values to the heads' outputs. This module adds the projections
+around it, with rotations and shared heads.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from curvescope.closed_form.attention.core import (
     core_vjp,
     merge_heads,
 )
-from curvescope.closed_form.attention.head import Head, Jacobian, outer_term
+from curvescope.closed_form.attention.head import AttentionHead, OutputJacobian, outer_term
 from curvescope.closed_form.attention.layer import ROLE, AttentionLayer
-from curvescope.closed_form.attention.terms import Term, dense_sum, frobenius_squared
+from curvescope.closed_form.attention.terms import FactoredTerm, dense_sum, frobenius_squared
 from curvescope.closed_form.block_matrix import BlockMatrix, slices
 from curvescope.core.errors import ShapeError, UsageError, near_misses
 from curvescope.core.hessian_terms import Part, check_part
@@ -36,7 +35,7 @@ ORDER = "QKVO"
 
 
 @dataclass(frozen=True)
-class Split:
+class BlockParts:
     """A block H[a, c, b, e] = ∂²ℓ/∂W_ac ∂W'_be in two parts; `.reshape(W.numel(), W'.numel())` is the matrix.
 
     `outer` is JᵀBJ (generalized Gauss–Newton), `functional` is Σ_iv G_iv ∂²F_iv.
@@ -51,33 +50,33 @@ class Split:
         return self.outer + self.functional
 
     @property
-    def T(self) -> Split:
+    def T(self) -> BlockParts:
         """The block with its two weights exchanged."""
-        return Split(self.outer.permute(2, 3, 0, 1), self.functional.permute(2, 3, 0, 1))
+        return BlockParts(self.outer.permute(2, 3, 0, 1), self.functional.permute(2, 3, 0, 1))
 
 
 class AttentionCurvature:
     """∂²ℓ of an attention layer in its weights, H = JᵀBJ + Σ G ∂²F.
 
-    A block is named by two weights, ("Q", "K"), and a part of it by "outer", "functional" or "total". Only
-    `to_dense`, `split`, `blocks` and `hessian` form a block; the others work with sums over queries of small
-    matrices, which are kept once made. `product` needs neither.
+    Two weights name a block, ("Q", "K"), and "outer", "functional" or "total" names a part of it. Only
+    `to_dense`, `split`, `blocks` and `hessian` form blocks. The other methods use cached sums over queries of
+    small matrices, except `product`, which needs neither.
     """
 
     def __init__(self, layer: AttentionLayer):
         self.layer = layer
         self.names = tuple(layer.weights)
         self.shapes = {name: (W.shape[0], W.shape[1]) for name, W in layer.weights.items()}
-        self._jacobians: dict[tuple[str, int], Jacobian] = {}
-        self._terms: dict[tuple[Pair, str, int, int], list[Term]] = {}
+        self._jacobians: dict[tuple[str, int], OutputJacobian] = {}
+        self._terms: dict[tuple[Pair, str, int, int], list[FactoredTerm]] = {}
 
     @cached_property
-    def heads(self) -> list[Head]:
+    def heads(self) -> list[AttentionHead]:
         """The query heads."""
-        return [Head(self.layer, index) for index in range(self.layer.num_heads)]
+        return [AttentionHead(self.layer, index) for index in range(self.layer.num_heads)]
 
     def to_dense(self, pair: Pair, part: Part = "total") -> Tensor:
-        """The block as an array [a, c, b, e], in any memory order; one that is zero takes no memory."""
+        """Return the block as an array [a, c, b, e], in any memory order; a zero block takes no memory."""
         one, two = self._check(pair)
         pieces = list(self._pieces(pair, part))
         if len(pieces) == self._layout(one)[1] * self._layout(two)[1] == 1:
@@ -91,7 +90,7 @@ class AttentionCurvature:
         return block
 
     def matvec(self, pair: Pair, V: Tensor, part: Part = "total") -> Tensor:
-        """The block times V, a matrix shaped like the second weight; the result is like the first."""
+        """Return the block times V, shaped like the second weight; the result is shaped like the first."""
         one, two = self._check(pair)
         if V.shape != self.shapes[two]:
             raise ShapeError(
@@ -99,13 +98,13 @@ class AttentionCurvature:
             )
         result = torch.zeros(self.shapes[one], dtype=V.dtype, device=V.device)
         for i, j, terms in self._pieces(pair, part):
-            place, piece = result[self._place(one, i)], V[self._place(two, j)]
+            target, piece = result[self._place(one, i)], V[self._place(two, j)]
             for term in terms:
-                place += term.matvec(piece)
+                target += term.matvec(piece)
         return result
 
     def diagonal(self, pair: Pair, part: Part = "total") -> Tensor:
-        """H[a, c, a, c], shaped like the weight; of two weights too, if they have one shape and layout."""
+        """Return H[a, c, a, c], shaped like the weight; two weights must share shape and layout."""
         one, _ = self._check_aligned(pair)
         result = self.layer.G.new_zeros(self.shapes[one])
         for slot in range(self._layout(one)[1]):
@@ -128,15 +127,15 @@ class AttentionCurvature:
         total = self.layer.G.new_zeros(())
         for i, j, terms in self._pieces(pair, part):
             if one == two and i > j:
-                continue  # the transpose of a piece that has been counted
+                continue  # the transpose of a piece that is already counted
             weight = 2 if one == two and i < j else 1
             total = total + weight * frobenius_squared(terms, total)
         return total.clamp_min(0).sqrt()
 
     def product(self, directions: Mapping[str, Tensor], part: Part = "total") -> dict[str, Tensor]:
-        """The whole Hessian times a direction, weight by weight; absent weights do not move.
+        """Return the full Hessian times a direction, by weight; absent weights have a zero direction.
 
-        Costs a few products of L × S matrices with heads, whatever the number of weights.
+        The cost is a few products of L × S matrices with heads, for any number of weights.
         """
         for name, V in directions.items():
             self._check((name, name))
@@ -144,34 +143,36 @@ class AttentionCurvature:
                 raise ShapeError(f"expected direction {name} of {self.shapes[name]}, got {tuple(V.shape)}")
         return product(self.layer, directions, part=part)
 
-    def split(self, pair: Pair) -> Split:
-        """Both parts of a block, dense."""
-        return Split(self.to_dense(pair, "outer"), self.to_dense(pair, "functional"))
+    def split(self, pair: Pair) -> BlockParts:
+        """Return both parts of a block, dense."""
+        return BlockParts(self.to_dense(pair, "outer"), self.to_dense(pair, "functional"))
 
-    def blocks(self) -> dict[Pair, Split]:
+    def blocks(self) -> dict[Pair, BlockParts]:
         """Return all blocks, dense; pairs of different weights also in exchanged order, as a view."""
-        found: dict[Pair, Split] = {}
+        all_blocks: dict[Pair, BlockParts] = {}
         for i, one in enumerate(self.names):
             for two in self.names[i:]:
-                found[one, two] = self.split((one, two))
+                all_blocks[one, two] = self.split((one, two))
                 if one != two:
-                    found[two, one] = found[one, two].T
-        return found
+                    all_blocks[two, one] = all_blocks[one, two].T
+        return all_blocks
 
     def hessian(self, part: Part = "total") -> BlockMatrix:
-        """All blocks in one matrix: `H["Q", "K"]`, or `H.matrix` with the weights in the order of `names`."""
+        """Return all blocks in one matrix: `H["Q", "K"]`, or `H.matrix` in the order of `names`."""
         sizes = {name: rows * columns for name, (rows, columns) in self.shapes.items()}
-        H, place = self.layer.G.new_empty(sum(sizes.values()), sum(sizes.values())), slices(sizes)
+        H, positions = self.layer.G.new_empty(sum(sizes.values()), sum(sizes.values())), slices(sizes)
         for i, one in enumerate(self.names):
             for two in self.names[i:]:
-                here, block = H[place[one], place[two]], self.to_dense((one, two), part)
-                here.unflatten(1, block.shape[2:]).unflatten(0, block.shape[:2]).copy_(block)
+                target, block = H[positions[one], positions[two]], self.to_dense((one, two), part)
+                target.unflatten(1, block.shape[2:]).unflatten(0, block.shape[:2]).copy_(block)
                 if one != two:
-                    H[place[two], place[one]] = here.T
+                    H[positions[two], positions[one]] = target.T
         return BlockMatrix(H, sizes)
 
-    def terms(self, pair: Pair, part: Part = "total", *, slots: tuple[int, int] = (0, 0)) -> list[Term]:
-        """The factored terms of a block between two heads' places in the stacked weights."""
+    def terms(
+        self, pair: Pair, part: Part = "total", *, slots: tuple[int, int] = (0, 0)
+    ) -> list[FactoredTerm]:
+        """Return the factored terms of a block between two slots of the stacked weights."""
         check_part(part)
         if part == "total":
             return self.terms(pair, "outer", slots=slots) + self.terms(pair, "functional", slots=slots)
@@ -183,38 +184,38 @@ class AttentionCurvature:
             self._terms[key] = self._make_terms(pair, part, slots)
         return self._terms[key]
 
-    def _make_terms(self, pair: Pair, part: Part, slots: tuple[int, int]) -> list[Term]:
-        found: list[Term] = []
+    def _make_terms(self, pair: Pair, part: Part, slots: tuple[int, int]) -> list[FactoredTerm]:
+        terms: list[FactoredTerm] = []
         for h in self._heads_at(pair[0], slots[0]):
             for g in self._heads_at(pair[1], slots[1]):
                 if part == "outer":
-                    found.append(
+                    terms.append(
                         outer_term(self.layer, self._jacobian(pair[0], h), self._jacobian(pair[1], g))
                     )
                 elif g == h:
-                    found.extend(self.heads[h].functional(*pair))
-        return found
+                    terms.extend(self.heads[h].functional(*pair))
+        return terms
 
-    def _pieces(self, pair: Pair, part: Part) -> Iterator[tuple[int, int, list[Term]]]:
-        """Terms of all pairs of places; heads meet in H_o only."""
+    def _pieces(self, pair: Pair, part: Part) -> Iterator[tuple[int, int, list[FactoredTerm]]]:
+        """Iterate over the terms of all pairs of slots; different heads are coupled in H_o only."""
         for i in range(self._layout(pair[0])[1]):
             for j in range(self._layout(pair[1])[1]):
                 terms = self.terms(pair, part, slots=(i, j))
                 if terms:
                     yield i, j, terms
 
-    def _jacobian(self, name: str, head: int) -> Jacobian:
+    def _jacobian(self, name: str, head: int) -> OutputJacobian:
         if (name, head) not in self._jacobians:
             self._jacobians[name, head] = self.heads[head].jacobian(name)
         return self._jacobians[name, head]
 
     def _heads_at(self, name: str, slot: int) -> range:
-        """The query heads that use place `slot` of a stacked weight: several if they share it."""
+        """Return the query heads that use a slot of a stacked weight: several if they share it."""
         share = self.layer.num_heads // self.layer.num_kv_heads if ROLE[name] in "KV" else 1
         return range(slot * share, (slot + 1) * share)
 
     def _layout(self, name: str) -> tuple[int, int]:
-        """Return the axis of a stacked weight that the heads cut, and the number of places."""
+        """Return the axis of a stacked weight that the heads divide, and the number of slots."""
         if name == "b_O":
             return 1, 1
         return int(name != "O"), self.layer.num_kv_heads if ROLE[name] in "KV" else self.layer.num_heads
@@ -244,20 +245,20 @@ class AttentionCurvature:
 def product(
     layer: AttentionLayer, directions: Mapping[str, Tensor], *, part: str = "total"
 ) -> dict[str, Tensor]:
-    """H times a direction, JᵀBJ times it, or (ΣG∂²F) times it: matrices by name, for every weight."""
+    """Return H, JᵀBJ or ΣG∂²F times a direction, as one matrix per weight."""
     check_part(part)
     at = CorePoint(layer.q, layer.k, layer.v, layer.A, layer.slope, layer.scale, layer.kind == "softmax")
-    moved = core_push(at, _projections(layer, directions))
+    tangent = core_push(at, _projections(layer, directions))
     U = torch.zeros_like(layer.G)
     if part != "functional":
-        U = layer.curve_loss(_output_tangent(layer, directions, moved.dO)[..., None])[..., 0]
+        U = layer.curve_loss(_output_tangent(layer, directions, tangent.dO)[..., None])[..., 0]
     dG = layer.pull_output(U, layer.weights.get("O"))
     if part == "outer":
         return _collect(layer, core_vjp(at, dG)) | _output_weights(layer, U, None)
     if "O" in directions:
         dG = dG + layer.pull_output(layer.G, directions["O"])
-    found = core_curve(at, layer.G_heads, moved, dG)
-    return _collect(layer, found) | _output_weights(layer, U, moved.dO)
+    cotangents = core_curve(at, layer.G_heads, tangent, dG)
+    return _collect(layer, cotangents) | _output_weights(layer, U, tangent.dO)
 
 
 def _projections(layer: AttentionLayer, directions: Mapping[str, Tensor]) -> Triple:
@@ -280,15 +281,18 @@ def _output_tangent(layer: AttentionLayer, directions: Mapping[str, Tensor], dO:
 
 
 def _output_weights(layer: AttentionLayer, U: Tensor, dO: Tensor | None) -> dict[str, Tensor]:
-    """Σ O_hᵀ U + dO_hᵀ G for W_O and Σ U for b_O, those of them that are there."""
-    found = {"b_O": U.sum((0, 1))[None], "O": merge_heads(layer.heads_out).flatten(0, 1).T @ U.flatten(0, 1)}
+    """Return Σ O_hᵀ U + dO_hᵀ G for W_O and Σ U for b_O, if the layer has them."""
+    gradients = {
+        "b_O": U.sum((0, 1))[None],
+        "O": merge_heads(layer.heads_out).flatten(0, 1).T @ U.flatten(0, 1),
+    }
     if dO is not None:
-        found["O"] = found["O"] + merge_heads(dO).flatten(0, 1).T @ layer.G.flatten(0, 1)
-    return {name: found[name] for name in layer.weights if name in found}
+        gradients["O"] = gradients["O"] + merge_heads(dO).flatten(0, 1).T @ layer.G.flatten(0, 1)
+    return {name: gradients[name] for name in layer.weights if name in gradients}
 
 
 def _collect(layer: AttentionLayer, cotangents: Triple) -> dict[str, Tensor]:
-    """featureᵀ · cotangent for each weight, heads that share keys and values added."""
+    """Return featureᵀ · cotangent for each weight, summed over heads that share keys and values."""
     hq, hk, hv = cotangents
     share = (layer.num_kv_heads, layer.num_heads // layer.num_kv_heads)
     by_role = {

@@ -29,9 +29,9 @@ class AttentionOptions(TypedDict, total=False):
 
     X_K: Tensor | None  # inputs of the keys (S, d); X unless given (cross-attention)
     X_V: Tensor | None  # inputs of the values (S, d'); X_K unless given
-    mask: Tensor | None  # boolean, true where a query (row) may look at a key (column)
+    mask: Tensor | None  # boolean, true if a query (row) may attend to a key (column)
     bias: Tensor | None  # added to the scores; −inf hides a key
-    scale: float | None  # of q kᵀ; 1/√d_K unless given
+    scale: float | None  # factor of q kᵀ; 1/√d_K unless given
     rope: Rope | None  # cos, sin (L, d_K/2); then those of the keys, if they are other tokens
     kind: Kind  # "softmax" unless given
 
@@ -41,7 +41,7 @@ class AttentionLayer:
     """Attention F = concat_h(A_h v_h) W_O + b_O on n samples, with G = ∂ℓ/∂F and B = ∂²ℓ/∂F².
 
     Scores are t = scale · q̂ k̂ᵀ + bias, q̂ and k̂ being rotated if `rope` is given; A is their softmax over
-    the keys a query may see, or t itself, zero where masked, if `kind` is "linear". Without W_O there is
+    the keys that a query may attend to, or t itself, masked, if `kind` is "linear". Without W_O there is
     one head and F is its output; without W_K the keys are the inputs themselves.
     """
 
@@ -54,7 +54,7 @@ class AttentionLayer:
     num_heads: int
     num_kv_heads: int
     scale: float
-    mask: Tensor | None  # broadcasts to (n, h, L, S), true where a query may look
+    mask: Tensor | None  # broadcasts to (n, h, L, S), true if a query may attend to a key
     bias: Tensor | None  # broadcasts to (n, h, L, S)
     rope: tuple[Tensor, Tensor, Tensor, Tensor] | None  # cos, sin of queries (L, c/2), then of keys
     kind: Kind
@@ -65,7 +65,7 @@ class AttentionLayer:
         return torch.ones_like(source[..., :1]) if name.startswith("b_") else source
 
     def project(self, role: str, weights: Mapping[str, Tensor]) -> Tensor | None:
-        """Σ feature · weight over the weights of one role, by query head: (n, h, T, c); None if none."""
+        """Return Σ feature · weight over the weights of one role, by query head (n, h, T, c), or None."""
         names = [name for name in weights if ROLE[name] == role]
         if not names:
             return None
@@ -95,16 +95,16 @@ class AttentionLayer:
         return values
 
     def rotate_queries(self, x: Tensor, *, back: bool = False) -> Tensor:
-        """R_i x_i over the queries i, or R_iᵀ x_i; x itself without rotary positions."""
+        """Return R_i x_i over the queries i, or R_iᵀ x_i; x itself without rotary positions."""
         return x if self.rope is None else rotate(x, self.rope[0], -self.rope[1] if back else self.rope[1])
 
     def rotate_keys(self, x: Tensor, *, back: bool = False) -> Tensor:
-        """R_j x_j over the keys j, or R_jᵀ x_j."""
+        """Return R_j x_j over the keys j, or R_jᵀ x_j."""
         return x if self.rope is None else rotate(x, self.rope[2], -self.rope[3] if back else self.rope[3])
 
     @cached_property
     def A(self) -> Tensor:
-        """Attention weights (n, h, L, S); a query that may look nowhere has weights zero."""
+        """Attention weights (n, h, L, S); a query without visible keys has zero weights."""
         scores = self.scale * self.q @ self.k.mT
         if self.bias is not None:
             scores = scores + self.bias
@@ -122,14 +122,14 @@ class AttentionLayer:
 
     @cached_property
     def top(self) -> Tensor:
-        """The key each query attends to most: (n, h, L)."""
+        """Index of the key that each query attends to most: (n, h, L)."""
         return self.A.argmax(-1)
 
     def center(self, t: Tensor) -> Tensor:
         """Each row of t (n, h, L, S) minus its mean under A; t itself if attention is linear.
 
-        Differences to the most attended key come first: their mean is then accurate relative to itself,
-        however little weight the other keys have.
+        The most attended key is subtracted first, so that the result is accurate even if the other keys have
+        little weight.
         """
         if self.kind == "linear":
             return t
@@ -147,7 +147,7 @@ class AttentionLayer:
         return self.pull_output(self.G, self.weights.get("O"))
 
     def pull_output(self, U: Tensor, W_O: Tensor | None) -> Tensor:
-        """U W_Oᵀ by head, (n, h, L, d_V), for U (n, L, o)."""
+        """Return U W_Oᵀ by head, (n, h, L, d_V), for U (n, L, o)."""
         if W_O is None:
             return U[:, None]
         return (U @ W_O.mT).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -158,7 +158,7 @@ class AttentionLayer:
         return self.slope * self.center(self.G_heads @ self.v.mT)
 
     def curve_loss(self, U: Tensor) -> Tensor:
-        """B U for columns U (n, L, o, k)."""
+        """Return B U for columns U (n, L, o, k)."""
         if not isinstance(self.B, Tensor):
             return self.B * U
         if self.B.dim() == 4:
@@ -167,7 +167,7 @@ class AttentionLayer:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions in the rotate-half layout: dimension f turns with f + c/2 by its angle.
+    """Apply rotary positions in the rotate-half layout: dimension f pairs with f + c/2.
 
     x is (…, T, c), cos and sin are (T, c/2) or broadcast to x's halves:
     (x_f, x_{f+c/2}) ↦ (x_f cos − x_{f+c/2} sin, x_{f+c/2} cos + x_f sin).
@@ -179,7 +179,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rope_table(
     num_positions: int, d_K: int, *, base: float = 10000.0, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin, (num_positions, d_K/2), of the angles position · base^(−2f/d_K), f = 0 … d_K/2 − 1."""
+    """Return cos and sin, (num_positions, d_K/2), of position · base^(−2f/d_K), f = 0 … d_K/2 − 1."""
     frequency = base ** (-2.0 * torch.arange(d_K // 2, dtype=torch.float64) / d_K)
     angle = torch.arange(num_positions, dtype=torch.float64)[:, None] * frequency
     return angle.cos().to(dtype), angle.sin().to(dtype)
@@ -201,7 +201,7 @@ def make_layer(
     rope: Rope | None = None,
     kind: Kind = "softmax",
 ) -> AttentionLayer:
-    """The checked layer: a sample axis everywhere, biases as rows, absent weights left out."""
+    """Return the checked layer, with a sample axis everywhere, biases as rows, without absent weights."""
     if X.dim() not in (2, 3):
         raise ShapeError(f"expected X of shape (L, d) or (n, L, d), got {tuple(X.shape)}")
     if kind not in ("softmax", "linear"):
@@ -229,7 +229,7 @@ def _given(value: T | None, otherwise: T) -> T:
 def check_weights(
     X: Tensor, X_K: Tensor, X_V: Tensor, weights: Mapping[str, Tensor], num_heads: int, num_kv_heads: int
 ) -> int:
-    """The width of a query head; raise unless the weights fit the heads and the inputs (n, ·, ·)."""
+    """Return the width of a query head; raise unless the weights fit the heads and the inputs (n, ·, ·)."""
     if num_heads < 1 or num_kv_heads < 1 or num_heads % num_kv_heads:
         raise UsageError(f"expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
     if {X.dim(), X_K.dim(), X_V.dim()} != {3} or X_K.shape[:2] != X_V.shape[:2] or len(X) != len(X_K):
@@ -273,14 +273,14 @@ def check_loss(X: Tensor, weights: Mapping[str, Tensor], G: Tensor, B: float | T
         raise ShapeError(
             f"expected B = ∂²ℓ/∂F² as a number, ({n}, {L}, {o}, {o}) or ({n}, {L}, {o}, {L}, {o}), "
             f"got {tuple(B.shape)}",
-            hint="the sample axis is there only when X has one",
+            hint="G and B have a sample axis only if X has one",
         )
 
 
 def check_rope(
     rope: tuple[Tensor, ...] | None, full: tuple[int, int, int, int], width: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Cosines and sines of the queries, then of the keys; one table serves both if it is the only one."""
+    """Return cosines and sines of the queries, then of the keys; a single table serves both."""
     if rope is None:
         return None
     if len(rope) not in (2, 4):
@@ -309,6 +309,6 @@ def check_scores(what: str, table: Tensor | None, full: tuple[int, int, int, int
         raise ShapeError(
             f"expected a {what} that broadcasts to (samples, heads, L, S) = {full}, "
             f"got {table.dtype} {tuple(table.shape)}",
-            hint="a mask is boolean, true where a query may look; a bias is added to the scores",
+            hint="a mask is boolean, true if a query may attend to a key; a bias is added to the scores",
         )
     return table

@@ -1,4 +1,4 @@
-"""Attention without softmax: a Hessian that knows the data through two small matrices only.
+"""Attention without softmax: its Hessian depends on the data through two small matrices only.
 
 For F = s X W_Q W_Kᵀ Xᵀ X W_V and ℓ = (c/2) ‖F − Y‖², without mask, every block is made of the weights,
 Σ_XX = Xᵀ X and Ω_XY = Xᵀ (F − Y), and Ω_XY of Σ_XX and Σ_XY = Xᵀ Y:
@@ -11,7 +11,7 @@ For F = s X W_Q W_Kᵀ Xᵀ X W_V and ℓ = (c/2) ‖F − Y‖², without mask,
     KV     (Σ W_V)_aw (W_Qᵀ Σ W_Q W_Kᵀ Σ)_cb                      Σ_ab (W_Qᵀ Ω)_cw
     VV     (Σ W_K W_Qᵀ Σ W_Q W_Kᵀ Σ)_ab δ_vw                      0
 
-All blocks of H_o are of third order in Σ_XX, and H_f is hollow: softmax is what makes the
+All blocks of H_o are of third order in Σ_XX, and H_f has zero diagonal blocks. The softmax makes the
 blocks of W_Q and W_V differ. Masks, biases, heads and other losses: `attention` with kind="linear".
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.attention.hessian import Pair, Split
+from curvescope.closed_form.attention.hessian import BlockParts, Pair
 from curvescope.core.errors import ShapeError
 
 
@@ -41,7 +41,7 @@ def blocks(
     *,
     c: float,
     scale: float | None = None,
-) -> dict[Pair, Split]:
+) -> dict[Pair, BlockParts]:
     """Return all blocks [a, c, b, e] of the Hessian, from the two matrices of the data.
 
     Args:
@@ -64,24 +64,26 @@ def blocks(
 
 def _upper(
     S: Tensor, Om: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, *, outer: float, functional: float
-) -> dict[Pair, Split]:
-    """The six blocks of the table, for samples (n, ·, ·)."""
+) -> dict[Pair, BlockParts]:
+    """Return the six blocks of the table, for samples (n, ·, ·)."""
     SQ, SK, SV = S @ W_Q, S @ W_K, S @ W_V
     score = SQ @ SK.mT  # Σ W_Q W_Kᵀ Σ
     value = SV @ SV.mT  # Σ W_V W_Vᵀ Σ
     query = W_Q.T @ SQ  # W_Qᵀ Σ W_Q
     eye_K, eye_V = (torch.eye(W.shape[1], dtype=W.dtype, device=W.device) for W in (W_K, W_V))
     zero = [S.new_zeros(*W.shape, *W.shape) for W in (W_Q, W_K, W_V)]
-    o, f, place = outer, functional, torch.einsum
+    o, f, einsum = outer, functional, torch.einsum
     return {
-        ("Q", "Q"): Split(o * place("nab,nce->acbe", S, W_K.T @ value @ W_K), zero[0]),
-        ("Q", "K"): Split(
-            o * place("nae,ncb->acbe", SQ, W_K.T @ value), f * place("nab,ce->acbe", Om @ SV.mT, eye_K)
+        ("Q", "Q"): BlockParts(o * einsum("nab,nce->acbe", S, W_K.T @ value @ W_K), zero[0]),
+        ("Q", "K"): BlockParts(
+            o * einsum("nae,ncb->acbe", SQ, W_K.T @ value), f * einsum("nab,ce->acbe", Om @ SV.mT, eye_K)
         ),
-        ("K", "K"): Split(o * place("nab,nce->acbe", value, query), zero[1]),
-        ("Q", "V"): Split(o * place("nab,ncw->acbw", score, SK.mT @ W_V), f * place("naw,nbc->acbw", Om, SK)),
-        ("K", "V"): Split(
-            o * place("naw,ncb->acbw", SV, query @ SK.mT), f * place("nab,ncw->acbw", S, W_Q.T @ Om)
+        ("K", "K"): BlockParts(o * einsum("nab,nce->acbe", value, query), zero[1]),
+        ("Q", "V"): BlockParts(
+            o * einsum("nab,ncw->acbw", score, SK.mT @ W_V), f * einsum("naw,nbc->acbw", Om, SK)
         ),
-        ("V", "V"): Split(o * place("nab,vw->avbw", SK @ query @ SK.mT, eye_V), zero[2]),
+        ("K", "V"): BlockParts(
+            o * einsum("naw,ncb->acbw", SV, query @ SK.mT), f * einsum("nab,ncw->acbw", S, W_Q.T @ Om)
+        ),
+        ("V", "V"): BlockParts(o * einsum("nab,vw->avbw", SK @ query @ SK.mT, eye_V), zero[2]),
     }

@@ -6,9 +6,9 @@
 A batch is a `Batch`, `Batches` or a pair (inputs, targets), with sequences of one length. The loss is divided
 once by the number of terms, as in a `Problem`, so that blocks are those of `cs.Hessian` over the same data.
 
-A layer depends on the loss through G = ∂L/∂F and B = ∂²L/∂F² in its output F. They are the one place in this
-package where derivatives are taken by machine: those of everything behind F. Norms and later layers couple
-all tokens of a sequence, so B is an (L d) × (L d) matrix for each.
+The loss enters through G = ∂L/∂F and B = ∂²L/∂F² in the layer's output F. Autograd computes them; this is the
+only use of autograd in this package. Norms and later layers couple all tokens of a sequence, so B is an
+(L d) × (L d) matrix per sequence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form import softmax
-from curvescope.closed_form.attention.hessian import AttentionCurvature, Pair, Split
+from curvescope.closed_form.attention.hessian import AttentionCurvature, BlockParts, Pair
 from curvescope.closed_form.attention.layer import AttentionOptions, make_layer, rope_table
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.hessian_terms import MatrixName
@@ -35,10 +35,10 @@ from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.problem import Problem
 
 LIMIT = 2048  # entries L d of one sequence's attention output; B holds their square
-GROUP = 64  # directions that go through the rest of the network at once
+GROUP = 64  # directions that are differentiated through the later layers at once
 
 
-class Rest(NamedTuple):
+class LayerDerivatives(NamedTuple):
     """Inputs of a layer's attention, and derivatives of the summed loss in its output."""
 
     X: Tensor  # (n, L, d)
@@ -47,12 +47,12 @@ class Rest(NamedTuple):
 
 
 def make_problem(model: Any, batch: Any, loss: str | Loss) -> Problem:
-    """The problem of a `Batch`, of `Batches`, or of a pair (inputs, targets)."""
+    """Return the problem of a `Batch`, of `Batches`, or of a pair (inputs, targets)."""
     return Problem(model, Batches([batch]) if isinstance(batch, Batch) else batch, loss)
 
 
 def check_lengths(parts: Sequence[Tensor]) -> None:
-    """Raise unless all batches have one shape behind their first axis."""
+    """Raise unless all batches have one shape after their first axis."""
     shapes = {tuple(part.shape[1:]) for part in parts}
     if len(shapes) > 1:
         raise ShapeError(
@@ -61,13 +61,13 @@ def check_lengths(parts: Sequence[Tensor]) -> None:
         )
 
 
-def rest_of_model(
+def layer_derivatives(
     problem: Problem, batch: Batch, layer: int, *, curvature: MatrixName = "hessian", limit: int = LIMIT
-) -> Rest:
-    """X, G and B of one placed batch, not divided by the number of terms.
+) -> LayerDerivatives:
+    """Return X, G and B of one placed batch, not divided by the number of terms.
 
-    B is the Hessian of the rest, its GGN Jᵀ (∂²ℓ/∂z²) J with J = ∂z/∂F, or their difference
-    (`functional`). It takes L·d passes through the rest of the network, for all sequences at once.
+    B is the Hessian of the later layers, their GGN Jᵀ (∂²ℓ/∂z²) J with J = ∂z/∂F, or the difference
+    (`functional`). It takes L·d passes through the later layers, for all sequences at once.
     """
     if curvature not in get_args(MatrixName):
         raise UsageError(f"expected curvature of {', '.join(get_args(MatrixName))}, got {curvature!r}")
@@ -87,11 +87,11 @@ def rest_of_model(
         if curvature != "hessian":
             part = _dense(_gauss_newton(problem, batch, z, F), F)
             B = part if curvature == "ggn" else B - part
-    return Rest(X, G.detach(), B)
+    return LayerDerivatives(X, G.detach(), B)
 
 
 def as_transformer(model: Model) -> Transformer:
-    """The zoo Transformer in a model, or one sentence."""
+    """Return the zoo Transformer in a model, or raise UsageError."""
     if not isinstance(model.module, Transformer):
         raise UsageError(
             f"expected a zoo Transformer, got a {type(model.module).__name__}",
@@ -102,19 +102,19 @@ def as_transformer(model: Model) -> Transformer:
 
 def capture(module: Transformer, inputs: Any, *places: str) -> list[Tensor]:
     """Record the model's tensors at the given places, such as 'L0.attn.pattern'."""
-    seen: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
 
     def record(place: str, tensor: Tensor) -> None:
         if place in places:
-            seen[place] = tensor
+            tensors[place] = tensor
 
     with evaluating(module), torch.no_grad():
         module(inputs, record)
-    return [seen[place] for place in places]
+    return [tensors[place] for place in places]
 
 
 def _with_output(module: Transformer, layer: int, F: Tensor) -> Transformer:
-    """The model with F in place of the layer's attention; it shares everything else with `module`."""
+    """Return the model with F as the output of the layer's attention; it shares all else with `module`."""
     name = f"L{layer}"
     changed, block = copy.copy(module), copy.copy(module.get_submodule(name))
     object.__setattr__(block, "attend", lambda x, record: F)
@@ -128,14 +128,14 @@ def _gauss_newton(problem: Problem, batch: Batch, z: Tensor, F: Tensor) -> Calla
     (pulled,) = torch.autograd.grad(z, F, u, create_graph=True)  # Jᵀu, whose derivative in u is J
 
     def product(V: Tensor) -> Tensor:
-        moved = _pull(pulled, u, V)
-        return _pull(z, F, problem.loss.hessian_product(z.detach(), batch.targets, batch.weights, moved))
+        dz = _pull(pulled, u, V)
+        return _pull(z, F, problem.loss.hessian_product(z.detach(), batch.targets, batch.weights, dz))
 
     return product
 
 
 def _dense(product: Callable[[Tensor], Tensor], F: Tensor) -> Tensor:
-    """The matrix of each sequence, (n, L, d, L, d): sequences do not meet, so one direction serves all."""
+    """Return the matrix of each sequence, (n, L, d, L, d): one direction serves all sequences."""
     n, L, d = F.shape
     eye = torch.eye(L * d, dtype=F.dtype, device=F.device).reshape(L * d, 1, L, d)
     rows = [product(part.expand(-1, n, -1, -1)) for part in eye.split(GROUP)]
@@ -143,17 +143,17 @@ def _dense(product: Callable[[Tensor], Tensor], F: Tensor) -> Tensor:
 
 
 def _pull(source: Tensor, leaf: Tensor, cotangents: Tensor) -> Tensor:
-    """Gradients of ⟨cotangent, source⟩ in a leaf, for k cotangents: (k, *leaf.shape)."""
-    nothing = torch.zeros(len(cotangents), *leaf.shape, dtype=leaf.dtype, device=leaf.device)
+    """Return the gradients of ⟨cotangent, source⟩ in a leaf, for k cotangents: (k, *leaf.shape)."""
+    zeros = torch.zeros(len(cotangents), *leaf.shape, dtype=leaf.dtype, device=leaf.device)
     if not source.requires_grad:
-        return nothing
+        return zeros
     options: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
     try:
-        (found,) = torch.autograd.grad(source, leaf, cotangents, is_grads_batched=True, **options)
+        (gradients,) = torch.autograd.grad(source, leaf, cotangents, is_grads_batched=True, **options)
     except RuntimeError:  # an operation of a custom loss without a rule for batches
         parts = [torch.autograd.grad(source, leaf, c, **options)[0] for c in cotangents]
-        found = None if parts[0] is None else torch.stack(parts)
-    return nothing if found is None else found
+        gradients = None if parts[0] is None else torch.stack(parts)
+    return zeros if gradients is None else gradients
 
 
 def _check_size(F: Tensor, limit: int) -> None:
@@ -166,13 +166,13 @@ def _check_size(F: Tensor, limit: int) -> None:
 
 
 def _refuse_coupled(product: Callable[[Tensor], Tensor], F: Tensor) -> None:
-    """Raise when moving the first sequence changes the gradient of another."""
+    """Raise if a change of the first sequence changes the gradient of another."""
     if F.shape[0] < 2:
         return
     V = torch.zeros(1, *F.shape, dtype=F.dtype, device=F.device)
     V[0, 0] = torch.randn(F.shape[1:], generator=generator(0), dtype=torch.float64).to(F)
-    moved = product(V)[0].flatten(1).abs().amax(1)
-    if bool((moved[1:] > 1e-6 * moved[0]).any()):
+    changes = product(V)[0].flatten(1).abs().amax(1)
+    if bool((changes[1:] > 1e-6 * changes[0]).any()):
         raise UsageError(
             "expected a loss that is a sum over sequences, but it couples those of a batch",
             hint="give batches of one sequence each",
@@ -189,12 +189,12 @@ def attention_curvature(
     curvature: MatrixName = "hessian",
     limit: int = LIMIT,
 ) -> AttentionCurvature:
-    """Second derivatives of a zoo model's loss in the weights of one attention layer.
+    """Return the second derivatives of a zoo model's loss in the weights of one attention layer.
 
     With F the output of the layer's attention, J = ∂F/∂weights, G = ∂L/∂F and B = ∂²L/∂F², the Hessian over
     the weights is JᵀBJ + Σ G ∂²F. These are its parts `outer` and `functional` **with respect to F**, not to
-    the outputs of the model: B is the Hessian of everything behind F and need not be positive. `curvature`
-    says which B is meant:
+    the outputs of the model: B is the Hessian of the later layers and need not be positive. `curvature`
+    selects B:
 
         hessian     ∂²L/∂F²: the total is the block of the model's Hessian.
         ggn         its GGN: `outer` is the block of the model's GGN.
@@ -204,10 +204,10 @@ def attention_curvature(
     merged), whether of all heads or of one.
 
     Args:
-        model: a zoo Transformer, or what `load` makes one of.
+        model: a zoo Transformer, or a source that `load` accepts.
         head: only the weights of this head; the others stay as they are.
-        limit: refuse sequences with more than this many entries L·d of F. B costs L·d passes through the rest
-            of the network, and (L d)² numbers per sequence.
+        limit: raise for sequences with more than this many entries L·d of F. B costs L·d passes through the
+            later layers, and (L d)² numbers per sequence.
     """
     problem = make_problem(model, batch, loss)
     module = as_transformer(problem.model)
@@ -229,20 +229,22 @@ def attention_blocks(
     curvature: MatrixName = "hessian",
     pairs: Sequence[Pair] | None = None,
     limit: int = LIMIT,
-) -> dict[Pair, Split]:
-    """Dense blocks [a, c, b, e] of an attention layer in two parts: all of them, or the `pairs` asked for.
+) -> dict[Pair, BlockParts]:
+    """Return dense blocks [a, c, b, e] of an attention layer in two parts: all blocks, or some `pairs`.
 
-    Other arguments, and what the parts mean: `attention_curvature`. The block of two weights with m and m′
+    `attention_curvature` explains the other arguments and the parts. The block of two weights with m and m′
     entries takes 2 m m′ numbers.
     """
-    found = attention_curvature(model, batch, layer, loss=loss, head=head, curvature=curvature, limit=limit)
-    return found.blocks() if pairs is None else {pair: found.split(pair) for pair in pairs}
+    curvature_ = attention_curvature(
+        model, batch, layer, loss=loss, head=head, curvature=curvature, limit=limit
+    )
+    return curvature_.blocks() if pairs is None else {pair: curvature_.split(pair) for pair in pairs}
 
 
 def attention_moments(
     model: Any, inputs: Tensor, layer: int, *, head: int | None = None
 ) -> softmax.AttentionMoments:
-    """M₁, M₂, M₃ of a layer's inputs under its own attention weights: (n, h, L, d), (…, d, d), (…, d, d, d).
+    """Return M₁, M₂, M₃ of a layer's inputs under its attention: (n, h, L, d), (…, d, d), (…, d, d, d).
 
     With `head` the axis h has length one. M₃ holds n h L d³ numbers.
     """
@@ -254,15 +256,15 @@ def attention_moments(
     return softmax.attention_moments(A if head is None else A[:, head : head + 1], X[:, None])
 
 
-def _rest(problem: Problem, layer: int, curvature: MatrixName, limit: int) -> Rest:
-    """X, G and B of all batches, divided by the number of terms."""
-    found = [
-        rest_of_model(problem, part, layer, curvature=curvature, limit=limit)
+def _rest(problem: Problem, layer: int, curvature: MatrixName, limit: int) -> LayerDerivatives:
+    """Return X, G and B of all batches, divided by the number of terms."""
+    by_batch = [
+        layer_derivatives(problem, part, layer, curvature=curvature, limit=limit)
         for part in problem.placed_batches("attention curvature")
     ]
-    check_lengths([part.X for part in found])
-    X, G, B = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return Rest(X, G / problem.num_terms, B / problem.num_terms)
+    check_lengths([part.X for part in by_batch])
+    X, G, B = (torch.cat(parts) for parts in zip(*by_batch, strict=True))
+    return LayerDerivatives(X, G / problem.num_terms, B / problem.num_terms)
 
 
 def _check(cfg: TransformerConfig, layer: int, head: int | None) -> None:
@@ -273,7 +275,7 @@ def _check(cfg: TransformerConfig, layer: int, head: int | None) -> None:
 
 
 def _weights(model: Model, layer: int, head: int | None) -> dict[str, Tensor | None]:
-    """The layer's weights, or one head's, by the closed form's names."""
+    """Return the weights of the layer or of one head, by the closed form's names."""
     cfg = as_transformer(model).cfg
     if head is not None and cfg.kv_heads != cfg.n_heads:
         raise UsageError(
@@ -286,12 +288,12 @@ def _weights(model: Model, layer: int, head: int | None) -> dict[str, Tensor | N
             hint="the closed form of merged scores is that of one head",
         )
     blocks, start = (model.blocks, f"L{layer}.") if head is None else (model.heads, f"L{layer}.h{head}.")
-    found: dict[str, Tensor | None] = {}
+    weights: dict[str, Tensor | None] = {}
     for role in ("W_Q", "b_Q", "W_QK", "W_K", "b_K", "W_V", "b_V", "W_O", "b_O"):
         if start + role in blocks:
             block = blocks[start + role]
-            found[role.removeprefix("W_")] = block.take(model.get_parameter(block.parameter).detach())
-    return found
+            weights[role.removeprefix("W_")] = block.take(model.get_parameter(block.parameter).detach())
+    return weights
 
 
 def _options(module: Transformer, layer: int, head: int | None, X: Tensor) -> AttentionOptions:

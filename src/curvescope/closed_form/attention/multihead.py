@@ -2,10 +2,10 @@
 
     F = Σ_h O_h W_O^h + b_O,   O_h = A_h v_h.
 
-A head sees the loss through its rows of W_O: G_h = G W_O^hᵀ. Heads meet in H_o only,
-H_o(θ_h, θ'_g) = Σ_i J_hiᵀ B_i J_gi; H_f of Q, K, V and O of different heads is zero, that of
-W_O with itself too, and that of b_O with anything. Heads that share keys and values add their blocks.
-Weights are whole matrices: heads are column groups of W_Q, W_K, W_V and row groups of W_O.
+The gradient at the output of a head is G_h = G W_O^hᵀ. Different heads are coupled in H_o only, H_o(θ_h,
+θ'_g) = Σ_i J_hiᵀ B_i J_gi. H_f is zero for Q, K, V and O of different heads, for W_O with itself, and for b_O
+with anything. Heads that share keys and values add their blocks. Weights are matrices of all heads: heads are
+column groups of W_Q, W_K, W_V and row groups of W_O.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def multihead_curvature(
     b_O: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> AttentionCurvature:
-    """The Hessian of ℓ(F) in the weights of a layer, as an object that forms blocks only when asked.
+    """Return the Hessian of ℓ(F) in the weights of a layer, as an object that forms blocks on request.
 
     Args:
         X: inputs (L, d), or (n, L, d) for the sum over n samples.

@@ -42,14 +42,14 @@ def curvature(
     b_V: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> AttentionCurvature:
-    """The Hessian of ℓ(F) in the weights of one head, as an object that forms blocks only when asked.
+    """Return the Hessian of ℓ(F) in the weights of one head, as an object that forms blocks on request.
 
     Args:
         X: inputs (L, d), or (n, L, d) for the sum over n samples.
         W_Q: (d, d_K), as W_K; W_V is (d, d_V).
         G: ∂ℓ/∂F, shaped like F, (L, d_V) or (n, L, d_V).
         B: ∂²ℓ/∂F²: a number c for c·I, (L, d_V, d_V) for a loss that is a sum over tokens, or
-            (L, d_V, L, d_V); with n in front when X has it. Samples are not coupled.
+            (L, d_V, L, d_V); with a first axis n if X has it. Samples are not coupled.
         b_Q: (d_K,), as b_K; b_V is (d_V,). Their blocks are called "b_Q" and so on, and have one row.
         **options: see `AttentionOptions`; mask and bias broadcast to (L, S) or (n, L, S).
     """
@@ -67,10 +67,10 @@ def merged_curvature(
     b_V: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> AttentionCurvature:
-    """The Hessian of a head whose scores are scale · x_iᵀ W_QK x_j + bias_ij, with weights "QK" and "V".
+    """Return the Hessian of a head with scores scale · x_iᵀ W_QK x_j + bias_ij and weights "QK" and "V".
 
-    Scores are linear in W_QK, so ∂²t = 0 and of H_f only the third moment is left: the indefinite term
-    s (Xᵀ τ X) ⊗ I, which two factors W_Q W_Kᵀ have off the diagonal, is absent.
+    Scores are linear in W_QK, so ∂²t = 0, and H_f consists of the third moment only: the indefinite term
+    s (Xᵀ τ X) ⊗ I of the factors W_Q W_Kᵀ is absent.
 
     Args:
         X: inputs (L, d) or (n, L, d).
@@ -83,7 +83,7 @@ def merged_curvature(
 
 
 def _one_head(options: AttentionOptions) -> AttentionOptions:
-    """Options whose mask and bias have an axis for the one head behind the samples'."""
+    """Return the options with a head axis after the sample axis of mask and bias."""
     widened: AttentionOptions = {**options}
     for what in ("mask", "bias"):
         table = options.get(what)

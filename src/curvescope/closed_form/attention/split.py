@@ -1,4 +1,4 @@
-"""A map of an attention layer's Hessian and of its two parts, small enough to draw."""
+"""Maps of an attention layer's Hessian and of its two parts, for figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BlockSplit(Result):
 
     With the resolution `entries` one row per entry of a weight, row-major, and its absolute value. With
     `features` one row per column of W_Q, W_K, W_V and per row of W_O, which are the features of the heads; a
-    number is then the Frobenius norm over the other index of both weights. Pairs not asked for are NaN.
+    number is then the Frobenius norm over the other index of both weights. Other pairs are NaN.
     """
 
     names: list[str]  # weights, in order
@@ -47,29 +47,29 @@ class BlockSplit(Result):
 
 
 def block_split(
-    found: AttentionCurvature,
+    curvature: AttentionCurvature,
     names: Sequence[str] = ("Q", "K", "V"),
     *,
     pairs: Sequence[Pair] | None = None,
     resolution: Resolution = "features",
 ) -> BlockSplit:
-    """The map over the named weights; of the `pairs` asked for only, if any, each with its transpose.
+    """Return the map over the named weights, or over some `pairs` of them, each with its transpose.
 
-    Blocks are formed one after the other and let go. That of two d × k matrices takes 3 (d k)² numbers for
-    the moment: 64 MB in float32 for d = 96, k = 24. It stores 3 m² numbers for m rows.
+    The function forms one block at a time. The block of two d × k matrices temporarily takes 3 (d k)²
+    numbers: 64 MB in float32 for d = 96, k = 24. The result has 3 m² numbers for m rows.
     """
-    _check(found, names, pairs, resolution)
-    wanted = [(a, b) for i, a in enumerate(names) for b in names[i:]] if pairs is None else list(pairs)
-    sizes = {name: _rows(found.shapes[name], name, resolution) for name in names}
+    _check(curvature, names, pairs, resolution)
+    chosen = [(a, b) for i, a in enumerate(names) for b in names[i:]] if pairs is None else list(pairs)
+    sizes = {name: _rows(curvature.shapes[name], name, resolution) for name in names}
     starts = np.concatenate([[0], np.cumsum(list(sizes.values()))])
-    place = {name: slice(a, b) for name, a, b in zip(names, starts, starts[1:], strict=False)}
+    positions = {name: slice(a, b) for name, a, b in zip(names, starts, starts[1:], strict=False)}
     maps = {part: np.full((starts[-1], starts[-1]), np.nan) for part in PARTS}
-    for one, two in wanted:
-        block = found.split((one, two))
+    for one, two in chosen:
+        block = curvature.split((one, two))
         for part, values in maps.items():
-            drawn = _reduced(getattr(block, part), one, two, resolution).cpu().numpy()
-            values[place[one], place[two]] = drawn
-            values[place[two], place[one]] = drawn.T
+            values_ = _reduced(getattr(block, part), one, two, resolution).cpu().numpy()
+            values[positions[one], positions[two]] = values_
+            values[positions[two], positions[one]] = values_.T
     return BlockSplit(list(names), list(sizes.values()), **maps, resolution=resolution)
 
 
@@ -78,7 +78,7 @@ def _rows(shape: tuple[int, int], name: str, resolution: str) -> int:
 
 
 def _reduced(block: Tensor, one: str, two: str, resolution: str) -> Tensor:
-    """A block [a, c, b, e] as a matrix of absolute entries, or of norms over what is not a feature."""
+    """Reduce a block [a, c, b, e] to a matrix of absolute entries, or of norms over the other indices."""
     if resolution == "entries":
         return block.abs().flatten(2).flatten(0, 1)
     return torch.linalg.vector_norm(block, dim=(1 - _feature_axis(one), 3 - _feature_axis(two)))
@@ -90,11 +90,11 @@ def _feature_axis(name: str) -> int:
 
 
 def _check(
-    found: AttentionCurvature, names: Sequence[str], pairs: Sequence[Pair] | None, resolution: str
+    curvature: AttentionCurvature, names: Sequence[str], pairs: Sequence[Pair] | None, resolution: str
 ) -> None:
     for name in names:
-        if name not in found.names:
-            raise UsageError(f"no weight is called {name!r}", hint=near_misses(name, list(found.names)))
+        if name not in curvature.names:
+            raise UsageError(f"no weight is called {name!r}", hint=near_misses(name, list(curvature.names)))
     for pair in pairs or ():
         if len(pair) != 2 or not set(pair) <= set(names):
             raise UsageError(f"expected pairs of {', '.join(names)}, got {pair!r}")

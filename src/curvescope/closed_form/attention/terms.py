@@ -1,9 +1,9 @@
-"""Blocks of a Hessian as sums of small factored terms, so that a block need not be formed.
+"""Blocks of a Hessian as sums of small factored terms, to avoid forming blocks.
 
 A block is a four-index array H[a, c, b, e]: (a, c) is an entry of the first weight, (b, e) one of the
 second. Every block of an attention layer is a sum over queries n of products of vectors and small
-matrices, for instance x_n[a] x_n[b] C_n[c, e] for the queries' own block. `Term` holds the factors of
-such a sum and knows its dense form, its product with a matrix, its diagonal, trace and inner products.
+matrices, for instance x_n[a] x_n[b] C_n[c, e] for the queries' own block. `FactoredTerm` holds the factors of
+such a sum and computes its dense form, products with matrices, diagonal, trace and inner products.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ import torch
 from torch import Tensor
 
 ROW, COLUMN = "ac", "be"
-MAX_ENTRIES = 1 << 24  # of one intermediate tensor
+MAX_ENTRIES = 1 << 24  # entries of one intermediate tensor
 _SWAP = str.maketrans("acbe", "beac")
 _MERGE = str.maketrans("be", "ac")
 
 
 @dataclass(frozen=True)
-class Term:
+class FactoredTerm:
     """T[a, c, b, e] = Σ_n left_n · right_n · core_n, each factor carrying some of the four indices.
 
-    `on_left` says which of the row's indices the vectors `left` carry ("a", "c" or both), `on_right` the
-    same for the column's ("b", "e" or both). `core` carries the indices that are left, in the order a, c,
-    b, e, behind an axis n; a core that is the same for all n has no such axis and is `shared`. With
-    `half` it is a product: core (n, v, row's) and half (n, v, column's), summed over v. An absent factor
-    is the number one.
+    `on_left` are the row indices of the vectors `left` ("a", "c" or both), and `on_right` the column indices
+    of `right` ("b", "e" or both). `core` has the other indices, in the order a, c, b, e, after an axis n. A
+    `shared` core is the same for all n and has no such axis. With `half` the core is a product summed over v:
+    core (n, v, row's) and half (n, v, column's). An absent factor is the number one.
     """
 
     left: Tensor | None
@@ -52,7 +51,7 @@ class Term:
         return "".join(i for i in COLUMN if i not in self.on_right)
 
     @property
-    def T(self) -> Term:
+    def T(self) -> FactoredTerm:
         """The same term with rows and columns exchanged: T[b, e, a, c]."""
         core, half = self.core, self.half
         if half is not None:
@@ -61,7 +60,7 @@ class Term:
             start = 0 if self.shared else 1
             middle = start + len(self.rows)
             core = core.permute(*range(start), *range(middle, core.dim()), *range(start, middle))
-        return Term(
+        return FactoredTerm(
             self.right,
             self.left,
             core,
@@ -71,8 +70,8 @@ class Term:
             self.shared,
         )
 
-    def joined(self, other: Term) -> Term | None:
-        """The sum of two terms as one, where they have the same vectors."""
+    def joined(self, other: FactoredTerm) -> FactoredTerm | None:
+        """Return the sum of two terms as one term if they have the same vectors, else None."""
         if self.left is not other.left or self.right is not other.right or self.shared != other.shared:
             return None
         one, two = self.explicit(), other.explicit()
@@ -81,8 +80,8 @@ class Term:
             return None
         return replace(one, core=one.core + two.core)
 
-    def explicit(self) -> Term:
-        """The same term with its core multiplied out."""
+    def explicit(self) -> FactoredTerm:
+        """Return the same term with its core multiplied out."""
         if self.half is None or self.core is None:
             return self
         factors = [(self.core, "nv" + self.rows), (self.half, "nv" + self.columns)]
@@ -91,13 +90,13 @@ class Term:
     def to_dense(self) -> Tensor:
         """All entries: (a, c, b, e), as a view of the product of the vectors' part and the core's.
 
-        The smaller of the two is the left factor of that product, which is the fast way round.
+        The smaller of the two is the left factor of that product, which is faster.
         """
         term, vectors, rest = self.explicit(), self.on_left + self.on_right, self.rows + self.columns
         width = prod(f[0].numel() for f in (self.left, self.right) if f is not None)
         swap = term.core is not None and term.core.numel() < width * (1 if self.shared else term.count)
-        made = rest + vectors if swap else vectors + rest
-        return term._contract(made).permute([made.index(i) for i in ROW + COLUMN])
+        order = rest + vectors if swap else vectors + rest
+        return term._contract(order).permute([order.index(i) for i in ROW + COLUMN])
 
     def matvec(self, V: Tensor) -> Tensor:
         """Σ_be T[a, c, b, e] V[b, e], as a matrix (a, c)."""
@@ -118,7 +117,7 @@ class Term:
         """Σ_ac T[a, c, a, c]."""
         return self._contract("", merge=True)
 
-    def inner(self, other: Term) -> Tensor:
+    def inner(self, other: FactoredTerm) -> Tensor:
         """Frobenius inner product ⟨self, other⟩ through Gram matrices over n, in slices of n."""
         one, two = self.explicit(), other.explicit()
         same = one.on_left == two.on_left and one.on_right == two.on_right
@@ -142,12 +141,12 @@ class Term:
         table = _MERGE if merge else {}
         left, right = "n" + self.on_left, "n" + self.on_right.translate(table)
         core = [(factor, on.translate(table)) for factor, on in self._core_factors()]
-        if self.half is not None:  # over v first, and over what no other factor carries
-            kept = "".join(i for i in dict.fromkeys(core[0][1] + core[1][1]) if i in left + right + out)
-            core = [(_einsum(core, kept), kept)]
+        if self.half is not None:  # sum first over v and over indices of no other factor
+            remaining = "".join(i for i in dict.fromkeys(core[0][1] + core[1][1]) if i in left + right + out)
+            core = [(_einsum(core, remaining), remaining)]
         return _einsum([(self.left, left), (self.right, right), *core], out)
 
-    def _slices(self, step: int) -> Iterator[Term]:
+    def _slices(self, step: int) -> Iterator[FactoredTerm]:
         for start in range(0, self.count, step):
             cut = slice(start, start + step)
             core = self.core if self.core is None or self.shared else self.core[cut]
@@ -156,9 +155,9 @@ class Term:
             yield replace(self, left=left, right=right, core=core)
 
 
-def dense_sum(terms: Sequence[Term]) -> Tensor:
-    """All entries of a sum of at least one term; cores behind the same vectors are added before that."""
-    merged: list[Term] = []
+def dense_sum(terms: Sequence[FactoredTerm]) -> Tensor:
+    """Return all entries of a sum of at least one term; terms with the same vectors are added first."""
+    merged: list[FactoredTerm] = []
     for term in terms:
         joined = merged[-1].joined(term) if merged else None
         merged[-1:] = [joined] if joined else [*merged[-1:], term]
@@ -168,8 +167,8 @@ def dense_sum(terms: Sequence[Term]) -> Tensor:
     return total
 
 
-def frobenius_squared(terms: Sequence[Term], like: Tensor) -> Tensor:
-    """Squared Frobenius norm of a sum of terms, no block formed; zero for no terms."""
+def frobenius_squared(terms: Sequence[FactoredTerm], like: Tensor) -> Tensor:
+    """Return the squared Frobenius norm of a sum of terms without forming a block; zero for no terms."""
     total = like.new_zeros(())
     for i, term in enumerate(terms):
         total = total + term.inner(term)
@@ -179,36 +178,38 @@ def frobenius_squared(terms: Sequence[Term], like: Tensor) -> Tensor:
 
 
 def _einsum(operands: Sequence[tuple[Tensor | None, str]], out: str) -> Tensor:
-    """`torch.einsum` of (tensor, indices) pairs, contracted from left to right; absent ones are skipped.
+    """Return `torch.einsum` of (tensor, indices) pairs, contracted from left to right; skip absent tensors.
 
-    Pair by pair, because with opt_einsum installed torch would look for its own order every time.
+    The function contracts pair by pair, because torch with opt_einsum would search for an order every time.
     """
     present = [(tensor, on) for tensor, on in operands if tensor is not None]
-    made = present[0][0]
+    product = present[0][0]
     if len(present) == 1:
-        return torch.einsum(f"{present[0][1]}->{out}", made)
+        return torch.einsum(f"{present[0][1]}->{out}", product)
     equations = _pairwise(tuple(on for _, on in present), out)
     for (tensor, _), equation in zip(present[1:], equations, strict=True):
-        made = torch.einsum(equation, made, tensor)
-    return made
+        product = torch.einsum(equation, product, tensor)
+    return product
 
 
 @cache
 def _pairwise(indices: tuple[str, ...], out: str) -> tuple[str, ...]:
-    """The equations of a product of factors, each with the next; an index stays while it is needed."""
+    """Return the einsum equations that multiply factors one by one; an index stays while it is needed."""
     on, equations = indices[0], []
     for number, new in enumerate(indices[1:], 2):
-        wanted = out + "".join(indices[number:])
-        kept = out if number == len(indices) else "".join(i for i in dict.fromkeys(on + new) if i in wanted)
-        equations.append(f"{on},{new}->{kept}")
-        on = kept
+        needed = out + "".join(indices[number:])
+        remaining = (
+            out if number == len(indices) else "".join(i for i in dict.fromkeys(on + new) if i in needed)
+        )
+        equations.append(f"{on},{new}->{remaining}")
+        on = remaining
     return tuple(equations)
 
 
-def _inner(one: Term, two: Term) -> Tensor:
-    """⟨one, two⟩: vectors on the same index meet in a Gram matrix, others meet the other term's core.
+def _inner(one: FactoredTerm, two: FactoredTerm) -> Tensor:
+    """Return ⟨one, two⟩. Vectors on the same index form a Gram matrix, others contract the other core.
 
-    Summands of `one` are numbered n, those of `two` m; what is left of both cores is multiplied last.
+    Summands of `one` are numbered n, those of `two` m. The remaining cores are multiplied last.
     """
     core = one.core, ("" if one.shared else "n") + one.rows + one.columns
     other = two.core, ("" if two.shared else "m") + two.rows + two.columns
@@ -223,9 +224,9 @@ def _inner(one: Term, two: Term) -> Tensor:
         elif v is not None and w is not None:
             gram = v.flatten(1) @ w.flatten(1).T
             weights = gram if weights is None else weights * gram
-    kept = "".join(i for i in "nm" if i in core[1] + other[1])
-    cores = _einsum([core, other], kept) if core[0] is not None or other[0] is not None else None
-    return _einsum([(weights, "nm"), (cores, kept)], "")
+    remaining = "".join(i for i in "nm" if i in core[1] + other[1])
+    cores = _einsum([core, other], remaining) if core[0] is not None or other[0] is not None else None
+    return _einsum([(weights, "nm"), (cores, remaining)], "")
 
 
 def _absorb(core: tuple[Tensor | None, str], vectors: tuple[Tensor | None, str]) -> tuple[Tensor | None, str]:

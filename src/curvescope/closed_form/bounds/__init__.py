@@ -1,4 +1,4 @@
-"""Certified bounds on Hessians of heads and blocks, and how blocks grow."""
+"""Certified bounds on Hessians of heads and blocks, and the growth of blocks."""
 
 from curvescope.closed_form.bounds.head import (
     NAMES,

@@ -1,8 +1,8 @@
-"""Theorem 6 of petrov2025 with its errors mended: bounds of a post-norm Transformer block.
+"""Theorem 6 of petrov2025, corrected: bounds of a post-norm Transformer block.
 
 The block is Y = LN(X + F(X)), Z = LN(Y + relu(Y W_1) W_2): one head, no biases, norms without ε, gain or
-shift. The published theorem bounds tensors of second derivatives before they meet the gradient of the loss;
-here the gradient is carried back first, so that each term is the norm of a small matrix.
+shift. The published theorem bounds tensors of second derivatives without the gradient of the loss. This
+module propagates the gradient back first, so that each term is the norm of a small matrix.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BlockPoint:
 
 @dataclass(frozen=True)
 class _Norms:
-    """Norms that the bound of each pair of weights consists of; weights in the order of NAMES."""
+    """Norms in the bound of each pair of weights; weights in the order of NAMES."""
 
     J: Tensor  # (5,) ‖∂Z/∂W_i‖
     B: Tensor  # (5,) ‖∂S/∂W_i‖
@@ -58,11 +58,11 @@ class _Norms:
     Y: Tensor  # (3,) ‖∂Y/∂W_k‖
     attention: Tensor  # (3, 3) bounds of the functional Hessian of the attention
     bend_S: Tensor  # largest norm of the second norm's second derivative against the loss gradient
-    bend_R: Tensor  # the same of the first norm
+    bend_R: Tensor  # the same for the first norm
 
 
 def block_forward(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, W_1: Tensor, W_2: Tensor) -> BlockPoint:
-    """The block's activations at X (L, d); W_Q, W_K (d, d_K), W_V (d, d), W_1 (d, d_ff), W_2 (d_ff, d)."""
+    """Run the block at X (L, d); W_Q, W_K (d, d_K), W_V (d, d), W_1 (d, d_ff), W_2 (d_ff, d)."""
     head, W_1, W_2, d = head_inputs(X, W_Q, W_K, W_V), W_1.double(), W_2.double(), X.shape[-1]
     if X.ndim != 2 or W_V.shape != (d, d) or W_1.shape[:1] != (d,) or W_2.shape != (W_1.shape[-1], d):
         raise ShapeError(
@@ -89,11 +89,11 @@ def theorem6_corrected(
     curvature: float | None = None,
     measured: bool = True,
 ) -> BlockBounds:
-    """Bounds for a post-norm block with ReLU, weights 1, 2, Q, K, V: shapes as in `block_forward`.
+    """Return bounds for a post-norm block with ReLU, weights 1, 2, Q, K, V: shapes as in `block_forward`.
 
     b_ij = β‖∂Z/∂W_i‖‖∂Z/∂W_j‖ + h_S‖∂S/∂W_i‖‖∂S/∂W_j‖ + x_ij: the loss Hessian, the second norm's curvature
-    against the loss gradient, and the curvature of everything before it. `measured` takes the norms of the
-    Jacobians themselves, Ld rows each; otherwise they are products of operator norms.
+    against the loss gradient, and the curvature of everything before it. `measured` uses the norms of the
+    Jacobians, Ld rows each; otherwise products of operator norms bound them.
 
     The loss is the mean squared error ‖Z − target‖_F²/(Ld), or any other by its gradient G in Z, (L, d), and
     a bound `curvature` on the norm of its Hessian there (cross-entropy of Z, mean over tokens: 1/(2L)).
@@ -111,7 +111,7 @@ def theorem6_corrected(
 def _loss(
     Z: Tensor, target: Tensor | None, G: Tensor | None, curvature: float | None
 ) -> tuple[Tensor, float]:
-    """Gradient of the loss in Z and a bound on its Hessian there."""
+    """Return the gradient of the loss in Z and a bound on its Hessian."""
     given = [value is not None for value in (target, G, curvature)]
     if given not in ([True, False, False], [False, True, True]):
         raise UsageError("expected either a target, or both G and a curvature")
@@ -126,7 +126,7 @@ def _loss(
 
 
 def _assemble(at: BlockPoint, norms: _Norms, V: Tensor, e: Tensor, curvature: float) -> Tensor:
-    """The table b_ij: (5, 5)."""
+    """Return the table b_ij: (5, 5)."""
     rest = V.new_zeros(5, 5)
     v = spectral_norm(V)
     rest[0, 1] = rest[1, 0] = spectral_norm(at.Y) * v
@@ -137,7 +137,7 @@ def _assemble(at: BlockPoint, norms: _Norms, V: Tensor, e: Tensor, curvature: fl
 
 
 def _measured(at: BlockPoint, G: Tensor, W: Tensor, U: Tensor) -> _Norms:
-    """Norms of the Jacobians as they are; of the attention by its a-posteriori bounds."""
+    """Return the norms of the Jacobians, and a-posteriori bounds for the attention."""
     weights = at.weights
     head = head_locals(at.head, U, 0.0)
     eye = torch.eye(at.R.shape[1]).to(at.R)
@@ -159,7 +159,7 @@ def _measured(at: BlockPoint, G: Tensor, W: Tensor, U: Tensor) -> _Norms:
 
 
 def _from_operator_norms(at: BlockPoint, G: Tensor, W: Tensor, U: Tensor) -> _Norms:
-    """Norms as products: ‖J_LN‖ ≤ 1/σ, ‖J_SY‖ ≤ 1 + ‖W_1‖‖W_2‖, and the attention's a-priori ones."""
+    """Bound the norms by products: ‖J_LN‖ ≤ 1/σ, ‖J_SY‖ ≤ 1 + ‖W_1‖‖W_2‖, a-priori for the attention."""
     weights, d = at.weights, at.R.shape[1]
     head = gradient_norms(at.head, U)
     first, second = spectral_norm(weights["1"]), spectral_norm(weights["2"])

@@ -1,12 +1,12 @@
-"""Growth of the blocks of a softmax attention layer with data, weights and attention moments, as tables.
+"""Tables of the growth of a softmax attention layer's blocks with data, weights and attention moments.
 
 A block is a sum of terms, each a power of the scaled quantity. A table lists the exponents: near zero the
 smallest gives the slope of log ‖block‖ against log scale, and the largest bounds the growth at any scale.
-They are slopes only where softmax is far from saturated, that is where the spread of the scores is well
-below one; past that blocks of W_Q and W_K fall, see `saturation_slope`. The functional Hessian is taken at a
-fixed ∂ℓ/∂F: with fixed targets that is so for small data, with targets that scale along add one.
+They are slopes only if the softmax is far from saturated, that is if the spread of the scores is well below
+one. Beyond that, blocks of W_Q and W_K decrease, see `saturation_slope`. The functional Hessian assumes a
+fixed ∂ℓ/∂F, which holds for fixed targets and small data. If targets scale with the data, add one.
 
-The exponents are those of Ormaniec et al. (2025), completed by the blocks of W_K and by what is exact.
+The exponents are those of Ormaniec et al. (2025), with added blocks of W_K and exact cases.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class GrowthTable:
     variable: str  # what is scaled
     outer: Mapping[Pair, Exponents]
     functional: Mapping[Pair, Exponents]
-    exact: bool  # whether the exponents are slopes at every scale, not only near zero
+    exact: bool  # True if the exponents are slopes at every scale, not only near zero
 
     def exponents(self, pair: Pair, part: Half) -> Exponents:
-        """Exponents of a block's terms, the pair in either order."""
+        """Return the exponents of a block's terms; the pair may have either order."""
         table = self.outer if part == "outer" else self.functional
         return table[pair] if pair in table else table[pair[1], pair[0]]
 
     def slope(self, pair: Pair, part: Half) -> int | None:
-        """Slope of log ‖block‖_F near scale zero: the smallest exponent; None if the block is zero."""
+        """Return the slope of log ‖block‖_F near scale zero: the smallest exponent; None for a zero block."""
         return min(self.exponents(pair, part), default=None)
 
     def bound(self, pair: Pair, part: Half) -> int | None:
-        """The exponent that bounds the growth at any scale: the largest; None if the block is zero."""
+        """Return the largest exponent, which bounds the growth at any scale; None for a zero block."""
         return max(self.exponents(pair, part), default=None)
 
 
@@ -62,9 +62,9 @@ def _by_pair(values: list[Exponents]) -> Mapping[Pair, Exponents]:
     return MappingProxyType(dict(zip(PAIRS, values, strict=True)))
 
 
-# Columns, here and below: QQ, QK, KK, QV, KV, VV.
+# The columns of all tables are QQ, QK, KK, QV, KV, VV.
 DATA = _table("X", [(6,), (6,), (6,), (4,), (4,), (2,)], [(5,), (5, 3), (5,), (3,), (3,), ()], exact=False)
-"""Softmax attention against the scale of the tokens."""
+"""Growth of softmax attention with the scale of the tokens."""
 
 DATA_CENTERED = _table(
     "X with Σ_j x_j = 0, no mask",
@@ -72,15 +72,15 @@ DATA_CENTERED = _table(
     [(5,), (5, 3), (5,), (3,), (3,), ()],
     exact=False,
 )
-"""Tokens of mean zero: uniform attention averages to nothing, and M₁ is of third order."""
+"""Tokens of mean zero: uniform attention averages to zero, and M₁ is of third order."""
 
 DATA_LINEAR = _table(
     "X, linear attention", [(6,), (6,), (6,), (6,), (6,), (6,)], [(), (3,), (), (3,), (3,), ()], exact=True
 )
 """Attention without softmax: Σ³ in every block of H_o, and no functional Hessian on the diagonal."""
 
-DATA_NORMALIZED = _table("X behind LayerNorm", [(0,)] * 6, [(0,), (0,), (0,), (0,), (0,), ()], exact=True)
-"""A norm in front, its ε negligible: nothing depends on the scale."""
+DATA_NORMALIZED = _table("X after LayerNorm", [(0,)] * 6, [(0,), (0,), (0,), (0,), (0,), ()], exact=True)
+"""Tokens after a norm with negligible ε: nothing depends on the scale."""
 
 WEIGHTS_Q = _table(
     "W_Q", [(0,), (1,), (2,), (0,), (1,), (0,)], [(0,), (1, 0), (2,), (0,), (1,), ()], exact=False
@@ -114,10 +114,10 @@ MOMENTS_FUNCTIONAL: Mapping[Pair, tuple[MomentPowers, ...]] = MappingProxyType(
 
 
 def saturation_slope(pair: Pair, part: Half, spread: float) -> float | None:
-    """Slope of log ‖block‖_F against log σ for tokens σ X at large σ, where attention is nearly one-hot.
+    """Return the slope of log ‖block‖_F in log σ for tokens σ X at large σ, with nearly one-hot attention.
 
-    M₂ and M₃ then fall like exp(−σ²Δ), Δ being the smallest gap over queries between the two largest scores
-    at σ = 1, so that each of them subtracts 2 σ²Δ from the exponent of its term. `spread` is σ²Δ.
+    M₂ and M₃ then decrease like exp(−σ²Δ). Δ is the smallest gap over queries between the two largest scores
+    at σ = 1, so each of them subtracts 2 σ²Δ from the exponent of its term. `spread` is σ²Δ.
 
     Returns:
         The slope of the slowest term, or None for a block that is exactly zero.

@@ -1,8 +1,8 @@
-"""Certified bounds on the Hessian of an attention head, block by block and whole.
+"""Certified bounds on the blocks of an attention head's Hessian and on the full Hessian.
 
-These are a-posteriori bounds, from the per-query matrices of one forward pass: no block is formed, and the
-ratio to the truth is typically below two. Bounds from operator norms are in `operator_norms`, those of a
-whole Transformer block in `block`, the published ones in `printed.bounds`.
+These are a-posteriori bounds, from the per-query matrices of one forward pass. They form no block, and are
+typically within a factor of two of the true norm. Bounds from operator norms are in `operator_norms`, bounds
+of a complete Transformer block in `block`, and the published bounds in `printed.bounds`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NUM_STEPS = 8  # power steps of a lower bound
 
 @dataclass(frozen=True)
 class BlockBounds(Result):
-    """Bounds on the spectral norms of the blocks of a Hessian and of the whole."""
+    """Bounds on the spectral norms of the blocks of a Hessian and of the full Hessian."""
 
     names: list[str]  # of the weights, in order
     upper: np.ndarray  # (b, b) ≥ ‖H_ij‖₂
@@ -46,7 +46,7 @@ class BlockBounds(Result):
 def block_bounds(
     names: list[str], upper: Tensor, lower: Tensor | None = None, whole_lower: Tensor | None = None
 ) -> BlockBounds:
-    """The result for symmetric tables of bounds; the whole is at most the norm of the table of its blocks."""
+    """Return the result for symmetric tables of bounds; ‖H‖ is at most the norm of the blocks' table."""
     return BlockBounds(
         names=list(names),
         upper=upper.numpy(force=True),
@@ -69,23 +69,23 @@ def attention_bounds(
     scale: float | None = None,
     lower: bool = True,
 ) -> BlockBounds:
-    """A-posteriori bounds for one softmax head F = softmax(s X W_Q W_Kᵀ Xᵀ) X W_V, weights Q, K, V.
+    """Return a-posteriori bounds for one softmax head F = softmax(s X W_Q W_Kᵀ Xᵀ) X W_V.
 
     QQ = Σ x_i x_iᵀ ⊗ C_i and KK = Σ q_i q_iᵀ ⊗ D_i by `symmetric_sum_bound`, the off-diagonal blocks by the
-    least of their splits, VV as QQ (exactly where B = c I); the whole by the 3 × 3 matrix of these. Lower
-    bounds are norms of products with a unit vector, and hold whatever the iteration does.
+    least of their splits, VV like QQ (exactly if B = c I), and the full Hessian by the 3 × 3 matrix of these.
+    Lower bounds are norms of products with a unit vector, and hold even if the iteration has not converged.
 
     Args:
         X: tokens (L, d), or (n, L, d) for a batch.
         W_Q: (d, d_K).
         W_K: (d, d_K).
         W_V: (d, d_V).
-        G: gradient of the loss in F, shaped as F.
+        G: gradient of the loss in F, shaped like F.
         B: Hessian of the loss in F: c for c I, or (…, L, d_V, d_V), one symmetric matrix for each token.
         part: the Hessian, its GGN JᵀBJ, or the functional Hessian.
-        mask: (L, L), True where a query may look; or numbers added to the scores.
+        mask: (L, L), True if a query may attend to a key; or numbers added to the scores.
         scale: s; 1/√d_K by default.
-        lower: also give lower bounds.
+        lower: also compute lower bounds.
     """
     check_matrix_name(part)
     at = head_locals(head_inputs(X, W_Q, W_K, W_V, mask=mask, scale=scale), G, B)
@@ -98,7 +98,7 @@ def attention_bounds(
 
 
 def upper_bounds(f: HeadFactors, *, multiple: bool = False) -> Tensor:
-    """Upper bounds of the blocks: (3, 3). `multiple`: the loss curvature is a multiple of the identity."""
+    """Return upper bounds of the blocks, (3, 3). `multiple`: B is a multiple of the identity."""
     at = f.at
     QQ, KK = symmetric_sum_bound(at.X, f.C), symmetric_sum_bound(at.q, f.D)
     if multiple:
@@ -116,11 +116,11 @@ def upper_bounds(f: HeadFactors, *, multiple: bool = False) -> Tensor:
 
 
 def _query_key(f: HeadFactors) -> Tensor:
-    """Bound of QK: its sum over queries and the mixed term apart, or the Frobenius norm of both."""
+    """Bound QK by its sum over queries plus the mixed term, or by the Frobenius norm of both."""
     at = f.at
-    apart = rectangular_sum_bound(at.X, f.N, at.q) + spectral_norm(f.Gamma)
-    # The lengths of x_i and q_i are moved into N_i before the division: where one of them is zero, N_i alone
-    # may be so much larger than the unit that its square overflows.
+    separate = rectangular_sum_bound(at.X, f.N, at.q) + spectral_norm(f.Gamma)
+    # N_i includes the lengths of x_i and q_i before the division: if one of them is zero, N_i alone may be so
+    # much larger than the unit that its square overflows.
     N = f.N * (at.X.norm(dim=1) * at.q.norm(dim=1))[:, None, None]
     unit = torch.maximum(torch.linalg.matrix_norm(N).max(), spectral_norm(f.Gamma))
     if unit == 0:
@@ -133,22 +133,22 @@ def _query_key(f: HeadFactors) -> Tensor:
     room = gram.abs().sum() + 2 * crossed.abs().sum() + mixed
     square = (gram.sum() + 2 * crossed.sum() + mixed).clamp(min=0)
     eps = torch.finfo(gram.dtype).eps
-    return torch.minimum(apart, unit * (square + 8 * flat.shape[1] * eps * room).sqrt()) * (1 + ROUNDING)
+    return torch.minimum(separate, unit * (square + 8 * flat.shape[1] * eps * room).sqrt()) * (1 + ROUNDING)
 
 
 def _with_values(f: HeadFactors, rows: Tensor, P: Tensor, M: Tensor) -> Tensor:
-    """Bound of Σ rows_i (P_i m_i + M_i G_i), i.e. of QV or KV: the two terms apart, or as one wide term."""
+    """Bound Σ rows_i (P_i m_i + M_i G_i), that is QV or KV, by its two terms or as one wide term."""
     at = f.at
-    apart = rectangular_sum_bound(rows, P.mT, at.m) + rectangular_sum_bound(rows, M, at.G)
+    separate = rectangular_sum_bound(rows, P.mT, at.m) + rectangular_sum_bound(rows, M, at.G)
     wide = M.shape[2] * at.G.shape[1]
     if min(wide, M.shape[0] * M.shape[1]) > _MAX_JOINT:
-        return apart
+        return separate
     joint = torch.einsum("iwc,ib->icbw", P, at.m) + torch.einsum("icb,iw->icbw", M, at.G)
-    return torch.minimum(apart, joint_sum_bound(rows, joint.flatten(2)))
+    return torch.minimum(separate, joint_sum_bound(rows, joint.flatten(2)))
 
 
 def _lower(f: HeadFactors) -> tuple[Tensor, Tensor]:
-    """Lower bounds of the blocks (3, 3) and of the whole."""
+    """Return lower bounds of the blocks (3, 3) and of the full Hessian."""
     starts = _starts(f)
     table = f.at.X.new_zeros(3, 3)
     for i, one in enumerate(NAMES):
@@ -167,7 +167,7 @@ def _starts(f: HeadFactors) -> dict[str, Tensor]:
 
 
 def _block_lower(f: HeadFactors, one: str, two: str, start: Tensor) -> Tensor:
-    """‖H_ij v‖ for a unit v, after power steps with H_ji H_ij from `start`."""
+    """Return ‖H_ij v‖ for a unit v, after power steps with H_ji H_ij from `start`."""
     best, v = start.new_zeros(()), start
     for _ in range(_NUM_STEPS):
         image = f.matvec(one + two, v)
@@ -180,7 +180,7 @@ def _block_lower(f: HeadFactors, one: str, two: str, start: Tensor) -> Tensor:
 
 
 def _whole_lower(f: HeadFactors, starts: dict[str, Tensor]) -> Tensor:
-    """‖Hv‖ for a unit v, after power steps from the best combination of the blocks' starts."""
+    """Return ‖Hv‖ for a unit v, after power steps from the best combination of the blocks' starts."""
     table = torch.stack(
         [torch.stack([(starts[i] * f.matvec(i + j, starts[j])).sum() for j in NAMES]) for i in NAMES]
     )

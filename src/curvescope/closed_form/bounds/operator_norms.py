@@ -1,8 +1,8 @@
-"""Theorem 1 of petrov2025 with its errors mended: bounds of an attention head from operator norms.
+"""Theorem 1 of petrov2025, corrected: bounds of an attention head from operator norms.
 
-The published theorem leaves the blocks KK and VK out of its maximum and takes for the norm of the softmax
-Jacobian 1/L, its value at uniform attention, where only 1/2 is a bound. Here all six blocks are bounded
-(`printed.bounds` has the original, `head` far tighter bounds).
+The published theorem omits the blocks KK and VK, and bounds the norm of the softmax Jacobian by 1/L, its
+value at uniform attention, although only 1/2 is a bound. This module bounds all six blocks. `printed.bounds`
+has the original theorem, and `head` much tighter bounds.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from curvescope.core.errors import ShapeError
 
 
 @dataclass(frozen=True)
-class HeadNorms:
-    """Norms from which the blocks of a head are bounded, each an upper bound of what it names."""
+class HeadOperatorNorms:
+    """Upper bounds of the norms that bound the blocks of a head."""
 
     X: Tensor  # ‖X‖
     q: Tensor  # ‖XW_Q‖
@@ -43,7 +43,7 @@ class HeadNorms:
     scale: float
 
     def table(self, curvature: Tensor | float) -> Tensor:
-        """Bounds of the blocks Q, K, V, (3, 3), for a loss Hessian of norm `curvature`.
+        """Return bounds of the blocks Q, K, V, (3, 3), for a loss Hessian of norm `curvature`.
 
         b_QQ = β J_Q² + s² W_K² X² T, b_KK = β J_K² + s² q² T, b_QK = β J_Q J_K + s² W_K X q T + Γ,
         b_QV = β J_Q J_V + s G M2 W_K X, b_KV = β J_K J_V + s G M2 q, b_VV = β J_V².
@@ -69,11 +69,11 @@ def theorem1_corrected(
     mask: Tensor | None = None,
     scale: float | None = None,
 ) -> BlockBounds:
-    """Bounds for one softmax head under mean squared error ‖F − target‖_F²/(L d_V), blocks Q, K, V.
+    """Return bounds for one softmax head under mean squared error ‖F − target‖_F²/(L d_V).
 
-    A priori: from the norms of X, W_Q, W_K, W_V and the target and the diameter of the tokens, without a
-    forward pass, for any mask. Or `measured`: with the Jacobians, moments and residual of one. Shapes as in
-    `attention_bounds`; the mean is over all tokens and features.
+    By default the bounds are a priori, for any mask: they use the norms of X, W_Q, W_K, W_V and the target,
+    and the diameter of the tokens. `measured` uses the Jacobians, moments and residual of one forward pass.
+    Shapes are as in `attention_bounds`; the mean is over all tokens and features.
     """
     head, target = head_inputs(X, W_Q, W_K, W_V, mask=mask, scale=scale), target.double()
     if target.shape != (*X.shape[:-1], W_V.shape[1]):
@@ -100,9 +100,7 @@ def attention_norm_bounds(
     mask: Tensor | None = None,
     scale: float | None = None,
 ) -> BlockBounds:
-    """Bound the norms like `theorem1_corrected`, for any loss given by its gradient G and Hessian B in the
-    outputs.
-    """
+    """Return bounds like `theorem1_corrected`, for any loss with gradient G and Hessian B in the outputs."""
     head = head_inputs(X, W_Q, W_K, W_V, mask=mask, scale=scale)
     if measured:
         return _measured_bounds(head, G, B)
@@ -115,8 +113,8 @@ def _measured_bounds(head: HeadInputs, G: Tensor, B: float | Tensor) -> BlockBou
     return block_bounds(NAMES, measured_norms(at).table(spectral_norm(at.B).max()))
 
 
-def gradient_norms(head: HeadInputs, G: Tensor) -> HeadNorms:
-    """A-priori norms of the head, with a loss gradient G that is known."""
+def gradient_norms(head: HeadInputs, G: Tensor) -> HeadOperatorNorms:
+    """Return a-priori norms of the head for a known loss gradient G."""
     G = G.double()
     return a_priori_norms(
         head,
@@ -126,8 +124,8 @@ def gradient_norms(head: HeadInputs, G: Tensor) -> HeadNorms:
     )
 
 
-def a_priori_norms(head: HeadInputs, *, G: Tensor, frobenius: Tensor, pulled: Tensor) -> HeadNorms:
-    """Norms that follow from those of the weights, the tokens and the loss gradient.
+def a_priori_norms(head: HeadInputs, *, G: Tensor, frobenius: Tensor, pulled: Tensor) -> HeadOperatorNorms:
+    """Bound the norms by those of the weights, the tokens and the loss gradient.
 
     ‖M2_i‖ ≤ min(½‖X‖², ¼ diam²), ‖T_i‖ ≤ min(√2‖X‖, diam) ‖M2‖ max|W_V G_i|, ‖J_V‖ ≤ √L ‖X‖,
     ‖J_Q‖ ≤ s‖W_V‖‖W_K‖‖M2‖‖X‖, ‖J_K‖ ≤ s‖W_V‖‖M2‖‖X‖‖W_Q‖, ‖Γ‖ ≤ s‖X‖‖M2‖‖W_V‖‖G‖_F.
@@ -139,7 +137,7 @@ def a_priori_norms(head: HeadInputs, *, G: Tensor, frobenius: Tensor, pulled: Te
     x, w_Q, w_K, w_V = map(spectral_norm, (X.flatten(0, -2), head.W_Q, head.W_K, head.W_V))
     diameter = torch.cdist(X, X, compute_mode="donot_use_mm_for_euclid_dist").max()
     M2 = torch.minimum(x**2 / 2, diameter**2 / 4)
-    return HeadNorms(
+    return HeadOperatorNorms(
         X=x,
         q=x * w_Q,
         W_K=w_K,
@@ -155,10 +153,10 @@ def a_priori_norms(head: HeadInputs, *, G: Tensor, frobenius: Tensor, pulled: Te
 
 
 def head_curvature_norms(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor) -> dict[str, float]:
-    """Bounds of ‖Φ_ij‖, Φ_ij = ∂²F/∂W_i∂W_j before any loss, as a matrix (L d_V · entries of W_i, of W_j).
+    """Return bounds of ‖Φ_ij‖, Φ_ij = ∂²F/∂W_i∂W_j as a matrix (L d_V · entries of W_i, of W_j).
 
     Φ_QV and Φ_VQ: ½ √(n/d_K) ‖W_K‖‖X‖³, Φ_KV and Φ_VK: the same with W_Q; Φ_QK and Φ_KQ:
-    ½ √(n/d_K) ‖W_V‖‖X‖³ + 6 ‖W_V‖‖W_K‖‖W_Q‖‖X‖⁵/d_K; with n the larger of d and d_V. They are those of
+    ½ √(n/d_K) ‖W_V‖‖X‖³ + 6 ‖W_V‖‖W_K‖‖W_Q‖‖X‖⁵/d_K; n is the larger of d and d_V. The bounds are those of
     petrov2025 with ‖∂A/∂T‖ ≤ ½ and without the loss's factor.
     """
     x, q, k, v = (float(spectral_norm(A.double())) for A in (X, W_Q, W_K, W_V))
@@ -169,10 +167,10 @@ def head_curvature_norms(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor) -> di
     return {name: value for pair, value in values.items() for name in (pair, pair[::-1])}
 
 
-def measured_norms(at: HeadLocals) -> HeadNorms:
-    """Norms measured in one forward pass; those of J_Q and J_K by certified bounds on JᵀJ."""
+def measured_norms(at: HeadLocals) -> HeadOperatorNorms:
+    """Return norms measured in one forward pass; certified bounds on JᵀJ for J_Q and J_K."""
     E = at.scale * at.W_V.mT @ at.M2
-    return HeadNorms(
+    return HeadOperatorNorms(
         X=spectral_norm(at.X),
         q=spectral_norm(at.q),
         W_K=spectral_norm(at.W_K),

@@ -1,4 +1,4 @@
-"""Small matrices for each query, from one forward pass, that the bounds of one attention head consist of.
+"""Small matrices for each query, from one forward pass, for the bounds of one attention head.
 
 With x̃_ij = x_j − Σ_l A_il x_l, the second moment M2_i = Σ_j A_ij x̃ x̃ᵀ and the tilted one
 T_i = Σ_j A_ij (G_i·W_Vᵀx̃_ij) x̃ x̃ᵀ give every block of the Hessian:
@@ -20,7 +20,7 @@ from curvescope.closed_form.bounds.sums import HeadInputs
 from curvescope.closed_form.objectives import token_curvature
 from curvescope.closed_form.softmax import deviations
 
-_MAX_ENTRIES = 1 << 22  # of one intermediate tensor
+_MAX_ENTRIES = 1 << 22  # entries of one intermediate tensor
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class HeadLocals:
     m: Tensor  # (N, d) attended mean
     M2: Tensor  # (N, d, d)
     T: Tensor  # (N, d, d)
-    slope: Tensor  # (N, d) M2_i W_V G_i: derivative of ⟨G_i, F_i⟩ in the vector that meets the keys
+    slope: Tensor  # (N, d) M2_i W_V G_i: derivative of ⟨G_i, F_i⟩ in the vector that multiplies the keys
     G: Tensor  # (N, d_V)
     B: Tensor  # (N, d_V, d_V)
     W_K: Tensor
@@ -73,12 +73,12 @@ class HeadFactors:
 
     @cached_property
     def P(self) -> Tensor:
-        """The part of KV through JᵀBJ: s B_i W_Vᵀ M2_i, (N, d_V, d)."""
+        """Part of KV from JᵀBJ: s B_i W_Vᵀ M2_i, (N, d_V, d)."""
         return self.outer * self.at.scale * (self.at.B @ self.at.W_V.mT @ self.at.M2)
 
     @cached_property
     def M(self) -> Tensor:
-        """The part of KV through the loss gradient: s M2_i, (N, d, d)."""
+        """Part of KV from the loss gradient: s M2_i, (N, d, d)."""
         return self.functional * self.at.scale * self.at.M2
 
     @cached_property
@@ -92,7 +92,7 @@ class HeadFactors:
         return self.functional * self.at.Gamma
 
     def matvec(self, block: str, V: Tensor) -> Tensor:
-        """The block's product with a matrix V shaped as its second weight; "QK" maps W_K to W_Q."""
+        """Return the block's product with V, shaped like its second weight; "QK" maps W_K to W_Q."""
         at, W_K = self.at, self.at.W_K
         if block[1] == "Q":
             y = at.X @ V
@@ -122,7 +122,7 @@ def _rows(A: Tensor, x: Tensor) -> Tensor:
 
 
 def head_locals(head: HeadInputs, G: Tensor, B: float | Tensor) -> HeadLocals:
-    """The per-query quantities of one softmax head; G and B as in `attention_bounds`."""
+    """Return the per-query quantities of one softmax head; G and B as in `attention_bounds`."""
     G = G.double()
     head.check(G)
     at = replace(head, X=head.X.reshape(-1, *head.X.shape[-2:])).core()
@@ -135,12 +135,12 @@ def head_locals(head: HeadInputs, G: Tensor, B: float | Tensor) -> HeadLocals:
 
 
 def _moments(X: Tensor, A: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """M2 and T of every query of one sample, by centered sums in slices of queries; u_i = W_V G_i."""
+    """Return M2 and T of every query of one sample, by centered sums over slices; u_i = W_V G_i."""
     L, d = X.shape
-    found = []
+    moments = []
     for cut in torch.arange(L, device=X.device).split(max(1, _MAX_ENTRIES // (L * d))):
-        away = deviations(A[cut], X)
-        tilted = A[cut] * _rows(away, u[cut])
-        found.append([(away * weight[:, :, None]).mT @ away for weight in (A[cut], tilted)])
-    M2, T = (torch.cat(part) for part in zip(*found, strict=True))
+        deviation = deviations(A[cut], X)
+        tilted = A[cut] * _rows(deviation, u[cut])
+        moments.append([(deviation * weight[:, :, None]).mT @ deviation for weight in (A[cut], tilted)])
+    M2, T = (torch.cat(part) for part in zip(*moments, strict=True))
     return M2, T

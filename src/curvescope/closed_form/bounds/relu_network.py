@@ -1,4 +1,4 @@
-"""Fully connected ReLU networks under cross-entropy: the Hessian of one sample written out, and its bounds.
+"""Fully connected ReLU networks under cross-entropy: exact Hessian of one sample, and its bounds.
 
 z = relu(… relu(x W_1) W_2 …) W_n, no biases, ℓ = cross-entropy of softmax(z). With x_p the input of layer p,
 G_p = ∂z/∂h_p the slope of the logits in its pre-activations h_p = x_p W_p, M_pq = ∂x_q/∂h_p for p < q,
@@ -7,8 +7,8 @@ B = diag(π) − π πᵀ for the probabilities π, and g = π − y:
     GGN        (p, q):          x_pa x_qb (G_p B G_qᵀ)_hk
     functional (p, q), p < q:   x_pa (M_pq)_hb (G_q g)_k,   0 for p = q
 
-They hold wherever no pre-activation is zero. The bound of arXiv 2409.11995, which leaves W_p in the product
-of layer p and the functional Hessian out, is in `printed.precursor`.
+The formulas hold if no pre-activation is zero. `printed.bounds` has the bound of arXiv 2409.11995, which
+keeps W_p in the product of layer p and omits the functional Hessian.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ReluNetworkPoint:
     g: Tensor  # (C,)
 
     def hessian(self, *, functional: bool = True) -> BlockMatrix:
-        """The Hessian in the weights W_1, W_2, …, or the GGN."""
+        """Return the Hessian in the weights W_1, W_2, …, or the GGN."""
         names = _names(self.inputs)
         blocks: dict[Pair, Tensor] = {}
         for p, one in enumerate(names):
@@ -57,7 +57,7 @@ class ReluNetworkPoint:
 
 
 def relu_network_point(x: Tensor, weights: Sequence[Tensor], target: Tensor) -> ReluNetworkPoint:
-    """The network at one sample x (n_1,) with weights (n_p, n_{p+1}); the target is a class, or (C,)."""
+    """Run the network at one sample x (n_1,) with weights (n_p, n_{p+1}); the target is a class, or (C,)."""
     x, weights = _checked(x, weights)
     inputs, masks = [x], []
     for W in weights[:-1]:
@@ -82,7 +82,7 @@ def relu_network_point(x: Tensor, weights: Sequence[Tensor], target: Tensor) -> 
 
 
 def a_priori_network_bounds(x: Tensor, weights: Sequence[Tensor], *, functional: bool = True) -> BlockBounds:
-    """Bounds from |x| and the norms of the weights alone, whatever the target.
+    """Return bounds from |x| and the norms of the weights, for any target.
 
     b_pq = ½ |x|² Π_{s≠p}‖W_s‖ Π_{s≠q}‖W_s‖ + √2 |x| Π_{s≠p,q}‖W_s‖, the second term for p ≠ q and of the
     functional Hessian. Without it the whole is ½ |x|² Σ_p Π_{s≠p}‖W_s‖².
@@ -99,7 +99,7 @@ def a_priori_network_bounds(x: Tensor, weights: Sequence[Tensor], *, functional:
 
 
 def measured_network_bounds(at: ReluNetworkPoint, *, functional: bool = True) -> BlockBounds:
-    """Bounds from one forward and one backward pass; either part of a block has exactly its norm.
+    """Return bounds from one forward and one backward pass; they are exact for either part of a block.
 
     b_pq = |x_p||x_q| ‖G_p B G_qᵀ‖ + |x_p| ‖M_pq‖ |G_q g|, the second term for p < q.
     """

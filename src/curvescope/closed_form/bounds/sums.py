@@ -1,7 +1,8 @@
-"""Certified bounds on the norm of Σ_i u_i u_iᵀ ⊗ C_i and Σ_i (u_i ⊗ I) N_i (w_i ⊗ I)ᵀ, the sum not formed.
+"""Certified bounds on the norms of Σ_i u_i u_iᵀ ⊗ C_i and Σ_i (u_i ⊗ I) N_i (w_i ⊗ I)ᵀ.
 
-Blocks of attention and feed-forward Hessians are such sums over queries (tokens). Every bound below is valid;
-the smallest is returned, widened by `ROUNDING` so that rounding cannot undo it.
+Blocks of attention and feed-forward Hessians are such sums over queries (tokens). The functions do not form
+the sums. They return the smallest of several valid bounds, widened by `ROUNDING` to stay valid after
+rounding.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class HeadInputs:
     W_K: Tensor  # (d, d_K)
     W_V: Tensor  # (d, d_V)
     scale: float  # s
-    mask: Tensor | None = None  # (L, L), True where a query may look; or numbers added to the scores
+    mask: Tensor | None = None  # (L, L), True if a query may attend to a key; or numbers added to the scores
 
     def core(self) -> CorePoint:
-        """Attention with the tokens themselves as values."""
+        """Evaluate attention with the tokens themselves as values."""
         boolean = self.mask is not None and self.mask.dtype == torch.bool
         hidden, bias = (self.mask, None) if boolean else (None, self.mask)
         q, k = self.X @ self.W_Q, self.X @ self.W_K
@@ -56,20 +57,20 @@ def head_inputs(
     scale: float | None = None,
     mask: Tensor | None = None,
 ) -> HeadInputs:
-    """The inputs in float64; s = 1/√d_K unless given."""
+    """Return the inputs in float64; s is 1/√d_K unless given."""
     s = W_Q.shape[1] ** -0.5 if scale is None else scale
     return HeadInputs(X.double(), W_Q.double(), W_K.double(), W_V.double(), s, mask)
 
 
 ROUNDING = 1e-12  # relative widening of a bound
-POWERS = (0.25, 0.5, 0.75, 1.0)  # of the weighted family
+POWERS = (0.25, 0.5, 0.75, 1.0)  # exponents of the weighted family
 _FLOOR = 1e-8  # relative: added to a weight matrix so that its negative powers exist
 _EPS = torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
 class SeparableVector:
-    """A unit vector a ⊗ c and the value |Σ_i (a·u_i)² cᵀC_i c| that it proves as a lower bound."""
+    """A unit vector a ⊗ c and its value |Σ_i (a·u_i)² cᵀC_i c|, which is a lower bound."""
 
     value: Tensor
     a: Tensor
@@ -77,14 +78,14 @@ class SeparableVector:
 
 
 def spectral_norm(A: Tensor) -> Tensor:
-    """Largest singular value of each matrix; zero for an empty one."""
+    """Return the largest singular value of each matrix; zero for an empty matrix."""
     return torch.linalg.matrix_norm(A, ord=2) if A.numel() else A.new_zeros(A.shape[:-2])
 
 
 def symmetric_sum_bound(U: Tensor, C: Tensor) -> Tensor:
-    """Upper bound on ‖Σ_i u_i u_iᵀ ⊗ C_i‖₂, C_i symmetric; U (n, a), C (n, c, c).
+    """Return an upper bound on ‖Σ_i u_i u_iᵀ ⊗ C_i‖₂, C_i symmetric; U (n, a), C (n, c, c).
 
-    The least of the norms of R = Σ‖C_i‖ u_i u_iᵀ and S = Σ|u_i|²|C_i|, of the Frobenius norm, and of the
+    It is the least of the norms of R = Σ‖C_i‖ u_i u_iᵀ and S = Σ|u_i|²|C_i|, the Frobenius norm, and the
     weighted family ‖S‖ᵖ ‖Σ μ_i u_i u_iᵀ‖, μ_i = ‖S^{−p/2}|C_i|S^{−p/2}‖, and ‖R‖ᵖ ‖Σ ν_i |C_i|‖,
     ν_i = u_iᵀ R^{−p} u_i. |C| is the matrix absolute value.
     """
@@ -98,7 +99,7 @@ def symmetric_sum_bound(U: Tensor, C: Tensor) -> Tensor:
 
 
 def rectangular_sum_bound(U: Tensor, N: Tensor, W: Tensor) -> Tensor:
-    """Upper bound on ‖Σ_i (u_i ⊗ I) N_i (w_i ⊗ I)ᵀ‖₂; U (n, a), N (n, c, b), W (n, e).
+    """Return an upper bound on ‖Σ_i (u_i ⊗ I) N_i (w_i ⊗ I)ᵀ‖₂; U (n, a), N (n, c, b), W (n, e).
 
     With the singular values split over both sides it is at most
     √(‖Σ t_i u_i u_iᵀ ⊗ |N_iᵀ|‖ ‖Σ t_i⁻¹ w_i w_iᵀ ⊗ |N_i|‖) for any t_i > 0, here t_i = |w_i|/|u_i|; and at
@@ -118,9 +119,9 @@ def rectangular_sum_bound(U: Tensor, N: Tensor, W: Tensor) -> Tensor:
 
 
 def joint_sum_bound(U: Tensor, N: Tensor) -> Tensor:
-    """Upper bound on ‖Σ_i (u_i ⊗ I) N_i‖₂, i.e. `rectangular_sum_bound` with w_i = 1, for wide N_i (n, c, b).
+    """Return an upper bound on ‖Σ_i (u_i ⊗ I) N_i‖₂: `rectangular_sum_bound` with w_i = 1, N_i (n, c, b).
 
-    Then Σ|N_i| needs no further bound: its norm is taken from the smaller Gram matrix of its factor.
+    For wide N_i, the norm of Σ|N_i| is computed from the smaller Gram matrix of its factor.
     """
     N, scale = _scaled(N * torch.linalg.vector_norm(U, dim=1)[:, None, None])
     if scale == 0:
@@ -135,34 +136,34 @@ def joint_sum_bound(U: Tensor, N: Tensor) -> Tensor:
 
 
 def separable_rayleigh(U: Tensor, C: Tensor, *, num_steps: int = 4) -> SeparableVector:
-    """Lower bound max |Σ_i (a·u_i)² cᵀC_i c| over unit a, c, by alternating eigenproblems.
+    """Return the lower bound max |Σ_i (a·u_i)² cᵀC_i c| over unit a, c, by alternating eigenproblems.
 
-    Starts from every eigenvector of R = Σ‖C_i‖ u_i u_iᵀ: a single start can stop at a poor local maximum when
-    the C_i are indefinite.
+    The iteration starts from every eigenvector of R = Σ‖C_i‖ u_i u_iᵀ, because a single start can stop at a
+    poor local maximum if the C_i are indefinite.
     """
     sizes = torch.linalg.matrix_norm(C, ord=2)
     a = torch.linalg.eigh((U * sizes[:, None]).mT @ U).eigenvectors.mT
-    c, found = a.new_zeros(len(a), C.shape[1]), a.new_zeros(len(a))
+    c, values_of_starts = a.new_zeros(len(a), C.shape[1]), a.new_zeros(len(a))
     for _ in range(num_steps):
         weights = (a @ U.mT) ** 2
         values, vectors = torch.linalg.eigh(torch.tensordot(weights, C, 1))
         c = _extreme(values, vectors)[1]
         weights = torch.einsum("kc,ice,ke->ki", c, C, c)
         values, vectors = torch.linalg.eigh(torch.einsum("ki,ia,ib->kab", weights, U, U))
-        found, a = _extreme(values, vectors)
-    best = int(found.argmax())
-    return SeparableVector(found[best], a[best], c[best])
+        values_of_starts, a = _extreme(values, vectors)
+    best = int(values_of_starts.argmax())
+    return SeparableVector(values_of_starts[best], a[best], c[best])
 
 
 def _extreme(values: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest |eigenvalue| of each matrix and its eigenvector."""
-    which = values.abs().argmax(1)
-    each = torch.arange(len(values), device=values.device)
-    return values.abs()[each, which], vectors[each, :, which]
+    """Return the largest |eigenvalue| of each matrix and its eigenvector."""
+    largest = values.abs().argmax(1)
+    rows = torch.arange(len(values), device=values.device)
+    return values.abs()[rows, largest], vectors[rows, :, largest]
 
 
 def _positive_sum_bound(U: Tensor, C: Tensor, norms: Tensor) -> Tensor:
-    """Upper bound on ‖Σ u_i u_iᵀ ⊗ C_i‖₂ for C_i ⪰ 0 with the given norms: R, S and the weighted family."""
+    """Return an upper bound on ‖Σ u_i u_iᵀ ⊗ C_i‖₂ for C_i ⪰ 0 with the given norms."""
     R = (U * norms[:, None]).mT @ U
     S = torch.tensordot((U * U).sum(1), C, 1)
     powers = U.new_tensor(POWERS)
@@ -180,9 +181,9 @@ def _positive_sum_bound(U: Tensor, C: Tensor, norms: Tensor) -> Tensor:
 
 
 def _weights(S: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, ascending and raised by a floor, and eigenvectors of a positive matrix.
+    """Return the eigenvalues of a positive matrix, ascending and raised by a floor, and its eigenvectors.
 
-    Any positive definite matrix serves as weight, so the floor costs tightness, never validity.
+    The bound holds for every positive definite weight, so the floor only makes it less tight.
     """
     values, basis = torch.linalg.eigh(S)
     return values.clamp(min=0) + _FLOOR * values[-1], basis
@@ -194,25 +195,25 @@ def _largest(A: Tensor) -> Tensor:
 
 
 def _frobenius(U: Tensor, W: Tensor, N: Tensor) -> Tensor:
-    """‖Σ_i (u_i ⊗ I) N_i (w_i ⊗ I)ᵀ‖_F from Gram matrices, with an allowance for their cancellation."""
+    """Return ‖Σ_i (u_i ⊗ I) N_i (w_i ⊗ I)ᵀ‖_F from Gram matrices, with an allowance for cancellation."""
     flat = N.flatten(1)
     terms = (U @ U.mT) * (W @ W.mT) * (flat @ flat.mT)
     return (terms.sum().clamp(min=0) + 8 * flat.shape[1] * _EPS * terms.abs().sum()).sqrt()
 
 
 def _normalized(U: Tensor, C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit rows, their squared lengths moved into C, and the largest entry of that taken out."""
+    """Return unit rows, C times their squared lengths, scaled to a largest entry of 1, and that scale."""
     C, scale = _scaled(C * (U * U).sum(1)[:, None, None])
     return unit_rows(U), C, scale
 
 
 def _scaled(C: Tensor) -> tuple[Tensor, Tensor]:
-    """C divided by its largest |entry|, and that entry: squares of the result do not underflow."""
+    """Return C divided by its largest |entry|, so that squares do not underflow, and that entry."""
     scale = C.abs().max() if C.numel() else C.new_zeros(())
     return (C / scale if scale > 0 else C), scale
 
 
 def unit_rows(U: Tensor) -> Tensor:
-    """Rows divided by their lengths; a row of zeros stays zero."""
+    """Return the rows divided by their lengths; a row of zeros stays zero."""
     lengths = torch.linalg.vector_norm(U, dim=1, keepdim=True)
     return U / torch.where(lengths > 0, lengths, 1.0)

@@ -25,7 +25,7 @@ ActivationName = Literal["relu", "gelu", "gelu_tanh", "silu", "identity", "swigl
 
 @dataclass(frozen=True)
 class Activation:
-    """a, a′ and a″ of one activation, and whether it gates: z = a(x W_g) ∘ (x W_u) instead of a(x W_1)."""
+    """a, a′ and a″ of an activation; with `gated`, z = a(x W_g) ∘ (x W_u) instead of a(x W_1)."""
 
     name: str
     value: Callable[[Tensor], Tensor]
@@ -35,14 +35,14 @@ class Activation:
 
 
 def activation(name: str) -> Activation:
-    """An activation by name; `swiglu` and `geglu` are silu and gelu with a gate."""
+    """Return an activation by name; `swiglu` and `geglu` are silu and gelu with a gate."""
     if name not in _KNOWN:
         raise UsageError(f"expected an activation, got {name!r}", hint=near_misses(name, list(_KNOWN)))
     return _KNOWN[name]
 
 
 def _relu_slope(h: Tensor) -> Tensor:
-    """1 where h > 0; 0 at the kink, where ReLU has no derivative."""
+    """Return 1 for h > 0, else 0, also at the kink, where ReLU has no derivative."""
     return (h > 0).to(h.dtype)
 
 
@@ -121,7 +121,7 @@ _KNOWN = {
 
 @dataclass(frozen=True)
 class Branch:
-    """One hidden layer: its weight, the name of its bias if it has one, and ∂z/∂h there."""
+    """One hidden layer: its weight, the name of its bias if it has one, and ∂z/∂h."""
 
     weight: str
     bias: str | None
@@ -131,7 +131,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class FeedForwardPoint:
-    """A feed-forward layer at tokens x: all that its derivatives need. Make one with `ffn_point`."""
+    """A feed-forward layer at tokens x, with the quantities that its derivatives need; see `ffn_point`."""
 
     x: Tensor  # (L, d)
     z: Tensor  # (L, m)
@@ -143,15 +143,15 @@ class FeedForwardPoint:
     @property
     def sizes(self) -> dict[str, int]:
         """Number of entries of the input and of each parameter, in order."""
-        (d, m), found = self.branches[0].W.shape, {INPUT: self.x.numel()}
+        (d, m), sizes = self.branches[0].W.shape, {INPUT: self.x.numel()}
         for branch in self.branches:
-            found[branch.weight] = d * m
+            sizes[branch.weight] = d * m
             if branch.bias is not None:
-                found[branch.bias] = m
-        found["W_2"] = self.W_2.numel()
+                sizes[branch.bias] = m
+        sizes["W_2"] = self.W_2.numel()
         if self.b_2 is not None:
-            found["b_2"] = self.b_2.numel()
-        return found
+            sizes["b_2"] = self.b_2.numel()
+        return sizes
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -160,12 +160,12 @@ class FeedForwardPoint:
 
     def bend(self, a: int, b: int) -> Tensor:
         """∂²z/∂h^a∂h^b: (L, m)."""
-        found = self.bends.get((min(a, b), max(a, b)))
-        return torch.zeros_like(self.z) if found is None else found
+        bend = self.bends.get((min(a, b), max(a, b)))
+        return torch.zeros_like(self.z) if bend is None else bend
 
 
 def ffn_point(x: Tensor, params: Mapping[str, Tensor], *, activation: Activation) -> FeedForwardPoint:
-    """The layer at tokens x (…, d), from W_1, W_2 or W_g, W_u, W_2 and the biases that are there."""
+    """Return the layer at tokens x (…, d), from W_1, W_2 or W_g, W_u, W_2 and existing biases."""
     x = x.reshape(-1, x.shape[-1])
     names = (("W_g", "b_g"), ("W_u", "b_u")) if activation.gated else (("W_1", "b_1"),)
     for name in (*(weight for weight, _ in names), "W_2"):
@@ -204,24 +204,24 @@ def ffn_jacobian(at: FeedForwardPoint) -> dict[str, Tensor]:
     L, o = at.x.shape[0], at.W_2.shape[1]
     I_L, I_o = torch.eye(L).to(at.x), torch.eye(o).to(at.x)
     through = sum_branches(at)  # (L, d, m)
-    found = {INPUT: torch.einsum("iap,po,ij->ioja", through, at.W_2, I_L)}
+    jacobian = {INPUT: torch.einsum("iap,po,ij->ioja", through, at.W_2, I_L)}
     for branch in at.branches:
         local = branch.slope[:, :, None] * at.W_2  # (L, m, o)
-        found[branch.weight] = torch.einsum("ia,ipo->ioap", at.x, local)
+        jacobian[branch.weight] = torch.einsum("ia,ipo->ioap", at.x, local)
         if branch.bias is not None:
-            found[branch.bias] = local.transpose(1, 2)
-    found["W_2"] = torch.einsum("ip,ow->iopw", at.z, I_o)
+            jacobian[branch.bias] = local.transpose(1, 2)
+    jacobian["W_2"] = torch.einsum("ip,ow->iopw", at.z, I_o)
     if at.b_2 is not None:
-        found["b_2"] = I_o.expand(L, o, o)
-    return {name: J.reshape(L * o, at.sizes[name]) for name, J in found.items()}
+        jacobian["b_2"] = I_o.expand(L, o, o)
+    return {name: J.reshape(L * o, at.sizes[name]) for name, J in jacobian.items()}
 
 
 def ffn_curvature(at: FeedForwardPoint, g: Tensor) -> dict[str, dict[Pair, Tensor]]:
-    """∇²⟨g, y⟩ over (x, parameters), each pair of names once, by source.
+    """Return ∇²⟨g, y⟩ over (x, parameters), each pair of names once, by source.
 
-    `activation` is what a″ makes (zero for ReLU almost everywhere): S^{11} times the outer square of
-    ∂h^1/∂(x, W, b), summed over hidden values. `bilinear` is the rest: the products x W^α, z W_2 and, in
-    a gated layer, a(h_g) ∘ h_u.
+    `activation` is the part with a″ (zero for ReLU almost everywhere): S^{11} times the outer square of
+    ∂h^1/∂(x, W, b), summed over hidden values. `bilinear` has the other parts: the products x W^α, z W_2 and,
+    in a gated layer, a(h_g) ∘ h_u.
     """
     g = g.reshape(at.x.shape[0], at.W_2.shape[1])
     R = g @ at.W_2.mT
@@ -246,21 +246,21 @@ def ffn_blocks(
         at: the layer at its tokens.
         g: gradient of the loss in y, (…, o).
         B: Hessian of the loss in y.
-        part: which of the two.
-        with_input: whether the input `x` is among the rows.
+        part: the part to compute.
+        with_input: include the input `x` in the rows.
     """
     check_part(part)
     names = [name for name in at.sizes if with_input or name != INPUT]
     sizes = {name: at.sizes[name] for name in names}
-    found = BlockMatrix(torch.zeros(sum(sizes.values()), sum(sizes.values())).to(at.x), sizes)
+    hessian = BlockMatrix(torch.zeros(sum(sizes.values()), sum(sizes.values())).to(at.x), sizes)
     if part != "functional":
         jacobian = ffn_jacobian(at)
         J = torch.cat([jacobian[name] for name in names], dim=1)
-        found = found + BlockMatrix(J.mT @ apply_output_curvature(B, J, at), sizes)
+        hessian = hessian + BlockMatrix(J.mT @ apply_output_curvature(B, J, at), sizes)
     if part != "outer":
         for blocks in ffn_curvature(at, g).values():
-            found = found + symmetric(blocks, at.sizes, at.x).select(names)
-    return found
+            hessian = hessian + symmetric(blocks, at.sizes, at.x).select(names)
+    return hessian
 
 
 def apply_output_curvature(B: float | Tensor, J: Tensor, at: FeedForwardPoint) -> Tensor:
@@ -280,16 +280,16 @@ def apply_output_curvature(B: float | Tensor, J: Tensor, at: FeedForwardPoint) -
 
 def sum_branches(at: FeedForwardPoint) -> Tensor:
     """∂z_p/∂x_a = Σ_α W^α_ap D^α_ip: (L, d, m)."""
-    found = torch.zeros(at.x.shape[0], *at.branches[0].W.shape).to(at.x)
+    total = torch.zeros(at.x.shape[0], *at.branches[0].W.shape).to(at.x)
     for branch in at.branches:
-        found = found + branch.W * branch.slope[:, None, :]
-    return found
+        total = total + branch.W * branch.slope[:, None, :]
+    return total
 
 
 def _add_bends(
     at: FeedForwardPoint, bends: Mapping[tuple[int, int], Tensor], blocks: dict[Pair, Tensor]
 ) -> None:
-    """Σ_αβ over the hidden entries of S^{αβ} (∂h^α)(∂h^β)ᵀ, where ∂h^α is W^α in x, x in W^α and 1 in b^α."""
+    """Add Σ_αβ S^{αβ} (∂h^α)(∂h^β)ᵀ over hidden entries; ∂h^α is W^α in x, x in W^α and 1 in b^α."""
     x, I_L, I_m = at.x, torch.eye(at.x.shape[0]).to(at.x), torch.eye(at.z.shape[1]).to(at.x)
     for (a, b), S in bends.items():
         for first, second in {(a, b), (b, a)}:
@@ -305,7 +305,7 @@ def _add_bends(
 
 
 def _add_outgoing(at: FeedForwardPoint, branch: Branch, g: Tensor, blocks: dict[Pair, Tensor]) -> None:
-    """The product z W_2: g_io ∂z_ip/∂(·), against W_2[p, o]."""
+    """Add the blocks of the product z W_2: g_io ∂z_ip/∂(·), against W_2[p, o]."""
     I_m = torch.eye(at.z.shape[1]).to(g)
     _add(blocks, (INPUT, "W_2"), torch.einsum("ap,ip,io->iapo", branch.W, branch.slope, g))
     for name, left in features(at, branch):
@@ -315,8 +315,8 @@ def _add_outgoing(at: FeedForwardPoint, branch: Branch, g: Tensor, blocks: dict[
 
 def features(at: FeedForwardPoint, branch: Branch) -> list[tuple[str, Tensor]]:
     """Return the factor of each parameter of a branch: x for the weight, 1 for the bias: (L, rows)."""
-    found = [(branch.weight, at.x)]
-    return found if branch.bias is None else [*found, (branch.bias, torch.ones_like(at.x[:, :1]))]
+    factors = [(branch.weight, at.x)]
+    return factors if branch.bias is None else [*factors, (branch.bias, torch.ones_like(at.x[:, :1]))]
 
 
 def _add(blocks: dict[Pair, Tensor], pair: Pair, block: Tensor) -> None:

@@ -1,1 +1,1 @@
-"""Whole networks: maps with known derivatives, put together into blocks and stacks."""
+"""Complete networks: maps with known derivatives, composed into blocks and stacks."""

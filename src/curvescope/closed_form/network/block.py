@@ -22,8 +22,8 @@ from curvescope.closed_form.attention.core import (
 )
 from curvescope.closed_form.block_matrix import INPUT, Pair, slices
 from curvescope.closed_form.ffn.layer import ActivationName
-from curvescope.closed_form.network.primitives import Primitive, Recorder, Tape, Tree, choose, rows
-from curvescope.closed_form.network.tokens import FeedForward, Norm
+from curvescope.closed_form.network.primitives import Primitive, Tape, TapeRecorder, Tree, choose, rows
+from curvescope.closed_form.network.tokens import FeedForwardPrimitive, NormPrimitive
 from curvescope.closed_form.norms import NormKind
 from curvescope.core.errors import ShapeError, UsageError
 
@@ -33,7 +33,7 @@ class Architecture:
     """Properties of a network that its parameters do not determine.
 
     Biases, γ and β, the unembedding, the number of blocks and whether a block has attention or a feed-forward
-    layer follow from the names that are there.
+    layer follow from the parameters' names.
     """
 
     num_heads: int
@@ -43,11 +43,11 @@ class Architecture:
     activation: ActivationName = "gelu"
     attention: AttentionKind = "softmax"
     causal: bool = True
-    scale: float | None = None  # of the scores; None is 1/√(head size)
+    scale: float | None = None  # factor of the scores; None is 1/√(head size)
     residual: bool = True
     residual_scale: float = 1.0  # multiplies the skip around attention
     tied: bool = False  # the unembedding is the transposed embedding
-    pooled: bool = False  # the mean over tokens goes to the unembedding
+    pooled: bool = False  # the unembedding reads the mean over tokens
 
     def __post_init__(self) -> None:
         if self.norm not in ("none", "pre", "post"):
@@ -56,7 +56,7 @@ class Architecture:
             raise UsageError(f"expected at least one head, got {self.num_heads}")
 
 
-def record_block(recorder: Recorder, params: Tree, arch: Architecture, *, prefix: str = "") -> None:
+def record_block(recorder: TapeRecorder, params: Tree, arch: Architecture, *, prefix: str = "") -> None:
     """Append the primitives of the block whose parameters begin with `prefix`.
 
     Pre-norm: x + attention(norm₁ x), then x + ffn(norm₂ x). Post-norm: norm₁(x + attention(x)), then
@@ -65,8 +65,8 @@ def record_block(recorder: Recorder, params: Tree, arch: Architecture, *, prefix
     if f"{prefix}W_Q" in params:
         mask = _causal_mask(recorder.x) if arch.causal else None
 
-        def attend(x: Tensor) -> Attention:
-            return Attention(
+        def attend(x: Tensor) -> AttentionPrimitive:
+            return AttentionPrimitive(
                 x,
                 params,
                 prefix=prefix,
@@ -79,20 +79,20 @@ def record_block(recorder: Recorder, params: Tree, arch: Architecture, *, prefix
         _record_sublayer(recorder, attend, params, arch, norm=f"{prefix}ln1.", scale=arch.residual_scale)
     if f"{prefix}W_2" in params:
 
-        def feed(x: Tensor) -> FeedForward:
-            return FeedForward(x, params, prefix=prefix, activation_name=arch.activation)
+        def feed(x: Tensor) -> FeedForwardPrimitive:
+            return FeedForwardPrimitive(x, params, prefix=prefix, activation_name=arch.activation)
 
         _record_sublayer(recorder, feed, params, arch, norm=f"{prefix}ln2.", scale=1.0)
 
 
-def record_norm(recorder: Recorder, params: Tree, arch: Architecture, *, prefix: str) -> None:
+def record_norm(recorder: TapeRecorder, params: Tree, arch: Architecture, *, prefix: str) -> None:
     """Append a norm with γ and β under `prefix`, such as `ln_f.`."""
-    recorder.apply(lambda x: Norm(x, params, prefix=prefix, kind=arch.norm_kind, eps=arch.norm_eps))
+    recorder.apply(lambda x: NormPrimitive(x, params, prefix=prefix, kind=arch.norm_kind, eps=arch.norm_eps))
 
 
 def block_tape(x: Tensor, params: Tree, arch: Architecture) -> Tape:
-    """A block alone at inputs x (B, T, d), with parameters `W_Q, …, ln2.b`."""
-    recorder = Recorder(x)
+    """Return the tape of a single block at inputs x (B, T, d), with parameters `W_Q, …, ln2.b`."""
+    recorder = TapeRecorder(x)
     record_block(recorder, {name: p.detach() for name, p in params.items()}, arch)
     return recorder.tape()
 
@@ -111,12 +111,12 @@ def _causal_mask(x: Tensor) -> Tensor:
 
 
 @final
-class Attention(Primitive):
+class AttentionPrimitive(Primitive):
     """y = Σ_h O_h W_O^h + b_O for x (B, T, d), with W_Q, W_K, W_V, W_O and the biases found under `prefix`.
 
     Heads are columns of W_Q, W_K, W_V and rows of W_O. W_K and W_V may have fewer heads, each shared by
-    neighbors (grouped queries). Without W_O the output is the heads side by side. Two sources of curvature:
-    `core`, the attention weights, and `bilinear`, the products with the four matrices.
+    neighbors (grouped queries). Without W_O the output is the concatenated heads. There are two sources of
+    curvature: `core`, the attention weights, and `bilinear`, the products with the four matrices.
     """
 
     def __init__(
@@ -156,58 +156,58 @@ class Attention(Primitive):
         return g_x, self.named(grads | {"W_O": rows(self.O).mT @ rows(g), "b_O": rows(g).sum(0)})
 
     def curve(self, g: Tensor, dx: Tensor, dtheta: Tree) -> tuple[Tensor, dict[str, Tensor]]:
-        """The core's curvature and the change g dW_Oᵀ of its cotangent, pulled back, and product rules."""
+        """Pull back the core's curvature and the change g dW_Oᵀ of its cotangent, and apply product rules."""
         d = self.local(dtheta)
-        moved, G = core_push(self.at, self._projection_tangents(dx, d)), self._head_cotangent(g)
+        tangent, G = core_push(self.at, self._projection_tangents(dx, d)), self._head_cotangent(g)
         dG = self._split(g @ d["W_O"].mT, "Q") if "W_O" in d else None
-        h_x, found = self._pull_projections(core_curve(self.at, G, moved, dG))
+        h_x, gradients = self._pull_projections(core_curve(self.at, G, tangent, dG))
         for role, g_role in zip("QKV", core_vjp(self.at, G), strict=True):
             g_role = self._gather(g_role, role)
             h_x = h_x + g_role @ d[f"W_{role}"].mT
-            found[f"W_{role}"] = found[f"W_{role}"] + rows(dx).mT @ rows(g_role)
-        found["W_O"] = rows(merge_heads(moved.dO)).mT @ rows(g)
-        return h_x, self.named(found)
+            gradients[f"W_{role}"] = gradients[f"W_{role}"] + rows(dx).mT @ rows(g_role)
+        gradients["W_O"] = rows(merge_heads(tangent.dO)).mT @ rows(g)
+        return h_x, self.named(gradients)
 
     def jacobian(self) -> dict[str, Tensor]:
-        found = self._through_core()
+        J = self._through_core()
         if "W_O" in self.theta:
             W = self.theta["W_O"]
             I_o = torch.eye(W.shape[1]).to(W)
-            found = torch.einsum("rvn,vo->ron", found, W)
-            found[..., self._slices()["W_O"]] += torch.einsum("rv,ow->rovw", rows(self.O), I_o).flatten(2)
+            J = torch.einsum("rvn,vo->ron", J, W)
+            J[..., self._slices()["W_O"]] += torch.einsum("rv,ow->rovw", rows(self.O), I_o).flatten(2)
         if "b_O" in self.theta:
-            found[..., self._slices()["b_O"]] += torch.eye(found.shape[1]).to(found)
-        return {self.name(role): found[..., where].flatten(0, 1) for role, where in self._slices().items()}
+            J[..., self._slices()["b_O"]] += torch.eye(J.shape[1]).to(J)
+        return {self.name(role): J[..., where].flatten(0, 1) for role, where in self._slices().items()}
 
     def curvature(self, g: Tensor) -> dict[str, dict[Pair, Tensor]]:
         G = self._head_cotangent(g)
         core = self._pulled_core_curvature(G)
-        place, found = self._slices(), {}
-        inner = [role for role in place if not role.endswith("_O")]
+        positions, blocks = self._slices(), {}
+        inner = [role for role in positions if not role.endswith("_O")]
         for i, a in enumerate(inner):
             for b in inner[i:]:
-                found[self.name(a), self.name(b)] = core[place[a], place[b]]
-        return {f"{self.label}.core": found, f"{self.label}.bilinear": self._bilinear(g, G)}
+                blocks[self.name(a), self.name(b)] = core[positions[a], positions[b]]
+        return {f"{self.label}.core": blocks, f"{self.label}.bilinear": self._bilinear(g, G)}
 
     def _bilinear(self, g: Tensor, G: Tensor) -> dict[Pair, Tensor]:
         """K_{x,W}[i a; b c] = δ_ab (cotangent of q, k or v)_ic; K_{·,W_O}[·; v o] = Σ_i (∂O_iv/∂·) g_io."""
-        found, I_d = {}, torch.eye(self.x.shape[-1]).to(g)
+        blocks, I_d = {}, torch.eye(self.x.shape[-1]).to(g)
         for role, g_role in zip("QKV", core_vjp(self.at, G), strict=True):
             block = torch.einsum("ab,rc->rabc", I_d, rows(self._gather(g_role, role)))
-            found[INPUT, self.name(f"W_{role}")] = block.reshape(self.x.numel(), -1)
+            blocks[INPUT, self.name(f"W_{role}")] = block.reshape(self.x.numel(), -1)
         if "W_O" in self.theta:
             through = torch.einsum("rvn,ro->nvo", self._through_core(), rows(g)).flatten(1)
             for role, where in self._slices().items():
                 if not role.endswith("_O"):
-                    found[self.name(role), self.name("W_O")] = through[where]
-        return found
+                    blocks[self.name(role), self.name("W_O")] = through[where]
+        return blocks
 
     def _through_core(self) -> Tensor:
-        """∂O/∂(x, θ) of the heads side by side: (B T, h w, n), zero in the columns of W_O and b_O."""
+        """∂O/∂(x, θ) of the concatenated heads: (B T, h w, n), zero in the columns of W_O and b_O."""
         B, h, T, w = self.at.v.shape
         J, into = core_jacobian(self.at), self._into_core()
-        found = torch.einsum("bhrm,bhmn->bhrn", J, into).reshape(B, h, T, w, -1)
-        return found.permute(0, 2, 1, 3, 4).reshape(B * T, h * w, -1)
+        product = torch.einsum("bhrm,bhmn->bhrn", J, into).reshape(B, h, T, w, -1)
+        return product.permute(0, 2, 1, 3, 4).reshape(B * T, h * w, -1)
 
     def _pulled_core_curvature(self, G: Tensor) -> Tensor:
         into = self._into_core()
@@ -215,21 +215,21 @@ class Attention(Primitive):
 
     def _into_core(self) -> Tensor:
         """∂(q, k, v)/∂(x, θ) for each sample and head: (B, h, T (2k + w), n)."""
-        (B, T, _), place = self.x.shape, self._slices()
-        n = sum(where.stop - where.start for where in place.values())
-        found = []
+        (B, T, _), positions = self.x.shape, self._slices()
+        n = sum(where.stop - where.start for where in positions.values())
+        projections = []
         for role in "QKV":
             W = self.theta[f"W_{role}"]
             P = torch.zeros(B * T, W.shape[1], n).to(W)
             eye, I_W = torch.eye(B * T).to(W), torch.eye(W.shape[1]).to(W)
-            P[..., place[INPUT]] = torch.einsum("rs,ac->rcsa", eye, W).flatten(2)
-            P[..., place[f"W_{role}"]] = torch.einsum("ra,cw->rcaw", rows(self.x), I_W).flatten(2)
+            P[..., positions[INPUT]] = torch.einsum("rs,ac->rcsa", eye, W).flatten(2)
+            P[..., positions[f"W_{role}"]] = torch.einsum("ra,cw->rcaw", rows(self.x), I_W).flatten(2)
             if f"b_{role}" in self.theta:
-                P[..., place[f"b_{role}"]] = I_W
+                P[..., positions[f"b_{role}"]] = I_W
             P = P.reshape(B, T, self.heads[role], -1, n).transpose(1, 2)
             P = P.repeat_interleave(self.heads["Q"] // self.heads[role], dim=1)
-            found.append(P.flatten(2, 3))
-        return torch.cat(found, dim=2)
+            projections.append(P.flatten(2, 3))
+        return torch.cat(projections, dim=2)
 
     def _projection_tangents(self, dx: Tensor, d: Tree) -> Triple:
         """dq = dx W_Q + x dW_Q + db_Q and likewise dk, dv, for each head."""
@@ -240,7 +240,7 @@ class Attention(Primitive):
         return q, k, v
 
     def _pull_projections(self, cotangents: Triple) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cotangents of q, k, v to those of x, W and b."""
+        """Pull cotangents of q, k, v back to x, W and b."""
         g_x, grads = torch.zeros_like(self.x), {}
         for role, g in zip("QKV", cotangents, strict=True):
             g = self._gather(g, role)
@@ -254,7 +254,7 @@ class Attention(Primitive):
         return y + theta[f"b_{role}"] if f"b_{role}" in theta else y
 
     def _split(self, u: Tensor, role: str) -> Tensor:
-        """(B, T, h k) to (B, h, T, k)."""
+        """Reshape (B, T, h k) to (B, h, T, k)."""
         B, T, _ = self.x.shape
         return u.reshape(B, T, self.heads[role], -1).transpose(1, 2)
 
@@ -263,7 +263,7 @@ class Attention(Primitive):
         return self._split(u, role).repeat_interleave(self.heads["Q"] // self.heads[role], dim=1)
 
     def _gather(self, u: Tensor, role: str) -> Tensor:
-        """The transpose of `_spread`: (B, h, T, k) to (B, T, h k), shared heads added up."""
+        """Apply the transpose of `_spread`: (B, h, T, k) to (B, T, h k), summing shared heads."""
         return merge_heads(u.unflatten(1, (self.heads[role], -1)).sum(2))
 
     def _head_cotangent(self, g: Tensor) -> Tensor:

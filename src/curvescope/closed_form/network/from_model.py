@@ -25,7 +25,7 @@ from curvescope.closed_form.attention.model_layer import (
 )
 from curvescope.closed_form.network.block import Architecture
 from curvescope.closed_form.network.stack import StackCurvature, stack_tape
-from curvescope.closed_form.objectives import Objective
+from curvescope.closed_form.objectives import OutputObjective
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import Batch
 from curvescope.losses import Loss
@@ -42,9 +42,9 @@ __all__ = [
 
 
 def stack_curvature(model: Any, batch: Any, loss: str | Loss = "cross_entropy") -> StackCurvature:
-    """The whole network in closed form: Hessian, GGN, sources and products, by the names of its blocks.
+    """Return the network in closed form: Hessian, GGN, sources and products, by the names of its blocks.
 
-    Takes every zoo Transformer but those that `architecture` refuses.
+    The function accepts every zoo Transformer that `architecture` supports.
     """
     problem = make_problem(model, batch, loss)
     cfg = as_transformer(problem.model).cfg
@@ -56,13 +56,13 @@ def stack_curvature(model: Any, batch: Any, loss: str | Loss = "cross_entropy") 
 
 
 def architecture(cfg: TransformerConfig) -> Architecture:
-    """The stack's words for a zoo configuration, or one sentence about what a stack does not have."""
-    taken = {"positions": ("learned", "none"), "merged_qk": (False,), "score_bias": ("none",)}
-    for name, values in taken.items():
+    """Return the architecture of a zoo configuration; raise UsageError for unsupported settings."""
+    supported = {"positions": ("learned", "none"), "merged_qk": (False,), "score_bias": ("none",)}
+    for name, values in supported.items():
         if getattr(cfg, name) not in values:
-            wanted = " or ".join(map(repr, values))
+            expected = " or ".join(map(repr, values))
             raise UsageError(
-                f"expected {name} of {wanted} for a closed form of the network, got {getattr(cfg, name)!r}",
+                f"expected {name} of {expected} for a closed form of the network, got {getattr(cfg, name)!r}",
                 hint="attention_curvature takes single layers of this model, cs.Hessian all of it",
             )
     return Architecture(
@@ -81,25 +81,25 @@ def architecture(cfg: TransformerConfig) -> Architecture:
 
 
 def _stream_inputs(inputs: Any, cfg: TransformerConfig) -> Tensor:
-    """Tokens or real inputs (B, T, ·); images as rows of patches."""
+    """Return tokens or real inputs (B, T, ·), and images as rows of patches."""
     if cfg.inputs != "patches":
         return inputs
     return torch.nn.functional.unfold(inputs, cfg.patch_size, stride=cfg.patch_size).transpose(1, 2)
 
 
-def _objective(problem: Problem, parts: Sequence[Batch], z: Tensor) -> Objective:
-    """The problem's loss at the outputs of all its batches, one after the other."""
+def _objective(problem: Problem, parts: Sequence[Batch], z: Tensor) -> OutputObjective:
+    """Return the problem's loss at the concatenated outputs of all its batches."""
     counts, N, loss = [part.num_sequences for part in parts], problem.num_terms, problem.loss
     pieces = list(zip(z.split(counts), parts, strict=True))
 
     def product(u: Tensor) -> Tensor:
         axis = u.dim() - z.dim()
-        found = [
+        products = [
             loss.hessian_product(at, part.targets, part.weights, v)
             for (at, part), v in zip(pieces, u.split(counts, dim=axis), strict=True)
         ]
-        return torch.cat(found, dim=axis) / N
+        return torch.cat(products, dim=axis) / N
 
     value = torch.stack([loss.sum(at, part.targets, part.weights) for at, part in pieces]).sum() / N
     gradient = torch.cat([loss.gradient(at, part.targets, part.weights) for at, part in pieces]) / N
-    return Objective(value, gradient, product)
+    return OutputObjective(value, gradient, product)

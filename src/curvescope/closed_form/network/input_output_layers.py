@@ -1,4 +1,4 @@
-"""The ends of a network as primitives: embedding, positions, unembedding, mean over tokens."""
+"""Input and output layers as primitives: embedding, positions, unembedding, mean over tokens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Embedding(Primitive):
         return {}
 
     def _selector(self) -> Tensor:
-        """One row per token with a one at its word: (B T, V)."""
+        """Return one-hot rows of the tokens: (B T, V)."""
         words = self.parameters["E"].shape[0]
         return torch.nn.functional.one_hot(self.tokens.reshape(-1), words).to(self.output)
 
@@ -80,7 +80,7 @@ class Positions(Primitive):
 
 @final
 class Linear(Primitive):
-    """y = x W + b, or x Wᵀ where `transposed` (a tied unembedding, W = E). Bilinear: one source."""
+    """y = x W + b, or x Wᵀ if `transposed` (a tied unembedding, W = E). Bilinear: one source."""
 
     def __init__(
         self,
@@ -117,13 +117,13 @@ class Linear(Primitive):
         x, W = rows(self.x), self.W
         I_L, I_o = torch.eye(len(x)).to(W), torch.eye(W.shape[1]).to(W)
         J = torch.einsum("ia,oz->ioza" if self.transposed else "ia,oz->ioaz", x, I_o)
-        found = {
+        jacobian = {
             INPUT: torch.einsum("ij,ao->ioja", I_L, W).reshape(len(x) * len(I_o), -1),
             self.weight: J.reshape(len(x) * len(I_o), -1),
         }
         if self.bias in self.parameters:
-            found[self.bias] = I_o.repeat(len(x), 1)
-        return found
+            jacobian[self.bias] = I_o.repeat(len(x), 1)
+        return jacobian
 
     def curvature(self, g: Tensor) -> dict[str, dict[Pair, Tensor]]:
         """K_xW[i a; b o] = δ_ab g_io."""

@@ -1,9 +1,9 @@
 """A network at a point, as a list of maps whose first two derivatives are known in closed form.
 
 A primitive is x₊ = f(x; θ) at given x and θ, with J = ∂f/∂(x, θ) and K(g) = ∇²⟨g, f⟩ over (x, θ). A tape is a
-list of primitives, each applied to the output of the one before, with skip connections:
-v_{t+1} = f_t(v_t; θ_t) + c v_skip. It knows tangents, cotangents and second-order products; what needs dense
-matrices is in `curvescope.closed_form.network.stack`.
+list of primitives, each applied to the output of the previous one, with skip connections: v_{t+1} = f_t(v_t;
+θ_t) + c v_skip. It computes tangents, cotangents and second-order products. Functions with dense matrices is
+in `curvescope.closed_form.network.stack`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Tree = Mapping[str, Tensor]
 class Primitive(ABC):
     """One map x ↦ f(x; θ) at a point.
 
-    `label` names it among the sources of curvature, `parameters` are the ones that it reads, by the
-    names they have in the network: `prefix` and a role, as in `L0.` and `W_Q`. Trees that it returns hold
+    `label` is its name among the sources of curvature. `parameters` are the parameters that it reads, by
+    their names in the network: `prefix` and a role, such as `L0.` and `W_Q`. Trees that it returns have
     some of those names.
     """
 
@@ -56,24 +56,24 @@ class Primitive(ABC):
         """K(g) by source, then by pair of inputs, each pair once. Small sizes only."""
 
     def local(self, tree: Tree) -> dict[str, Tensor]:
-        """The entries of `tree` for the parameters, by role; zeros where `tree` has none."""
+        """Return the entries of `tree` for the parameters, by role; zeros for missing entries."""
         return {
             name.removeprefix(self.prefix): tree[name] if name in tree else torch.zeros_like(p)
             for name, p in self.parameters.items()
         }
 
     def named(self, tree: Tree) -> dict[str, Tensor]:
-        """The entries of a tree by role under their full names, those of absent parameters left out."""
-        found = {self.prefix + role: value for role, value in tree.items()}
-        return {name: value for name, value in found.items() if name in self.parameters}
+        """Return the entries of a tree by role under their full names, without absent parameters."""
+        full_names = {self.prefix + role: value for role, value in tree.items()}
+        return {name: value for name, value in full_names.items() if name in self.parameters}
 
     def name(self, role: str) -> str:
-        """The full name of a role; the input is its own."""
+        """Return the full name of a role; the input keeps its name."""
         return role if role == INPUT else self.prefix + role
 
 
 @dataclass(frozen=True)
-class Step:
+class TapeStep:
     """A primitive, and the variable that is added to its output, times `scale`."""
 
     primitive: Primitive
@@ -85,7 +85,7 @@ class Step:
 class Tape:
     """v_{t+1} = f_t(v_t; θ_t) + scale_t v_{skip_t} for t = 0, …, n − 1. Variable t is the input of step t."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[TapeStep, ...]
     output: Tensor
 
     @property
@@ -104,15 +104,15 @@ class Tape:
         return {INPUT: self.input.numel()} | {name: p.numel() for name, p in self.parameters.items()}
 
     def tangents(self, dx: Tensor, dtheta: Tree) -> list[Tensor]:
-        """dv_0, …, dv_n in the direction (dx, dθ)."""
-        found = [dx]
+        """Return dv_0, …, dv_n in the direction (dx, dθ)."""
+        tangents = [dx]
         for step in self.steps:
-            dv = step.primitive.jvp(found[-1], dtheta)
-            found.append(dv if step.skip is None else dv + step.scale * found[step.skip])
-        return found
+            dv = step.primitive.jvp(tangents[-1], dtheta)
+            tangents.append(dv if step.skip is None else dv + step.scale * tangents[step.skip])
+        return tangents
 
     def cotangents(self, g: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """∂ℓ/∂v_0, …, ∂ℓ/∂v_n and ∂ℓ/∂θ, given g = ∂ℓ/∂v_n."""
+        """Return ∂ℓ/∂v_0, …, ∂ℓ/∂v_n and ∂ℓ/∂θ, given g = ∂ℓ/∂v_n."""
         return self._sweep(g, lambda t, g: self.steps[t].primitive.vjp(g))
 
     def second_order(
@@ -124,7 +124,7 @@ class Tape:
         *,
         curved: bool = True,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Derivatives of the cotangents in the direction of the tangents, given dg = d(∂ℓ/∂v_n).
+        """Return derivatives of the cotangents in the direction of the tangents, given dg = d(∂ℓ/∂v_n).
 
         Backwards, dg ← J_xᵀ dg + K_xx dx + K_xθ dθ and h_θ = J_θᵀ dg + K_θx dx + K_θθ dθ, K taken with the
         cotangent of the step's output. `curved=False` drops K, which gives products with the GGN.
@@ -141,32 +141,32 @@ class Tape:
             more, bent = primitive.curve(cotangents[t + 1], tangents[t], dtheta)
             return dx + more, add_trees(tree, bent)
 
-        found, tree = self._sweep(dg, pull)
-        return found[0], tree
+        cotangent_tangents, tree = self._sweep(dg, pull)
+        return cotangent_tangents[0], tree
 
     def _sweep(
         self, last: Tensor, pull: Callable[[int, Tensor], tuple[Tensor, dict[str, Tensor]]]
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Run a linear map backwards over the steps, adding where a variable is used twice."""
-        found: list[Tensor | None] = [None] * len(self.steps) + [last]
+        """Run a linear map backwards over the steps, summing over all uses of a variable."""
+        cotangents: list[Tensor | None] = [None] * len(self.steps) + [last]
         tree: dict[str, Tensor] = {}
         for t in reversed(range(len(self.steps))):
-            g = _filled(found[t + 1])
+            g = _filled(cotangents[t + 1])
             back, more = pull(t, g)
-            found[t] = _sum(found[t], back)
+            cotangents[t] = _sum(cotangents[t], back)
             skip = self.steps[t].skip
             if skip is not None:
-                found[skip] = _sum(found[skip], self.steps[t].scale * g)
+                cotangents[skip] = _sum(cotangents[skip], self.steps[t].scale * g)
             tree = add_trees(tree, more)
-        return [_filled(g) for g in found], tree
+        return [_filled(g) for g in cotangents], tree
 
 
 @dataclass
-class Recorder:
-    """Builds a tape: `recorder = Recorder(x)`, then `recorder.apply(…)` once for each primitive."""
+class TapeRecorder:
+    """Builder of a tape: `recorder = TapeRecorder(x)`, then `recorder.apply(…)` once for each primitive."""
 
     x: Tensor
-    _steps: list[Step] = field(default_factory=list)
+    _steps: list[TapeStep] = field(default_factory=list)
     _variables: list[Tensor] = field(default_factory=list)
 
     @property
@@ -179,27 +179,27 @@ class Recorder:
     ) -> None:
         """Append make(v_t), and add scale · v_skip to its output."""
         primitive = make(self.x)
-        self._steps.append(Step(primitive, skip, scale))
+        self._steps.append(TapeStep(primitive, skip, scale))
         self._variables.append(self.x)
         self.x = primitive.output if skip is None else primitive.output + scale * self._variables[skip]
 
     def tape(self) -> Tape:
-        """Recorded steps."""
+        """Return the recorded steps."""
         return Tape(tuple(self._steps), self.x)
 
 
 def add_trees(a: dict[str, Tensor], b: Tree) -> dict[str, Tensor]:
-    """Entry by entry a + b, over the names of both."""
+    """Return a + b, entry by entry, over the names of both."""
     return a | {name: a[name] + value if name in a else value for name, value in b.items()}
 
 
 def rows(u: Tensor) -> Tensor:
-    """Tokens (…, d) as rows: (all tokens, d)."""
+    """Reshape tokens (…, d) to rows: (all tokens, d)."""
     return u.reshape(-1, u.shape[-1])
 
 
 def choose(params: Tree, prefix: str, roles: tuple[str, ...]) -> dict[str, Tensor]:
-    """Those of prefix + role that are there, by their full names."""
+    """Return the existing parameters prefix + role, by their full names."""
     return {prefix + role: params[prefix + role] for role in roles if prefix + role in params}
 
 

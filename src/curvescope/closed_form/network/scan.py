@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 class Scan(NamedTuple):
-    """The states, and what is in front of each coefficient."""
+    """The states before and after each step, and the adjoint."""
 
     before: Tensor  # h_{t−1}, (T, …)
     states: Tensor  # h_t
@@ -41,7 +41,7 @@ class Coefficients(NamedTuple):
 
 
 def scan(a: Tensor, b: Tensor, g: Tensor) -> Scan:
-    """h_t forward, λ_t backward."""
+    """Compute h_t forward and λ_t backward."""
     h, states = torch.zeros_like(b[0]), []
     for a_t, b_t in zip(a, b, strict=True):
         h = a_t * h + b_t
@@ -64,12 +64,12 @@ def scan_hessian(a: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scan_product(a: Tensor, b: Tensor, g: Tensor, da: Tensor, db: Tensor) -> tuple[Tensor, Tensor]:
-    """The Hessian in (a, b) applied to (da, db), in O(T): tangents of h forward and of λ backward."""
+    """Return the Hessian in (a, b) times (da, db), in O(T): tangents of h forward and of λ backward."""
     at = scan(a, b, g)
-    moved = scan(a, da * at.before + db, g).before
+    before_tangent = scan(a, da * at.before + db, g).before
     ahead = torch.cat([da[1:] * at.adjoint[1:], torch.zeros_like(g[:1])])
     adjoint = _adjoint(a, ahead)
-    return adjoint * at.before + at.adjoint * moved, adjoint
+    return adjoint * at.before + at.adjoint * before_tangent, adjoint
 
 
 def scan_input_hessian(c: Coefficients, g: Tensor) -> Tensor:
@@ -81,15 +81,15 @@ def scan_input_hessian(c: Coefficients, g: Tensor) -> Tensor:
     aa, ab = scan_hessian(c.a, c.b, g)
     to_a, to_b = scan_gradient(c.a, c.b, g)
     mixed = c.a_first[:, None] * ab * c.b_first[None]
-    found = c.a_first[:, None] * aa * c.a_first[None] + mixed + mixed.transpose(0, 1)
-    own = to_a * c.a_second + to_b * c.b_second
-    steps = torch.arange(len(own))
-    found[steps, steps] += own
-    return found
+    hessian = c.a_first[:, None] * aa * c.a_first[None] + mixed + mixed.transpose(0, 1)
+    diagonal = to_a * c.a_second + to_b * c.b_second
+    steps = torch.arange(len(diagonal))
+    hessian[steps, steps] += diagonal
+    return hessian
 
 
 def selective(x: Tensor, *, decay: float = 1.0) -> Coefficients:
-    """Mamba's coefficients of one state: a = exp(−A Δ), b = Δ x with Δ = log(1 + eˣ) and A = `decay`."""
+    """Return Mamba's coefficients of one state: a = exp(−A Δ), b = Δ x, Δ = log(1 + eˣ), A = `decay`."""
     step, slope = torch.nn.functional.softplus(x), x.sigmoid()
     bend = slope * (1 - slope)
     a = (-decay * step).exp()
@@ -105,22 +105,22 @@ def selective(x: Tensor, *, decay: float = 1.0) -> Coefficients:
 
 def _adjoint(a: Tensor, g: Tensor) -> Tensor:
     """λ_t = g_t + a_{t+1} λ_{t+1}, (T, …)."""
-    found = [g[-1]]
+    adjoints = [g[-1]]
     for t in range(len(g) - 2, -1, -1):
-        found.append(g[t] + a[t + 1] * found[-1])
-    return torch.stack(found[::-1])
+        adjoints.append(g[t] + a[t + 1] * adjoints[-1])
+    return torch.stack(adjoints[::-1])
 
 
 def _shifted(states: Tensor) -> Tensor:
-    """h_{t−1} from h_t."""
+    """Return h_{t−1} from h_t."""
     return torch.cat([torch.zeros_like(states[:1]), states[:-1]])
 
 
 def _transitions(a: Tensor) -> Tensor:
-    """π_{r→s−1} at (s, r) for r < s, zero elsewhere: (T, T, …)."""
+    """Return π_{r→s−1} at (s, r) for r < s, zero elsewhere: (T, T, …)."""
     T = len(a)
-    found = a.new_zeros(T, T, *a.shape[1:])
+    transitions = a.new_zeros(T, T, *a.shape[1:])
     for s in range(1, T):
-        found[s] = a[s - 1] * found[s - 1]
-        found[s, s - 1] = 1.0
-    return found
+        transitions[s] = a[s - 1] * transitions[s - 1]
+        transitions[s, s - 1] = 1.0
+    return transitions

@@ -1,20 +1,20 @@
-"""Whole networks: exact gradient, Hessian, GGN, sources of curvature and their products.
+"""Complete networks: exact gradient, Hessian, GGN, sources of curvature and their products.
 
     tape = stack_tape(params, tokens, Architecture(num_heads=2))
     curvature = StackCurvature(tape, lambda z: cross_entropy_objective(z, targets))
     curvature.hessian()["L0.W_Q", "L1.W_K"]; curvature.sources(); curvature.hvp(direction)
 
 Parameters are one dictionary in the names of the project (`E, P, L0.W_Q, …, L1.ln2.b, ln_f.g, U`), every
-weight inputs × outputs. Nothing here differentiates by machine.
+weight inputs × outputs. The code uses no automatic differentiation.
 
-Exact Hessians of a tape as dense matrices, in two independent ways.
+Dense Hessians of a tape are computed in two independent ways.
 
 Sources (any tape): H = (Dv_n)ᵀ B (Dv_n) + Σ_p (D in_p)ᵀ K_p(g_p) (D in_p), where D is the total derivative by
 the tape's input and parameters, in_p = (x_p, θ_p), and g_p the cotangent of the output of p. The first
-term is the GGN, the others name who contributes which curvature.
+term is the GGN, the other terms are the curvatures of the sources p.
 
 Assembly (backwards, block by block): over stages x_{l+1} = f_l(x_l; θ_l), with C = ∂²ℓ/∂x_{l+1}² and
-X_m = ∂²ℓ/∂x_{l+1}∂θ_m carried along. All of this is for small models.
+X_m = ∂²ℓ/∂x_{l+1}∂θ_m. Both ways are for small models.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from torch import Tensor
 from curvescope.closed_form.block_matrix import INPUT, BlockMatrix, slices, symmetric
 from curvescope.closed_form.network.block import Architecture, record_block, record_norm
 from curvescope.closed_form.network.input_output_layers import Embedding, Linear, MeanOverTokens, Positions
-from curvescope.closed_form.network.primitives import Primitive, Recorder, Step, Tape, Tree
-from curvescope.closed_form.objectives import Objective
+from curvescope.closed_form.network.primitives import Primitive, Tape, TapeRecorder, TapeStep, Tree
+from curvescope.closed_form.objectives import OutputObjective
 from curvescope.core.errors import ShapeError, UsageError, near_misses
 from curvescope.core.hessian_terms import Part, check_part
 from curvescope.core.operator import FunctionOperator
 
 
 def stack_tape(params: Tree, inputs: Tensor, arch: Architecture) -> Tape:
-    """A network at its inputs: tokens (B, T), or real inputs (B, T, d) with or without a matrix E.
+    """Return the tape of a network at tokens (B, T), or at real inputs (B, T, d) with or without a matrix E.
 
     Blocks are `L0.…, L1.…`. With pre-norm, `ln_f` follows the last block. The unembedding is `U` (with
-    `b_U`), or Eᵀ where `arch.tied`; without either the output is the last stream. Parameters are detached.
+    `b_U`), or Eᵀ if `arch.tied`; without either the output is the last stream. Parameters are detached.
     """
     params, real = {name: p.detach() for name, p in params.items()}, inputs.is_floating_point()
-    recorder = Recorder(inputs if real else torch.zeros(0).to(next(iter(params.values()))))
+    recorder = TapeRecorder(inputs if real else torch.zeros(0).to(next(iter(params.values()))))
     if not real:
         if "E" not in params:
             raise UsageError("tokens need an embedding 'E'", hint="give real inputs (B, T, d) instead")
@@ -74,10 +74,10 @@ class StackCurvature:
 
     Args:
         tape: the network at its inputs.
-        loss: outputs to `Objective`, for instance `lambda z: cross_entropy_objective(z, targets)`.
+        loss: outputs to `OutputObjective`, for instance `lambda z: cross_entropy_objective(z, targets)`.
     """
 
-    def __init__(self, tape: Tape, loss: Callable[[Tensor], Objective]):
+    def __init__(self, tape: Tape, loss: Callable[[Tensor], OutputObjective]):
         self.tape, self.objective = tape, loss(tape.output)
         if self.objective.gradient.shape != tape.output.shape:
             raise ShapeError(
@@ -100,7 +100,7 @@ class StackCurvature:
         return self.tape.cotangents(self.objective.gradient)
 
     def gradient(self) -> dict[str, Tensor]:
-        """∂ℓ/∂θ, by name."""
+        """Return ∂ℓ/∂θ, by name."""
         return {name: self._swept[1][name] for name in self.names}
 
     def hessian(self) -> BlockMatrix:
@@ -115,16 +115,16 @@ class StackCurvature:
         return self._ordered(assemble(self.tape, self.objective, functional=False))
 
     def sources(self) -> dict[str, BlockMatrix]:
-        """The functional Hessian H − H_o as a sum over its sources.
+        """Return the functional Hessian H − H_o as a sum over its sources.
 
         Keys: `L0.ln1`, `L0.attention.core`, `L0.attention.bilinear`, `L0.ffn.activation`,
         `L0.ffn.bilinear`, …, `ln_f`, `unembedding`.
         """
-        found = curvature_sources(self.tape, self.objective.gradient)
-        return {source: self._ordered(term) for source, term in found.items()}
+        terms = curvature_sources(self.tape, self.objective.gradient)
+        return {source: self._ordered(term) for source, term in terms.items()}
 
     def product(self, direction: Tree, *, part: Part = "total") -> dict[str, Tensor]:
-        """H v (`total`), GGN v (`outer`) or (H − H_o) v (`functional`), without forming a matrix.
+        """Return H v (`total`), GGN v (`outer`) or (H − H_o) v (`functional`), without forming a matrix.
 
         One forward sweep of tangents and one backward sweep. `direction` is a tree of parameters; a
         missing name is zero.
@@ -136,19 +136,19 @@ class StackCurvature:
         if part == "functional":
             dg = torch.zeros_like(dg)
         curved = part != "outer"
-        _, found = self.tape.second_order(self._swept[0], tangents, direction, dg, curved=curved)
-        return {name: found.get(name, torch.zeros_like(p)) for name, p in self.tape.parameters.items()}
+        _, result = self.tape.second_order(self._swept[0], tangents, direction, dg, curved=curved)
+        return {name: result.get(name, torch.zeros_like(p)) for name, p in self.tape.parameters.items()}
 
     def hvp(self, direction: Tree) -> dict[str, Tensor]:
-        """The exact Hessian-vector product."""
+        """Return the exact Hessian-vector product."""
         return self.product(direction)
 
     def ggn_vp(self, direction: Tree) -> dict[str, Tensor]:
-        """The exact Gauss-Newton-vector product."""
+        """Return the exact Gauss-Newton-vector product."""
         return self.product(direction, part="outer")
 
     def operator(self, names: Sequence[str] | None = None, *, part: Part = "total") -> FunctionOperator:
-        """The matrix over `names` (all parameters without) as an operator on flat columns."""
+        """Return the matrix over `names` (default all parameters) as an operator on flat columns."""
         check_part(part)
         names = self.names if names is None else tuple(names)
         self._check(dict.fromkeys(names))
@@ -158,8 +158,8 @@ class StackCurvature:
         def apply(column: Tensor) -> Tensor:
             parts = column.split(sizes)
             tree = {name: v.reshape(shapes[name]) for name, v in zip(names, parts, strict=True)}
-            found = self.product(tree, part=part)
-            return torch.cat([found[name].reshape(-1) for name in names])
+            result = self.product(tree, part=part)
+            return torch.cat([result[name].reshape(-1) for name in names])
 
         n, like = sum(sizes), self.tape.output
         return FunctionOperator(
@@ -171,10 +171,10 @@ class StackCurvature:
             psd=part == "outer",
         )
 
-    def _ordered(self, found: BlockMatrix) -> BlockMatrix:
-        """Parameters first, then a real input."""
+    def _ordered(self, matrix: BlockMatrix) -> BlockMatrix:
+        """Return the matrix with parameters first, then a real input."""
         last = [INPUT] if self.tape.input.numel() else []
-        return found.select([*self.names, *last])
+        return matrix.select([*self.names, *last])
 
     def _check(self, tree: Mapping[str, Tensor | None]) -> None:
         known = self.tape.parameters
@@ -188,10 +188,10 @@ class StackCurvature:
 
 
 def _num_blocks(params: Tree) -> int:
-    found = {int(match[1]) for name in params if (match := re.match(r"L(\d+)\.", name))}
-    if found != set(range(len(found))):
-        raise UsageError(f"expected blocks L0, L1, … without a gap, got {sorted(found)}")
-    return len(found)
+    numbers = {int(match[1]) for name in params if (match := re.match(r"L(\d+)\.", name))}
+    if numbers != set(range(len(numbers))):
+        raise UsageError(f"expected blocks L0, L1, … without a gap, got {sorted(numbers)}")
+    return len(numbers)
 
 
 def _refuse_unused(params: Tree, tape: Tape) -> None:
@@ -204,51 +204,51 @@ def _refuse_unused(params: Tree, tape: Tape) -> None:
 
 
 def total_derivatives(tape: Tape) -> list[Tensor]:
-    """Dv_0, …, Dv_n: each variable by (input, parameters), (entries of v_t, n)."""
-    place, n = slices(tape.sizes), sum(tape.sizes.values())
-    first = torch.eye(n).to(tape.output)[place[INPUT]]
-    found = [first]
+    """Return Dv_0, …, Dv_n, each variable's derivative by (input, parameters): (entries of v_t, n)."""
+    positions, n = slices(tape.sizes), sum(tape.sizes.values())
+    first = torch.eye(n).to(tape.output)[positions[INPUT]]
+    derivatives = [first]
     for step in tape.steps:
         jacobian = step.primitive.jacobian()
-        D = jacobian[INPUT] @ found[-1]
+        D = jacobian[INPUT] @ derivatives[-1]
         for name in step.primitive.parameters:
-            D[:, place[name]] += jacobian[name]
-        found.append(D if step.skip is None else D + step.scale * found[step.skip])
-    return found
+            D[:, positions[name]] += jacobian[name]
+        derivatives.append(D if step.skip is None else D + step.scale * derivatives[step.skip])
+    return derivatives
 
 
-def gauss_newton(tape: Tape, objective: Objective) -> BlockMatrix:
-    """(Dv_n)ᵀ B (Dv_n) over the input and the parameters."""
+def gauss_newton(tape: Tape, objective: OutputObjective) -> BlockMatrix:
+    """Return (Dv_n)ᵀ B (Dv_n) over the input and the parameters."""
     D = total_derivatives(tape)[-1]
     return BlockMatrix(D.mT @ objective.to_dense() @ D, tape.sizes)
 
 
 def curvature_sources(tape: Tape, g: Tensor) -> dict[str, BlockMatrix]:
-    """Σ_p (D in_p)ᵀ K_p (D in_p), summand by summand; g is the cotangent of the output."""
+    """Return the summands of Σ_p (D in_p)ᵀ K_p (D in_p); g is the cotangent of the output."""
     return _sources(tape, g, total_derivatives(tape))
 
 
 def _sources(tape: Tape, g: Tensor, derivatives: list[Tensor]) -> dict[str, BlockMatrix]:
-    """The same from the total derivatives Dv_0, …, Dv_n; a step's own depend on earlier parameters only."""
+    """Return the sources from the total derivatives Dv_0, …, Dv_n, which have earlier parameters only."""
     cotangents, _ = tape.cotangents(g)
-    place, n = slices(tape.sizes), sum(tape.sizes.values())
-    found: dict[str, BlockMatrix] = {}
-    before = place[INPUT].stop
+    positions, n = slices(tape.sizes), sum(tape.sizes.values())
+    terms: dict[str, BlockMatrix] = {}
+    before = positions[INPUT].stop
     for t, step in enumerate(tape.steps):
-        D, own = derivatives[t][:, :before], [place[name] for name in step.primitive.parameters]
+        D, own = derivatives[t][:, :before], [positions[name] for name in step.primitive.parameters]
         for source, K in _dense_curvature(step.primitive, cotangents[t + 1]).items():
-            if source not in found:
-                found[source] = BlockMatrix(g.new_zeros(n, n), tape.sizes)
-            _add_source(found[source].matrix, D, K, own)
+            if source not in terms:
+                terms[source] = BlockMatrix(g.new_zeros(n, n), tape.sizes)
+            _add_source(terms[source].matrix, D, K, own)
         before = max([before, *(where.stop for where in own)])
-    return found
+    return terms
 
 
 def _add_source(H: Tensor, D: Tensor, K: Tensor, own: list[slice]) -> None:
-    """Add (D in)ᵀ K (D in) to H for in = (x, θ): D is that of x by the first entries, θ is at `own`.
+    """Add (D in)ᵀ K (D in) to H for in = (x, θ): D = ∂x by the first entries, θ has the slices `own`.
 
     θ's rows of D in are rows of the identity, so DᵀK_xx D is a product of matrices, DᵀK_xθ goes to the
-    columns of θ, its transpose to the rows, and K_θθ to where they meet.
+    columns of θ, its transpose to the rows, and K_θθ to their intersection.
     """
     (n_x, n), sizes = D.shape, [where.stop - where.start for where in own]
     H[:n, :n] += D.mT @ (K[:n_x, :n_x] @ D)
@@ -261,30 +261,30 @@ def _add_source(H: Tensor, D: Tensor, K: Tensor, own: list[slice]) -> None:
 
 
 def stages(tape: Tape) -> list[Tape]:
-    """The tape cut wherever no skip connection passes: a chain of smaller tapes."""
+    """Split the tape at every variable that no skip connection crosses, into a chain of smaller tapes."""
     n = len(tape.steps)
     crossed = {
         t for s, step in enumerate(tape.steps) if step.skip is not None for t in range(step.skip + 1, s + 1)
     }
     cuts = [t for t in range(n) if t not in crossed] + [n]
-    found = []
+    tapes = []
     for a, b in pairwise(cuts):
         steps = tuple(
-            Step(step.primitive, None if step.skip is None else step.skip - a, step.scale)
+            TapeStep(step.primitive, None if step.skip is None else step.skip - a, step.scale)
             for step in tape.steps[a:b]
         )
-        found.append(Tape(steps, tape.output if b == n else tape.steps[b].primitive.x))
-    return found
+        tapes.append(Tape(steps, tape.output if b == n else tape.steps[b].primitive.x))
+    return tapes
 
 
-def assemble(tape: Tape, objective: Objective, *, functional: bool = True) -> BlockMatrix:
+def assemble(tape: Tape, objective: OutputObjective, *, functional: bool = True) -> BlockMatrix:
     """Assemble all blocks over the input and the parameters, backwards over the stages.
 
     With J, K of stage l at its input and the current g, in this order: H_ll = J_θᵀ C J_θ + K_θθ;
     H_lm = J_θᵀ X_m (m > l); X_m ← J_xᵀ X_m; X_l = J_xᵀ C J_θ + K_xθ; C ← J_xᵀ C J_x + K_xx; g ← J_xᵀ g. A
-    parameter of several stages (a tied embedding) adds its blocks up. `functional=False` drops K: the GGN.
+    parameter of several stages (a tied embedding) sums its blocks. `functional=False` drops K: the GGN.
     """
-    sizes, place = tape.sizes, slices(tape.sizes)
+    sizes, positions = tape.sizes, slices(tape.sizes)
     everywhere = torch.arange(sum(sizes.values()))
     H = tape.output.new_zeros(len(everywhere), len(everywhere))
     C, g = objective.to_dense(), objective.gradient
@@ -298,7 +298,7 @@ def assemble(tape: Tape, objective: Objective, *, functional: bool = True) -> Bl
         if functional:
             K = sum((term.matrix for term in _sources(stage, g, derivatives).values()), K)
         rows = torch.cat(
-            [everywhere[place[name]] for name in stage.sizes if name != INPUT] or [everywhere[:0]]
+            [everywhere[positions[name]] for name in stage.sizes if name != INPUT] or [everywhere[:0]]
         )
         _accumulate(H, rows, rows, J_theta.mT @ C @ J_theta + K[n_x:, n_x:])
         for columns, X in later:
@@ -309,7 +309,7 @@ def assemble(tape: Tape, objective: Objective, *, functional: bool = True) -> Bl
         later.append((rows, J_x.mT @ C @ J_theta + K[:n_x, n_x:]))
         C = J_x.mT @ C @ J_x + K[:n_x, :n_x]
         g = stage.cotangents(g)[0][0]
-    first = everywhere[place[INPUT]]
+    first = everywhere[positions[INPUT]]
     _accumulate(H, first, first, C)
     for columns, X in later:
         _accumulate(H, first, columns, X)
@@ -323,6 +323,6 @@ def _accumulate(H: Tensor, rows: Tensor, columns: Tensor, block: Tensor) -> None
 
 
 def _dense_curvature(primitive: Primitive, g: Tensor) -> dict[str, Tensor]:
-    """K(g) by source over (x, θ) of one primitive."""
+    """Return K(g) by source over (x, θ) of one primitive."""
     sizes = {INPUT: primitive.x.numel()} | {name: p.numel() for name, p in primitive.parameters.items()}
     return {source: symmetric(blocks, sizes, g).matrix for source, blocks in primitive.curvature(g).items()}

@@ -23,8 +23,8 @@ from curvescope.closed_form.norms import (
 
 
 @final
-class Norm(Primitive):
-    """y = γ ∘ x̂ + β with γ and β, if there, under `prefix` + g and b. One source of curvature."""
+class NormPrimitive(Primitive):
+    """y = γ ∘ x̂ + β, with optional γ and β at `prefix` + g and b. One source of curvature."""
 
     def __init__(self, x: Tensor, params: Tree, *, prefix: str, kind: NormKind, eps: float):
         self.x, self.prefix, self.label = x, prefix, prefix.removesuffix(".")
@@ -52,20 +52,20 @@ class Norm(Primitive):
         d = self.x.shape[-1]
         J = norm_jacobian(self.at, self.gamma).reshape(-1, d, d)
         diagonal = torch.diag_embed(self.at.x_hat).reshape(-1, d)
-        found = {"g": diagonal, "b": torch.eye(d).to(J).repeat(len(J), 1)}
-        return {INPUT: torch.block_diag(*J)} | self.named(found)
+        jacobian = {"g": diagonal, "b": torch.eye(d).to(J).repeat(len(J), 1)}
+        return {INPUT: torch.block_diag(*J)} | self.named(jacobian)
 
     def curvature(self, g: Tensor) -> dict[str, dict[Pair, Tensor]]:
         d = self.x.shape[-1]
         K = norm_curvature(self.at, g, self.gamma).reshape(-1, d, d)
-        found: dict[Pair, Tensor] = {(INPUT, INPUT): torch.block_diag(*K)}
+        blocks: dict[Pair, Tensor] = {(INPUT, INPUT): torch.block_diag(*K)}
         if self.gamma is not None:
-            found[INPUT, self.prefix + "g"] = norm_gain_curvature(self.at, g).reshape(-1, d)
-        return {self.label: found}
+            blocks[INPUT, self.prefix + "g"] = norm_gain_curvature(self.at, g).reshape(-1, d)
+        return {self.label: blocks}
 
 
 @final
-class FeedForward(Primitive):
+class FeedForwardPrimitive(Primitive):
     """y = z W_2 + b_2, z = a(x W_1 + b_1) or a(x W_g) ∘ (x W_u), parameters under `prefix`.
 
     Two sources of curvature: `activation` (a″) and `bilinear` (the products).
@@ -100,45 +100,47 @@ class FeedForward(Primitive):
         return g_x.reshape(self.x.shape), self.named(grads)
 
     def curve(self, g: Tensor, dx: Tensor, dtheta: Tree) -> tuple[Tensor, dict[str, Tensor]]:
-        """U^α = R ∘ D^α changes by dU^α = (g dW_2ᵀ) ∘ D^α + Σ_β S^{αβ} dh^β; the rest is the product rule."""
+        """Apply dU^α = (g dW_2ᵀ) ∘ D^α + Σ_β S^{αβ} dh^β for U^α = R ∘ D^α, and the product rule."""
         d = self.local(dtheta)
         g, dx = rows(g), rows(dx)
         hidden, dz = self._hidden_tangents(dx, d)
         R, dR = g @ self.at.W_2.mT, g @ d["W_2"].mT
         h_x = torch.zeros_like(self.at.x)
-        found = {"W_2": dz.mT @ g}
+        gradients = {"W_2": dz.mT @ g}
         for a, branch in enumerate(self.at.branches):
             U, dU = R * branch.slope, dR * branch.slope
             for b, dh in enumerate(hidden):
                 dU = dU + R * self.at.bend(a, b) * dh
             h_x = h_x + dU @ branch.W.mT + U @ d[branch.weight].mT
-            found[branch.weight] = self.at.x.mT @ dU + dx.mT @ U
+            gradients[branch.weight] = self.at.x.mT @ dU + dx.mT @ U
             if branch.bias is not None:
-                found[branch.bias] = dU.sum(0)
-        return h_x.reshape(self.x.shape), self.named(found)
+                gradients[branch.bias] = dU.sum(0)
+        return h_x.reshape(self.x.shape), self.named(gradients)
 
     def jacobian(self) -> dict[str, Tensor]:
-        found = ffn_jacobian(self.at)
-        return {self.name(role): J for role, J in found.items()}
+        jacobian = ffn_jacobian(self.at)
+        return {self.name(role): J for role, J in jacobian.items()}
 
     def curvature(self, g: Tensor) -> dict[str, dict[Pair, Tensor]]:
-        found = ffn_curvature(self.at, g)
+        sources = ffn_curvature(self.at, g)
         return {
             f"{self.label}.{source}": {
                 (self.name(a), self.name(b)): block for (a, b), block in blocks.items()
             }
-            for source, blocks in found.items()
+            for source, blocks in sources.items()
         }
 
     def _hidden_tangents(self, dx: Tensor, d: Tree) -> tuple[list[Tensor], Tensor]:
-        """dh^α = dx W^α + x dW^α + db^α for each branch, and dz = Σ_α D^α dh^α."""
+        """Return dh^α = dx W^α + x dW^α + db^α for each branch, and dz = Σ_α D^α dh^α."""
         dx = rows(dx)
-        found = []
+        tangents = []
         for branch in self.at.branches:
             dh = dx @ branch.W + self.at.x @ d[branch.weight]
-            found.append(dh if branch.bias is None else dh + d[branch.bias])
+            tangents.append(dh if branch.bias is None else dh + d[branch.bias])
         slopes = (branch.slope for branch in self.at.branches)
-        return found, sum((D * dh for D, dh in zip(slopes, found, strict=True)), torch.zeros_like(self.at.z))
+        return tangents, sum(
+            (D * dh for D, dh in zip(slopes, tangents, strict=True)), torch.zeros_like(self.at.z)
+        )
 
     def _unflat(self, y: Tensor) -> Tensor:
         return y.reshape(*self.x.shape[:-1], y.shape[-1])

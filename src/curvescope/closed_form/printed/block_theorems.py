@@ -1,16 +1,14 @@
-"""Theorems 4 and 5 of petrov2025 (arXiv 2510.16927): a post-norm block in Kronecker form, put right.
+"""Theorems 2 to 5 of petrov2025 (arXiv 2510.16927) in Kronecker form, corrected, for comparison.
 
-Y = LN(X + F(X)), Z = LN(S) with S = Y + ReLU(Y W_1) W_2, F one attention head; no biases, γ = 1, β = 0,
-ε = 0. These matrices are huge and here to be compared with: `curvescope.closed_form.network.stack` computes
-the same contracted.
+Theorems 4 and 5 are about a post-norm block. Y = LN(X + F(X)), Z = LN(S) with S = Y + ReLU(Y W_1) W_2, F one
+attention head; no biases, γ = 1, β = 0, ε = 0. These matrices are huge and serve for comparison only:
+`curvescope.closed_form.network.stack` computes the same contracted.
 
-Theorems 2 and 3 of petrov2025 (arXiv 2510.16927): LayerNorm of a whole matrix in Kronecker form.
+Theorems 2 and 3 are about LayerNorm of a matrix. X is L × d, LN(X) = P M with M = X − X 11ᵀ/d, P = D⁻¹,
+D = diag(σ) and σ_i the standard deviation of row i; no ε, γ or β. Matrices are flattened row by row, ∂F/∂X is
+∂vec_r F/∂vec_r(X)ᵀ. Use `curvescope.closed_form.norms` for computations.
 
-X is L × d, LN(X) = P M with M = X − X 11ᵀ/d, P = D⁻¹, D = diag(σ) and σ_i the standard deviation of row i;
-no ε, γ or β. Matrices are flattened row by row, ∂F/∂X is ∂vec_r F/∂vec_r(X)ᵀ. These forms are large and here
-to be compared with; `curvescope.closed_form.norms` holds the ones to compute with.
-
-First and second derivatives of one attention head in Kronecker form, as petrov2025 needs them.
+The module also has the first and second derivatives of one attention head in Kronecker form.
 
 F = A X W_V, A = softmax(X W_Q W_Kᵀ Xᵀ/√d_K), X of L × d, W_Q and W_K of d × d_K, W_V of d × d; no mask, no
 bias. Second derivatives are ∂vec_r(∂F/∂W)/∂vec_r(W′)ᵀ: (L d · entries of W, entries of W′). Z_1, Z_2, U and S
@@ -42,7 +40,7 @@ NAMES = ("W_Q", "W_K", "W_V")
 
 
 def head(X: Tensor, params: Mapping[str, Tensor]) -> Theorem:
-    """The head with W_Q, W_K, W_V at tokens X (L, d)."""
+    """Return the head with W_Q, W_K, W_V at tokens X (L, d)."""
     W_Q, W_K, W_V = (params[name] for name in NAMES)
     return Theorem(X, W_Q, W_K, W_V, torch.zeros(len(X), W_V.shape[1]).to(X))
 
@@ -56,8 +54,8 @@ def head_jacobians(at: Theorem) -> dict[str, Tensor]:
     """G_V = A X ⊗ I_d and G_Q, G_K = (I_L ⊗ W_Vᵀ) Z_1 U/√d_K: (L d, entries)."""
     L, d, k, _ = at.sizes
     outer = kron(eye(L, at.X), at.W_V.T) / k**0.5
-    found = {f"W_{role}": outer @ at.Z1 @ at.U[role] for role in "QK"}
-    return found | {"W_V": kron(at.A @ at.X, eye(d, at.X))}
+    jacobians = {f"W_{role}": outer @ at.Z1 @ at.U[role] for role in "QK"}
+    return jacobians | {"W_V": kron(at.A @ at.X, eye(d, at.X))}
 
 
 def head_key_jacobian_as_printed(at: Theorem) -> Tensor:
@@ -72,9 +70,9 @@ def head_second_derivatives(at: Theorem) -> dict[Pair, Tensor]:
 
     Formulas as in `Theorem.second_derivatives`; the other order of a pair is a permutation of rows.
     """
-    found = {(f"W_{a}", f"W_{b}"): H for (a, b), H in at.second_derivatives().items()}
-    turned = {(b, a): exchanged(H, at.X.numel()) for (a, b), H in found.items() if a != b}
-    return found | turned
+    derivatives = {(f"W_{a}", f"W_{b}"): H for (a, b), H in at.second_derivatives().items()}
+    transposed = {(b, a): exchanged(H, at.X.numel()) for (a, b), H in derivatives.items() if a != b}
+    return derivatives | transposed
 
 
 def head_second_derivatives_as_printed(at: Theorem) -> dict[Pair, Tensor]:
@@ -150,11 +148,11 @@ class PostNormBlock:
     def B(self) -> dict[str, Tensor]:
         """∂S/∂W for the five weights: B_1, B_2, and J_SY ∂Y/∂W."""
         I_L, (d, m) = eye(len(self.X), self.X), self.params["W_1"].shape
-        found = {
+        jacobians = {
             "W_1": kron(I_L, self.params["W_2"].T) @ self.D @ kron(self.Y, eye(m, self.X)),
             "W_2": kron(self.hidden, eye(d, self.X)),
         }
-        return found | {name: self.J_SY @ J for name, J in self.G.items()}
+        return jacobians | {name: self.J_SY @ J for name, J in self.G.items()}
 
 
 def block_jacobians_theorem4(block: PostNormBlock) -> dict[str, Tensor]:
@@ -166,7 +164,7 @@ def block_jacobians_theorem4(block: PostNormBlock) -> dict[str, Tensor]:
 def block_second_derivatives_theorem5(block: PostNormBlock) -> dict[Pair, Tensor]:
     """∂²Z/∂W∂W′ = (J_Z ⊗ I) ξ + (I ⊗ B_Wᵀ) H_Z B_W′ for all 25 pairs: (L d · entries of W, entries of W′).
 
-    ξ = ∂B_W/∂W′ is the table of the theorem with its swapped, missing and non-conformable entries put right.
+    ξ = ∂B_W/∂W′ is the theorem's table with swapped, missing and non-conformable entries corrected.
     """
     return _second_derivatives(block, inner_second_derivatives(block))
 
@@ -187,36 +185,35 @@ def block_functional_theorem5(block: PostNormBlock, target: Tensor) -> dict[Pair
 
 
 def block_functional_theorem5_as_printed(block: PostNormBlock, target: Tensor) -> dict[Pair, Tensor]:
-    """Evaluate the printed formula, with R^tr = vec_r(Z − target)ᵀ ⊗ I; it loses the loss's factor 2/(L
-    d).
-    """
+    """Evaluate the printed formula with R^tr = vec_r(Z − target)ᵀ ⊗ I, which lacks the factor 2/(L d)."""
     return _contracted(block, (block.output - target).reshape(-1))
 
 
 def _contracted(block: PostNormBlock, g: Tensor) -> dict[Pair, Tensor]:
-    found = block_second_derivatives_theorem5(block)
+    derivatives = block_second_derivatives_theorem5(block)
     return {
-        pair: torch.einsum("f,fij->ij", g, H.reshape(len(g), -1, H.shape[1])) for pair, H in found.items()
+        pair: torch.einsum("f,fij->ij", g, H.reshape(len(g), -1, H.shape[1]))
+        for pair, H in derivatives.items()
     }
 
 
 def _second_derivatives(block: PostNormBlock, xi: Mapping[Pair, Tensor]) -> dict[Pair, Tensor]:
     J_Z, H_Z = layernorm_jacobian_theorem2(block.S), layernorm_second_derivative_theorem3(block.S)
-    I_n, found = eye(block.X.numel(), block.X), {}
+    I_n, derivatives = eye(block.X.numel(), block.X), {}
     for (a, b), inner in xi.items():
         I_a = eye(block.params[a].numel(), block.X)
-        found[a, b] = kron(J_Z, I_a) @ inner + kron(I_n, block.B[a].T) @ H_Z @ block.B[b]
-    return found
+        derivatives[a, b] = kron(J_Z, I_a) @ inner + kron(I_n, block.B[a].T) @ H_Z @ block.B[b]
+    return derivatives
 
 
 def inner_second_derivatives(block: PostNormBlock) -> dict[Pair, Tensor]:
     """ξ = ∂B_W/∂W′ = ∂²S/∂W∂W′ for all pairs: (L d · entries of W, entries of W′)."""
     n = block.X.numel()
-    found = _xi_ffn(block) | _xi_attention(block)
+    derivatives = _xi_ffn(block) | _xi_attention(block)
     for name in NAMES:
         for first in ("W_1", "W_2"):
-            found[name, first] = exchanged(found[first, name], n)
-    return {(a, b): found[a, b] for a in WEIGHTS for b in WEIGHTS}
+            derivatives[name, first] = exchanged(derivatives[first, name], n)
+    return {(a, b): derivatives[a, b] for a in WEIGHTS for b in WEIGHTS}
 
 
 def _xi_ffn(block: PostNormBlock) -> dict[Pair, Tensor]:
@@ -228,7 +225,7 @@ def _xi_ffn(block: PostNormBlock) -> dict[Pair, Tensor]:
     spread = kron_derivatives(block.hidden, eye(d, X))[0]  # ∂(ReLU ⊗ I_d)/∂ReLU
     zero = torch.zeros(n * d * m, d * m).to(X)
     out = kron_derivatives(I_L, W_2.T)[1] @ commutation(d, m, X)  # ∂(I_L ⊗ W_2ᵀ)/∂W_2
-    found = {
+    xi = {
         ("W_1", "W_1"): zero,
         ("W_2", "W_2"): zero,
         ("W_2", "W_1"): spread @ block.D @ from_Y,
@@ -236,21 +233,21 @@ def _xi_ffn(block: PostNormBlock) -> dict[Pair, Tensor]:
     }
     inner = kron(kron(I_L, W_2.T) @ block.D, eye(d * m, X)) @ kron_derivatives(Y, eye(m, X))[0]
     for name in NAMES:
-        found["W_1", name] = inner @ block.G[name]
-        found["W_2", name] = spread @ block.D @ kron(I_L, W_1.T) @ block.G[name]
-    return found
+        xi["W_1", name] = inner @ block.G[name]
+        xi["W_2", name] = spread @ block.D @ kron(I_L, W_1.T) @ block.G[name]
+    return xi
 
 
 def _xi_attention(block: PostNormBlock) -> dict[Pair, Tensor]:
     """(J_SY ⊗ I)[(I ⊗ F_kᵀ) H_Y F_l + (J_Y ⊗ I) Φ_kl] for k, l of W_Q, W_K, W_V, with F_k = ∂F/∂W_k."""
     X, F, phi = block.X, head_jacobians(block.head), head_second_derivatives(block.head)
     J_Y, H_Y = layernorm_jacobian_theorem2(block.R), layernorm_second_derivative_theorem3(block.R)
-    I_n, found = eye(X.numel(), X), {}
+    I_n, xi = eye(X.numel(), X), {}
     for (a, b), second in phi.items():
         I_a = eye(block.params[a].numel(), X)
         inner = kron(I_n, F[a].T) @ H_Y @ F[b] + kron(J_Y, I_a) @ second
-        found[a, b] = kron(block.J_SY, I_a) @ inner
-    return found
+        xi[a, b] = kron(block.J_SY, I_a) @ inner
+    return xi
 
 
 @dataclass(frozen=True)
@@ -290,8 +287,8 @@ def layernorm_second_derivative_theorem3(X: Tensor) -> Tensor:
     """∂²LN/∂X² = ∂vec_r(∂LN/∂X)/∂vec_r(X)ᵀ: (L²d², Ld).
 
     (I ⊗ Gᵀ) ∂(P ⊗ I_d)/∂X + ((I_L ⊗ Mᵀ) ⊗ I) ∂²P/∂X² + (I ⊗ (∂P/∂X)ᵀ) ∂(I_L ⊗ Mᵀ)/∂X, with the ingredients of
-    the proof put right: ∂(P ⊗ I_d)/∂X has K_{d,L} and vec_r I_d, both terms of ∂²P/∂X² carry 1/√d,
-    ∂D/∂X = B_1/√d, and ∂A_2/∂X = (∂P/∂X)/√d is supplied.
+    the proof corrected: ∂(P ⊗ I_d)/∂X has K_{d,L} and vec_r I_d, both terms of ∂²P/∂X² have the factor 1/√d,
+    ∂D/∂X = B_1/√d, and ∂A_2/∂X = (∂P/∂X)/√d is added.
     """
     return _second_derivative(X, printed=False)
 

@@ -1,13 +1,12 @@
 """The bounds of petrov2025 (arXiv:2510.16927), Theorems 1 and 6, exactly as they are printed.
 
-They are kept to be compared with, not to be relied on: Theorem 1 is false (`bounds.operator_norms` says why),
-some of the estimates behind Theorem 6 are, and where they hold they are loose by many orders of magnitude.
-The setting is the paper's: one head, d_V = d, squared error ‖· − target‖_F²/(Ld), no mask, no ε.
+Use them for comparison only. Theorem 1 is false (`bounds.operator_norms` explains why), some estimates behind
+Theorem 6 are false, and valid ones are loose by many orders of magnitude. The setting is the paper's: one
+head, d_V = d, squared error ‖· − target‖_F²/(Ld), no mask, no ε.
 
-The bound of arXiv 2409.11995, the precursor of petrov2025, exactly as it is printed.
-
-It is kept to be compared with: for ‖W‖ < 1 it is false, and it is a bound of the GGN only
-(`bounds.relu_network` says why and has the corrected ones).
+The module also has the bound of arXiv 2409.11995, the precursor of petrov2025, exactly as printed. For ‖W‖ <
+1 it is false, and it is a bound of the GGN only. `bounds.relu_network` explains this and has corrected
+bounds.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ NAMES = ["1", "2", "K", "Q", "V"]  # of Theorem 6
 
 @dataclass(frozen=True)
 class PrintedBound(Result):
-    """A bound as published: the estimate of each block, their maximum times a factor, and the ingredients."""
+    """A published bound: the estimate of each block, their maximum times a factor, and the ingredients."""
 
-    names: list[str]  # of the weights, in the paper's order
+    names: list[str]  # weights, in the paper's order
     blocks: np.ndarray  # (b, b) estimates; nan where the paper gives none
     value: float  # the number of weights times the largest estimate: the published M or M_tr
-    parts: dict[str, float]  # the estimates it is made of, by the paper's symbol
+    parts: dict[str, float]  # intermediate estimates, by the paper's symbol
 
 
 def theorem1_as_printed(
     X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, target: Tensor, *, constants: Constants = "main"
 ) -> PrintedBound:
-    """Theorem 1: M = 3 max over the blocks VV, QQ, VQ and QK; the blocks KK and VK are not in it.
+    """Return Theorem 1: M = 3 max over the blocks VV, QQ, VQ and QK; it omits the blocks KK and VK.
 
     The theorem in the main text and its proof in the appendix print different `constants`.
     Shapes are X and target (L, d), W_Q and W_K (d, d_K), W_V (d, d).
@@ -77,11 +76,11 @@ def theorem6_as_printed(
     *,
     sigma: Sigma = "std",
 ) -> PrintedBound:
-    """Theorem 6: M_tr = 5 max_ij ((2/(Ld))‖∂Z/∂W_i‖‖∂Z/∂W_j‖ + ‖R_tr‖‖H_tr^ij‖), with its proof's estimates.
+    """Return Theorem 6: M_tr = 5 max_ij ((2/(Ld))‖∂Z/∂W_i‖‖∂Z/∂W_j‖ + ‖R_tr‖‖H_tr^ij‖).
 
-    ‖H_tr^ij‖ ≤ ‖J_Z‖‖ξ_ij‖ + ‖B_i‖‖H_Z‖‖B_j‖. The estimates of ‖Y‖ and ‖S‖ are the paper's; the residual,
-    ‖relu(Y W_1)‖ and ‖X + F‖, for which it gives none, are measured. Estimates of ξ_k1 and ξ_k2, which it
-    does not print, are those of ξ_1k and ξ_2k.
+    ‖H_tr^ij‖ ≤ ‖J_Z‖‖ξ_ij‖ + ‖B_i‖‖H_Z‖‖B_j‖. The estimates of ‖Y‖ and ‖S‖ are the paper's. It has no
+    estimates of the residual, ‖relu(Y W_1)‖ and ‖X + F‖, so the function measures them. It does not print
+    estimates of ξ_k1 and ξ_k2, so the function uses those of ξ_1k and ξ_2k.
 
     Shapes as in `block_forward`, target (L, d); for `sigma` see `layernorm_norms_as_printed`.
     """
@@ -108,7 +107,7 @@ def theorem6_as_printed(
 
 
 def _named(symbol: str, estimates: np.ndarray, names: list[str]) -> dict[str, float]:
-    """Entries of a vector or a table by name: `B_1`, `xi_12`."""
+    """Return the entries of a vector or a table by name: `B_1`, `xi_12`."""
     return {
         f"{symbol}_" + "".join(names[i] for i in index): float(value)
         for index, value in np.ndenumerate(estimates)
@@ -118,11 +117,11 @@ def _named(symbol: str, estimates: np.ndarray, names: list[str]) -> dict[str, fl
 def layernorm_norms_as_printed(
     X: Tensor, *, sigma: Sigma = "std", norm: float | None = None
 ) -> tuple[float, float]:
-    """The paper's estimates of ‖∂LN/∂X‖ and ‖∂²LN/∂X²‖ for X (m, n).
+    """Return the paper's estimates of ‖∂LN/∂X‖ and ‖∂²LN/∂X²‖ for X (m, n).
 
     1/σ + ‖X‖²/(√n σ³) and ‖X‖/σ³ (1 + √(m/n)) + ‖X‖²/(√n σ³) + 3‖X‖³/(n σ⁵). The lemma defines σ as the
     least norm of a centered row ("row_norm"), its proof uses the least standard deviation ("std"); with the
-    former both estimates can fail. `norm` stands in for ‖X‖.
+    former both estimates can fail. `norm` replaces ‖X‖.
     """
     if sigma not in ("row_norm", "std"):
         raise UsageError(f"expected sigma 'row_norm' or 'std', got {sigma!r}")
@@ -137,7 +136,7 @@ def layernorm_norms_as_printed(
 
 
 def _attention_estimates(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The proof's estimates of ‖∂F/∂W_k‖, (3,), and ‖∂²F/∂W_k∂W_l‖, (3, 3), in the order K, Q, V."""
+    """Return the proof's estimates of ‖∂F/∂W_k‖, (3,), and ‖∂²F/∂W_k∂W_l‖, (3, 3), in the order K, Q, V."""
     L, d, d_K = X.shape[0], X.shape[1], W_Q.shape[1]
     x, q, k, v = (float(spectral_norm(A.double())) for A in (X, W_Q, W_K, W_V))
     slope = v * x**3 / (L * sqrt(d_K))
@@ -156,7 +155,7 @@ def _attention_estimates(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor) -> tu
 
 
 def _check(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, target: Tensor) -> tuple[int, int, int]:
-    """L, d, d_K of the paper's setting."""
+    """Return L, d, d_K of the paper's setting."""
     d = X.shape[-1]
     if X.ndim != 2 or target.shape != X.shape or W_V.shape != (d, d) or W_Q.shape != W_K.shape:
         raise ShapeError(
@@ -171,7 +170,7 @@ WeightNorm = Literal["spectral", "entries"]
 
 
 def precursor_as_printed(x: Tensor, weights: Sequence[Tensor], *, norm: WeightNorm = "spectral") -> float:
-    """‖H‖ ≤ n √2 M_x² M_W^{2n} + √2 M_W² (M_W^{2n} − 1)/(M_W² − 1) for n layers without biases.
+    """Return ‖H‖ ≤ n √2 M_x² M_W^{2n} + √2 M_W² (M_W^{2n} − 1)/(M_W² − 1) for n layers without biases.
 
     M_x = |x| and M_W is the largest norm of a weight ("spectral", the theorem), or the width h times the
     largest entry ("entries", the lemma that makes it grow as n (hM)^{2n}). The second summand has the form of

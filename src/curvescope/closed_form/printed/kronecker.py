@@ -10,8 +10,8 @@ row-major. The printed statement is exact for d ≠ d_V with these corrections a
 4. K_{m,n} is the commutation matrix of column-major vec; so K_{d_K,d} vec_r(W_K) = vec_r(W_Kᵀ).
 5. H_f(V, V) is exactly zero.
 
-The blocks of W_K, which the theorems leave out, follow the same pattern. Everything here has Kronecker size,
-Z₂ alone L d⁵ entries: it is for reading and for tests, `attention` is for work.
+The theorems omit the blocks of W_K, which follow the same pattern. The matrices have Kronecker size, Z₂ alone
+L d⁵ entries. Use them for reading and for tests, and the package `attention` for computations.
 
 Rules of matrix calculus in row-major order: vec_r(A X B) = (A ⊗ Bᵀ) vec_r(X).
 
@@ -32,12 +32,12 @@ from curvescope.core.errors import ShapeError
 
 
 def khatri_rao(*factors: Tensor) -> Tensor:
-    """Row-wise Khatri–Rao product ∗ of objects with L row blocks, (L, p, q): block i is ⊗ of the blocks i."""
+    """Return the row-wise Khatri–Rao product ∗ of L row blocks, (L, p, q): block i is ⊗ of the blocks i."""
     return torch.cat([kron(*blocks) for blocks in zip(*factors, strict=True)])
 
 
 def softmax_derivatives(A: Tensor) -> tuple[Tensor, Tensor]:
-    """∂A/∂T, (L², L²), and ∂²A/∂T², (L⁴, L²), of a row-wise softmax at its output A (L, L).
+    """Return ∂A/∂T, (L², L²), and ∂²A/∂T², (L⁴, L²), of a row-wise softmax at its output A (L, L).
 
     Row i: ∂A_ij/∂T_il = A_ij (δ_jl − A_il), and ∂²A_ij/∂T_il∂T_im is A_ij times
     2 A_il A_im + δ_jl δ_jm − δ_lm A_il − δ_jl A_im − δ_jm A_il.
@@ -59,7 +59,7 @@ def softmax_derivatives(A: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Theorem:
-    """The ingredients of the two theorems for one sample, and the blocks they give."""
+    """Ingredients of the two theorems for one sample, and the resulting blocks."""
 
     X: Tensor  # (L, d)
     W_Q: Tensor  # (d, d_K)
@@ -119,7 +119,7 @@ class Theorem:
         return {"Q": kron(eye(d, self.X), self.W_K), "K": kron(self.W_Q, eye(d, self.X)) @ commute}
 
     def outer(self) -> dict[Pair, Tensor]:
-        """Theorem 3.1: the blocks of H_o as matrices, with V first in its pairs as in the paper.
+        """Return the blocks of H_o by Theorem 3.1 as matrices, with V first in its pairs as in the paper.
 
         (α, β): c/d_K U_αᵀ Z₁ᵀ (I ⊗ W_V W_Vᵀ) Z₁ U_β; (V, α): c/√d_K (M₁ᵀ ⊗ W_Vᵀ) Z₁ U_α;
         (V, V): c M₁ᵀ M₁ ⊗ I; c = 2/(L d_V).
@@ -145,28 +145,28 @@ class Theorem:
         """
         L, d, d_K, d_V = self.sizes
         I_L, root = eye(L, self.X), d_K**0.5
-        found: dict[Pair, Tensor] = {("V", "V"): self.X.new_zeros(L * d_V * d * d_V, d * d_V)}
+        derivatives: dict[Pair, Tensor] = {("V", "V"): self.X.new_zeros(L * d_V * d * d_V, d * d_V)}
         for one, two in ("QQ", "QK", "KK"):
-            found[one, two] = kron(I_L, self.W_V.T, self.U[one].T) @ self.Z2 @ self.U[two] / d_K
-        found["Q", "K"] = found["Q", "K"] + kron(self.bilinear, eye(d_K, self.X)) / root
+            derivatives[one, two] = kron(I_L, self.W_V.T, self.U[one].T) @ self.Z2 @ self.U[two] / d_K
+        derivatives["Q", "K"] = derivatives["Q", "K"] + kron(self.bilinear, eye(d_K, self.X)) / root
         for one in "QK":
-            found["V", one] = kron(I_L, self.S(d_V)) @ self.Z1 @ self.U[one] / root
-        return found
+            derivatives["V", one] = kron(I_L, self.S(d_V)) @ self.Z1 @ self.U[one] / root
+        return derivatives
 
     def functional(self) -> dict[Pair, Tensor]:
-        """Theorem 3.2: the blocks of H_f as matrices, c R ∂²F/∂W∂W′, with V first in its pairs.
+        """Return the blocks of H_f by Theorem 3.2 as matrices, c R ∂²F/∂W∂W′, with V first in its pairs.
 
         (α, β): c/d_K R_{d d_K} (I ⊗ W_Vᵀ ⊗ U_αᵀ) Z₂ U_β, plus the mixed term if α ≠ β;
         (V, α): c/√d_K R_{d d_V} (I ⊗ S_V) Z₁ U_α; (V, V): 0.
         """
         L, _, _, d_V = self.sizes
         num = L * d_V
-        found = {pair: 2 / num * self.R(len(H) // num) @ H for pair, H in self.second_derivatives().items()}
-        return found | {("K", "Q"): found["Q", "K"].T}
+        blocks = {pair: 2 / num * self.R(len(H) // num) @ H for pair, H in self.second_derivatives().items()}
+        return blocks | {("K", "Q"): blocks["Q", "K"].T}
 
     @cached_property
     def bilinear(self) -> Tensor:
-        """(I ⊗ W_Vᵀ ⊗ I_d)(Z₁ ⊗ I_d) S_Q, (L d_V d, d): the scores' own ∂², which (Q, K) has alone."""
+        """(I ⊗ W_Vᵀ ⊗ I_d)(Z₁ ⊗ I_d) S_Q, (L d_V d, d): ∂² of the scores, which only (Q, K) has."""
         L, d, _, _ = self.sizes
         return kron(eye(L, self.X), self.W_V.T, eye(d, self.X)) @ kron(self.Z1, eye(d, self.X)) @ self.S(d)
 
@@ -178,43 +178,40 @@ class Theorem:
 
 
 def eye(n: int, like: Tensor) -> Tensor:
-    """I_n in the dtype and on the device of `like`."""
+    """Return I_n in the dtype and on the device of `like`."""
     return torch.eye(n, dtype=like.dtype, device=like.device)
 
 
 def kron(*factors: Tensor) -> Tensor:
-    """A ⊗ B ⊗ …, always contiguous (`torch.kron` refuses some transposed factors)."""
-    found = factors[0]
+    """Return A ⊗ B ⊗ …, always contiguous (`torch.kron` raises for some transposed factors)."""
+    product = factors[0]
     for B in factors[1:]:
-        rows, columns = found.shape[0] * B.shape[0], found.shape[1] * B.shape[1]
-        found = (found[:, None, :, None] * B[None, :, None, :]).reshape(rows, columns)
-    return found
+        rows, columns = product.shape[0] * B.shape[0], product.shape[1] * B.shape[1]
+        product = (product[:, None, :, None] * B[None, :, None, :]).reshape(rows, columns)
+    return product
 
 
 def vec(A: Tensor) -> Tensor:
-    """vec_r(A) as a column: (mn, 1)."""
+    """Return vec_r(A) as a column: (mn, 1)."""
     return A.reshape(-1, 1)
 
 
 def commutation(m: int, n: int, like: Tensor | None = None) -> Tensor:
     """K_{m,n}, (mn, mn): K vec_r(N) = vec_r(Nᵀ) for N of n × m, so K vec_c(M) = vec_c(Mᵀ) for M of m × n.
 
-    In the dtype and on the device of `like`; float64 without.
+    It has the dtype and device of `like`; float64 by default.
     """
     like = torch.zeros((), dtype=torch.float64) if like is None else like
     order = torch.arange(m * n, device=like.device).reshape(n, m).T.reshape(-1)
     return eye(m * n, like)[order]
 
 
-swap = commutation  # its second name
-
-
 def diagonal_derivative(n: int, like: Tensor) -> Tensor:
     """∂diag(v)/∂v = [e_1 ⊗ e_1, …, e_n ⊗ e_n]: (n², n)."""
-    found = torch.zeros(n, n, n, dtype=like.dtype, device=like.device)
+    derivative = torch.zeros(n, n, n, dtype=like.dtype, device=like.device)
     index = torch.arange(n, device=like.device)
-    found[index, index, index] = 1
-    return found.reshape(n * n, n)
+    derivative[index, index, index] = 1
+    return derivative.reshape(n * n, n)
 
 
 def kron_derivatives(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:

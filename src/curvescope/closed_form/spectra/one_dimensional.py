@@ -1,9 +1,9 @@
 """Exact Hessian spectra of one-dimensional self-attention and of scalar two-layer networks.
 
-Each is a case of the reduction lemma (`reduction`): the outputs depend on the weights through a few inner
-products, so that only their derivatives in those scalars are needed. Any loss enters by its gradient G and
-Hessian B in the outputs. The small matrix is diagonalized; its characteristic polynomial is not used, because
-roots of a cubic lose half of the digits where two outliers meet.
+Each is a case of the reduction lemma (`reduction`). The outputs depend on the weights through a few inner
+products, so only their derivatives in those scalars are needed. Any loss enters through its gradient G and
+Hessian B in the outputs. The code diagonalizes a small matrix and avoids its characteristic polynomial,
+because roots of a cubic lose half of their digits if two outliers coincide.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class SpectrumOptions(TypedDict, total=False):
     """Options: the loss, and the part of its spectrum."""
 
     targets: Samples | None  # squared error: the mean over tokens, then over samples
-    G: Tensor | None  # instead of targets, the gradient of any loss in the outputs, samples end to end: (N,)
+    G: Tensor | None  # instead of targets, the gradient of any loss in the concatenated outputs: (N,)
     B: Tensor | None  # with G, its Hessian in the outputs, (N,) if diagonal or (N, N)
-    part: MatrixName  # "hessian" unless given, its GGN JᵀBJ ("ggn"), or the rest ("functional")
+    part: MatrixName  # "hessian" unless given, its GGN JᵀBJ ("ggn"), or the difference ("functional")
     eigenvectors: bool  # also return them, each weight row-major
 
 
@@ -60,7 +60,7 @@ def attention_1d_outputs(
     scale: float | None = None,
     score_bias: Samples | None = None,
 ) -> Tensor:
-    """Outputs f_i = Σ_h w_V^h Σ_j A^h_ij x_j of one-dimensional self-attention, samples end to end: (N,).
+    """Return f_i = Σ_h w_V^h Σ_j A^h_ij x_j of one-dimensional self-attention, samples concatenated: (N,).
 
     The logits are a_h x_i x_j + β_ij, a_h = s ⟨w_Q^h, w_K^h⟩. Shapes as in `attention_1d_spectrum`.
     """
@@ -80,36 +80,36 @@ def attention_1d_spectrum(
     score_bias: Samples | None = None,
     **options: Unpack[SpectrumOptions],
 ) -> ExactSpectrum:
-    """Spectrum of self-attention on sequences of scalars, one or more heads, over (w_Q, w_K, w_V).
+    """Return the spectrum of self-attention on sequences of scalars, over (w_Q, w_K, w_V) of all heads.
 
     One head: ±b of multiplicity d_K − 1, b = s ℓ_a, and three outliers (h heads: ±b_h each and 3h). The
     derivatives of an output are ∂f/∂a = w_V x_i Var_i, ∂²f/∂a² = w_V x_i² κ_i, with the variance and the
-    third central moment of x under A_i. A bias of the scores changes A and no formula. The loss of `targets`
-    is the squared error, its mean over the tokens of a sample, then over samples: tokens of a short sample
-    weigh more than those of a long one.
+    third central moment of x under A_i. A bias of the scores changes A, but no formula. The loss of `targets`
+    is the mean squared error over the tokens of a sample, then over samples, so tokens of short samples have
+    larger weights.
 
     Args:
-        xs: one sequence (L,), or several of any lengths.
+        xs: one sequence (L,), or several sequences of any lengths.
         w_Q: (d_K,), or (h, d_K) for h heads.
-        w_K: as `w_Q`.
+        w_K: like `w_Q`.
         w_V: a scalar, or (h,).
         scale: s; 1/√d_K by default.
         score_bias: β added to the scores of all heads, for each sequence (L,), one number per key, or (L, L).
-        **options: see `SpectrumOptions`; `targets` shaped as `xs`, or `G` and `B`.
+        **options: see `SpectrumOptions`; `targets` shaped like `xs`, or `G` and `B`.
     """
     w_Q, w_K, w_V, s = _heads(w_Q, w_K, w_V, scale)
     samples = _samples(xs)
     moments = _moments_1d(samples, s * (w_Q * w_K).sum(1), _biases(samples, score_bias))
     J, bend = _derivatives_1d(torch.cat(samples), w_V, moments)
     pairs = list(zip(w_Q, w_K, strict=True))
-    found = _spectrum(w_V @ moments[0], samples, pairs, J, bend, scale=s, **options)
-    return _permuted(found, _interleaved(len(w_V), w_Q.shape[1], len(w_V)))
+    spectrum = _spectrum(w_V @ moments[0], samples, pairs, J, bend, scale=s, **options)
+    return _permuted(spectrum, _interleaved(len(w_V), w_Q.shape[1], len(w_V)))
 
 
 def two_layer_linear_spectrum(
     w: Tensor, v: Tensor, x: Tensor, **options: Unpack[SpectrumOptions]
 ) -> ExactSpectrum:
-    """Spectrum of f(x) = ⟨w, v⟩ x over (w, v), w, v ∈ ℝᵐ: ±b of multiplicity m − 1 and two outliers.
+    """Return the spectrum of f(x) = ⟨w, v⟩ x over (w, v), w, v ∈ ℝᵐ: ±b, each m − 1 times, and two outliers.
 
     b = ℓ_a = Σ_i G_i x_i, c = ℓ_aa = xᵀBx, and the outliers are cN/2 ± √((cN/2)² + b² + 2bc⟨w, v⟩),
     N = |w|² + |v|². Options: see `SpectrumOptions`; the n inputs x (n,) are one sample.
@@ -120,20 +120,21 @@ def two_layer_linear_spectrum(
 def two_layer_relu_spectrum(
     w: Tensor, v: Tensor, x: Tensor, **options: Unpack[SpectrumOptions]
 ) -> ExactSpectrum:
-    """Spectrum of f(x) = Σ_k v_k relu(w_k x) over (w, v), scalar inputs x.
+    """Return the spectrum of f(x) = Σ_k v_k relu(w_k x) over (w, v), for scalar inputs x.
 
-    Neurons with w_k > 0 see only x > 0 and the others only x < 0: two linear networks, joined by the loss
-    alone where B is not diagonal. Arguments as in `two_layer_linear_spectrum`; no w_k may be zero.
+    Neurons with w_k > 0 are active for x > 0 only, the others for x < 0 only. These are two linear networks,
+    which only a non-diagonal B couples. Arguments are those of `two_layer_linear_spectrum`; no w_k may be
+    zero.
     """
     if bool((w == 0).any()):
-        raise UsageError("expected no w_k = 0, where relu(w_k x) has a kink", hint="move it off zero")
+        raise UsageError("expected no w_k = 0, where relu(w_k x) has a kink", hint="use a small nonzero w_k")
     w, v, x = w.double(), v.double(), x.double()
     sides = [(w > 0, x.clamp(min=0)), (w < 0, x.clamp(max=0))]
-    sides = [(group, seen) for group, seen in sides if bool(group.any())]
-    J = torch.stack([seen for _, seen in sides], dim=1)
-    found = _two_layer([(w[group], v[group]) for group, _ in sides], J, **options)
-    place = torch.cat([torch.cat([k, k + len(w)]) for k in (group.nonzero()[:, 0] for group, _ in sides)])
-    return _permuted(found, place)
+    sides = [(group, inputs) for group, inputs in sides if bool(group.any())]
+    J = torch.stack([inputs for _, inputs in sides], dim=1)
+    spectrum = _two_layer([(w[group], v[group]) for group, _ in sides], J, **options)
+    positions = torch.cat([torch.cat([k, k + len(w)]) for k in (group.nonzero()[:, 0] for group, _ in sides)])
+    return _permuted(spectrum, positions)
 
 
 def _two_layer(
@@ -145,7 +146,7 @@ def _two_layer(
 
 
 def _samples(xs: Samples) -> list[Tensor]:
-    """A list of float64 sequences from one or several."""
+    """Return a list of float64 sequences from one or several sequences."""
     samples = [xs] if isinstance(xs, Tensor) else list(xs)
     for x in samples:
         if x.ndim != 1 or not len(x):
@@ -156,7 +157,7 @@ def _samples(xs: Samples) -> list[Tensor]:
 def _heads(
     w_Q: Tensor, w_K: Tensor, w_V: Tensor, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor, float]:
-    """w_Q, w_K as (h, d_K), w_V as (h,), and the scale of the logits."""
+    """Return w_Q, w_K as (h, d_K), w_V as (h,), and the scale of the logits."""
     w_Q, w_K = (torch.atleast_2d(w.double()) for w in (w_Q, w_K))
     w_V = torch.atleast_1d(w_V.double())
     if w_Q.ndim != 2 or w_Q.shape != w_K.shape or w_V.shape != (len(w_Q),):
@@ -183,11 +184,11 @@ def _biases(samples: list[Tensor], score_bias: Samples | None) -> list[Tensor]:
 
 def _moments_1d(samples: list[Tensor], a: Tensor, biases: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and third central moment of x under each query's attention: (h, N) each."""
-    found = []
+    moments = []
     for x, bias in zip(samples, biases, strict=True):
         at = cumulants(torch.softmax(a[:, None, None] * x[:, None] * x + bias, dim=2), x)
-        found.append(torch.stack([at.mean, at.variance, at.third]))
-    mean, variance, third = torch.cat(found, dim=2)
+        moments.append(torch.stack([at.mean, at.variance, at.third]))
+    mean, variance, third = torch.cat(moments, dim=2)
     return mean, variance, third
 
 
@@ -255,8 +256,8 @@ def _interleaved(heads: int, d: int, p: int) -> Tensor:
     return torch.cat([entry, torch.arange(2 * heads * d, 2 * heads * d + p)])
 
 
-def _permuted(found: ExactSpectrum, place: Tensor) -> ExactSpectrum:
-    """The spectrum with entry k of its eigenvectors moved to place[k]."""
-    if found.eigenvectors is None:
-        return found
-    return replace(found, eigenvectors=found.eigenvectors[np.argsort(place.numpy())])
+def _permuted(spectrum: ExactSpectrum, positions: Tensor) -> ExactSpectrum:
+    """Return the spectrum with entry k of its eigenvectors at positions[k]."""
+    if spectrum.eigenvectors is None:
+        return spectrum
+    return replace(spectrum, eigenvectors=spectrum.eigenvectors[np.argsort(positions.numpy())])

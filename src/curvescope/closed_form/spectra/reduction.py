@@ -1,9 +1,9 @@
-"""The Hessian of a loss that sees weights through inner products: a bulk and a few outliers, exactly.
+"""Exact Hessian spectrum of a loss of inner products of weights: a bulk and a few outliers.
 
 If the loss depends on pairs of vectors (w_r, v_r) only through a_r = s_r ⟨w_r, v_r⟩, and on a few more
 scalars φ, its Hessian has the bulk values ±b_r, b_r = s_r ∂ℓ/∂a_r, of multiplicity m_r − 1 for each pair, and
-2h + p outliers that a small symmetric matrix holds (`reduced_spectrum`), for any loss and any data. If the
-loss depends on matrices through W Uᵀ, as for queries and keys, the bulk remains (`product_bulk`).
+2h + p outliers, the eigenvalues of a small symmetric matrix (`reduced_spectrum`), for any loss and data. If
+the loss depends on matrices through W Uᵀ, as for queries and keys, the bulk remains (`product_bulk`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class ExactSpectrum(Result):
 
     eigenvalues: np.ndarray  # (n,) ascending, each as often as its multiplicity
     bulk: np.ndarray  # (2h,) +b_1, −b_1, …, +b_h, −b_h
-    multiplicity: np.ndarray  # (2h,) of each bulk value: m_r − 1
+    multiplicity: np.ndarray  # (2h,) multiplicity m_r − 1 of each bulk value
     outliers: np.ndarray  # (2h + p,) ascending
     eigenvectors: np.ndarray | None = None  # (n, n) orthonormal columns, in the order of `eigenvalues`
 
 
 @dataclass(frozen=True)
 class ProductBulk(Result):
-    """Eigenvalues that a loss of the product W Uᵀ must have, and how often."""
+    """Eigenvalues of every loss of the product W Uᵀ, and their multiplicity."""
 
     eigenvalues: np.ndarray  # (2k,) +σ_1 … +σ_k, −σ_1 … −σ_k
-    multiplicity: int  # at least this often, each; 0 where the statement is empty
+    multiplicity: int  # lower bound for each eigenvalue; 0 if the statement is empty
     eigenvectors: np.ndarray | None = None  # (n, 2k, multiplicity), over (W, U) row-major
 
 
@@ -47,10 +47,10 @@ def reduced_spectrum(
     scales: Sequence[float] | None = None,
     eigenvectors: bool = False,
 ) -> ExactSpectrum:
-    """Spectrum of the Hessian of ℓ(a_1, …, a_h, φ), a_r = s_r ⟨w_r, v_r⟩, over (w_1, v_1, …, w_h, v_h, φ).
+    """Return the spectrum of ℓ(a_1, …, a_h, φ), a_r = s_r ⟨w_r, v_r⟩, over (w_1, v_1, …, w_h, v_h, φ).
 
     With b_r = s_r ∂ℓ/∂a_r, α_r = |w_r + v_r|/√2, β_r = |w_r − v_r|/√2: bulk ±b_r, and the eigenvalues of
-    M ∇²ℓ Mᵀ + diag(b_1, −b_1, …, 0), M = blockdiag(s_r (α_r, −β_r)ᵀ, I). No vector needs to be generic:
+    M ∇²ℓ Mᵀ + diag(b_1, −b_1, …, 0), M = blockdiag(s_r (α_r, −β_r)ᵀ, I). The vectors need not be generic:
     parallel, opposite and zero vectors and m_r = 1 are covered.
 
     Args:
@@ -58,7 +58,7 @@ def reduced_spectrum(
         gradient: ∂ℓ/∂a, (h,).
         hessian: ∇²ℓ in (a, φ), (h + p, h + p).
         scales: s_r; all 1 by default.
-        eigenvectors: also return them; costs the memory of the dense Hessian.
+        eigenvectors: also return eigenvectors, which take the memory of the dense Hessian.
     """
     _check_pairs(pairs, gradient, hessian)
     gradient, hessian = gradient.double(), hessian.double()
@@ -109,10 +109,10 @@ def _reduced_matrix(pairs: list[tuple[Tensor, Tensor]], s: Tensor, b: Tensor, he
 
 
 def _eigenvectors(pairs: list[tuple[Tensor, Tensor]], inner: Tensor) -> Tensor:
-    """Bulk vectors, pair after pair and + before −, then the outliers' from `inner`: (n, n).
+    """Return the bulk vectors, pair by pair and + before −, then the outliers' from `inner`: (n, n).
 
     The rotation θ± = (w ± v)/√2 of pair r has an orthonormal basis whose first vector is the direction of
-    w ± v: the rest of it is bulk, the first vectors carry the outliers.
+    w ± v. The other vectors are bulk, the first vectors span the outliers.
     """
     h, p = len(pairs), len(inner) - 2 * len(pairs)
     n = sum(2 * len(w) for w, _ in pairs) + p
@@ -132,7 +132,7 @@ def _eigenvectors(pairs: list[tuple[Tensor, Tensor]], inner: Tensor) -> Tensor:
 
 
 def _basis_from(direction: Tensor) -> Tensor:
-    """Orthonormal basis (m, m) with ± `direction` first, any one if it is zero: a Householder reflection."""
+    """Return an orthonormal basis (m, m) with ± `direction` first, by a Householder reflection."""
     length = torch.linalg.vector_norm(direction)
     basis = torch.eye(len(direction)).to(direction)
     if length == 0:
@@ -147,11 +147,11 @@ def _basis_from(direction: Tensor) -> Tensor:
 def product_bulk(
     Gamma: Tensor, W: Tensor, U: Tensor, *, rank_tolerance: float = 1e-10, eigenvectors: bool = False
 ) -> ProductBulk:
-    """Eigenvalues ±σ_i(Γ) of the Hessian of any loss that sees W and U through W Uᵀ, Γ = ∂ℓ/∂(W Uᵀ).
+    """Return the eigenvalues ±σ_i(Γ) of the Hessian of any loss of W Uᵀ, Γ = ∂ℓ/∂(W Uᵀ).
 
     They have multiplicity at least m − rank [W; U], m the number of columns: eigenvectors δW = p_i uᵀ,
-    δU = ± q_i uᵀ, with the singular vectors of Γ and u orthogonal to all rows of W and U; where the rows of
-    [W; U] are independent there is one more for each, of U u = q_i, W u = ∓ p_i. For one attention head
+    δU = ± q_i uᵀ, with the singular vectors of Γ and u orthogonal to all rows of W and U. If the rows of
+    [W; U] are independent, each has one more, from U u = q_i, W u = ∓ p_i. For one attention head
     W = W_Q, U = W_K, Γ = s Xᵀg, in a network of any depth (with biases as further rows); for f = vᵀWx take Wᵀ
     and vᵀ, Γ = ∂ℓ/∂(Wᵀv).
 

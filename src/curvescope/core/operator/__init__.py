@@ -1,4 +1,4 @@
-"""Linear operators: what algorithms see of a network, their lazy algebra, and the vectors they take."""
+"""Linear operators: the interface between networks and algorithms, lazy algebra, and kinds of vectors."""
 
 from curvescope.core.operator.base import (
     LinearOperator,

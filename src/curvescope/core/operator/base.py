@@ -1,8 +1,8 @@
-"""Linear operators: what algorithms see of a network.
+"""Linear operators: the interface between networks and algorithms.
 
-An operator A is m × n and known by its products. `A @ v` takes a vector `(n,)` or columns `(n, k)` of any of
-the kinds in `kinds`, and returns the same kind. Sums, products, multiples, transposes and submatrices are
-lazy, and know that they are symmetric or positive semi-definite where it follows from how they are made.
+An operator A is an m × n matrix that is defined by its products. `A @ v` takes a vector `(n,)` or columns
+`(n, k)` of any kind in `kinds.py`, and returns the same kind. Sums, products, multiples, transposes and
+submatrices are lazy. They are marked symmetric or positive semi-definite if this follows from their parts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from curvescope.core.blocks import ParamSpace, by_role
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import exports
 from curvescope.core.operator.index import Index, named_rows, positions
-from curvescope.core.operator.kinds import as_columns, in_kind, named
+from curvescope.core.operator.kinds import as_columns, columns_as_kind, named_space
 from curvescope.core.progress import track
-from curvescope.core.ranks.shard_layout import Pieces
+from curvescope.core.ranks.shard_layout import VectorShard
 
 if TYPE_CHECKING:
     from curvlinops._torch_base import PyTorchLinearOperator
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 class LinearOperator(ABC):
-    """An m × n matrix known by its products with columns.
+    """An m × n matrix that is defined by its products with columns.
 
     Subclasses set `shape, dtype, device, symmetric, psd` and implement `_matmat` and, unless they are
-    symmetric, `_rmatmat`. One over named blocks sets `space`, those of its rows, and `columns`.
+    symmetric, `_rmatmat`. An operator with named blocks sets `space` for its rows, and `columns`.
 
-    Where vectors are spread over ranks `shape` is that of the whole matrix, and a vector or a space is what
-    this rank holds, with `local_shape` entries.
+    If vectors are sharded over ranks, `shape` is the shape of the full matrix. Vectors and spaces contain
+    only this rank's entries; `local_shape` counts them.
     """
 
     shape: tuple[int, int]
@@ -47,25 +47,25 @@ class LinearOperator(ABC):
     device: torch.device
     symmetric: bool = False
     psd: bool = False
-    pieces: tuple[Pieces, Pieces] | None = None  # of rows and columns, where vectors are spread over ranks
-    keeps_names: bool = False  # entry i of a product is named as entry i of the vector, whatever the names
+    shards: tuple[VectorShard, VectorShard] | None = None  # of rows and columns, if vectors are sharded
+    keeps_names: bool = False  # entry i of a product has the name of entry i of the vector
 
     @property
     def local_shape(self) -> tuple[int, int]:
-        """Rows and columns that this process holds of vectors: `shape`, unless they are spread over ranks."""
-        return self.shape if self.pieces is None else (self.pieces[0].size, self.pieces[1].size)
+        """Numbers of rows and columns on this rank: `shape`, unless vectors are sharded."""
+        return self.shape if self.shards is None else (self.shards[0].size, self.shards[1].size)
 
     @abstractmethod
     def _matmat(self, V: Tensor) -> Tensor:
-        """A V for V of shape (n, k), already checked."""
+        """Return A V for V of shape (n, k), already checked."""
 
     def _rmatmat(self, U: Tensor) -> Tensor:
-        """Aᵀ U for U of shape (m, k), already checked."""
+        """Return Aᵀ U for U of shape (m, k), already checked."""
         if self.symmetric:
             return self._matmat(U)
         raise UsageError(f"{type(self).__name__} has no transposed product")
 
-    __array_ufunc__ = None  # so that NumPy does not take v @ A apart
+    __array_ufunc__ = None  # otherwise NumPy evaluates v @ A element by element
 
     @overload
     def __matmul__(self, other: Tensor) -> Tensor: ...
@@ -80,10 +80,10 @@ class LinearOperator(ABC):
     @overload
     def __matmul__(self, other: tuple[Tensor, ...]) -> tuple[Tensor, ...]: ...
     def __matmul__(self, other: Any) -> Any:
-        """A v in the kind of v, see `kinds`; or the product of two operators."""
+        """Return A v as the same kind of vector as v (`kinds.py`), or the product of two operators."""
         if isinstance(other, LinearOperator):
             return Product(self, other)
-        return in_kind(self, self._matmat(as_columns(self, other)), other)
+        return columns_as_kind(self, self._matmat(as_columns(self, other)), other)
 
     @overload
     def __rmatmul__(self, other: Tensor) -> Tensor: ...
@@ -92,7 +92,7 @@ class LinearOperator(ABC):
     @overload
     def __rmatmul__(self, other: Any) -> Any: ...
     def __rmatmul__(self, other: Any) -> Any:
-        """x A = (Aᵀ xᵀ)ᵀ for a vector (m,) or rows (k, m), in the kind of x."""
+        """Return x A = (Aᵀ xᵀ)ᵀ for a vector (m,) or rows (k, m), as the same kind as x."""
         rows = isinstance(other, Tensor | np.ndarray) and other.ndim == 2
         if rows and other.shape[1] != self.local_shape[0]:
             m = self.local_shape[0]
@@ -103,7 +103,7 @@ class LinearOperator(ABC):
 
     @property
     def T(self) -> LinearOperator:
-        """The transpose; the operator itself when it is symmetric."""
+        """Transpose; the operator itself if it is symmetric."""
         return self if self.symmetric else Transpose(self)
 
     def __add__(self, other: LinearOperator) -> LinearOperator:
@@ -127,11 +127,12 @@ class LinearOperator(ABC):
         return Scaled(self, -1.0)
 
     def submatrix(self, rows: Index, columns: Index | None = None) -> LinearOperator:
-        """The rows and columns that are named, in that order; the same ones, and so symmetric, by default.
+        """Return the selected rows and columns, in the given order.
 
         Args:
             rows: A slice, a number, a list, array or tensor of numbers (from the end if negative) or a mask
-                of booleans; or names and globs of blocks, where the operator has blocks.
+                of booleans; or names and globs of blocks, if the operator has blocks.
+            columns: Selected like rows; the same as `rows` by default.
         """
         left = self._selection(rows, "space", 0)
         right = left if columns is None and self.symmetric else None
@@ -140,40 +141,40 @@ class LinearOperator(ABC):
         return left.T @ self @ right
 
     def __getitem__(self, index: Any) -> LinearOperator:
-        """A[rows, columns], as `submatrix` chooses them; A[rows] has all columns, as in NumPy."""
+        """Return `submatrix(rows, columns)`; A[rows] has all columns, as in NumPy."""
         rows, columns = index if isinstance(index, tuple) and len(index) == 2 else (index, slice(None))
         return self.submatrix(rows, columns)
 
-    __iter__ = None  # no sequence of rows, though it has an index
+    __iter__ = None  # otherwise __getitem__ would make it iterable
 
     def _selection(self, index: Index, side: str, axis: int) -> Selection:
-        if self.pieces is not None:
+        if self.shards is not None:
             raise UsageError(
                 "a submatrix does not support vectors that are sharded over ranks", hint="op.block(name)"
             )
         names = [index] if isinstance(index, str) else index
         if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
-            index = named_rows(repr(self), named(self, side), [str(name) for name in names])
+            index = named_rows(repr(self), named_space(self, side), [str(name) for name in names])
         return Selection(self.shape[axis], index, dtype=self.dtype, device=self.device)
 
     def in_blocks(self) -> LinearOperator:
-        """The same operator with rows and columns one block after the other; itself if it has no blocks.
+        """Return the operator with rows and columns in block order; itself if it has no blocks.
 
-        A vector over all that varies in a problem is in torch's order, in which a block need not be
-        contiguous. Algorithms that treat blocks apart use this one.
+        Vectors over all parameters of a problem are in torch's order, in which a block need not be
+        contiguous. Algorithms that treat blocks separately use this operator.
         """
-        rows, columns = named(self, "space"), named(self, "columns")
+        rows, columns = named_space(self, "space"), named_space(self, "columns")
         if not any(space is not None and space.whole for space in (rows, columns)):
             return self
-        left, right = (self._in_order(space, axis) for axis, space in enumerate((rows, columns)))
-        found = left.T @ self @ (left if self.symmetric else right)
+        left, right = (self._block_permutation(space, axis) for axis, space in enumerate((rows, columns)))
+        reordered = left.T @ self @ (left if self.symmetric else right)
         for side, space in (("space", rows), ("columns", columns)):
             if space is not None:
-                setattr(found, side, space.in_blocks())
-        return found
+                setattr(reordered, side, space.in_blocks())
+        return reordered
 
-    def _in_order(self, space: ParamSpace | None, axis: int) -> LinearOperator:
-        """The permutation of entries from a space's blocks to its own order."""
+    def _block_permutation(self, space: ParamSpace | None, axis: int) -> LinearOperator:
+        """Permutation of entries from block order to the order of a space."""
         index = slice(None) if space is None else torch.cat([space.positions(block) for block in space])
         return self._selection(index, "space" if axis == 0 else "columns", axis)
 
@@ -188,15 +189,15 @@ class LinearOperator(ABC):
         return self.symmetric and self.is_same_as(other)
 
     def _chain(self) -> tuple[float, list[LinearOperator]]:
-        """A number and operators whose product this is."""
+        """Number and operators of which this operator is the product."""
         return 1.0, [self]
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Declare that all products inside belong to one matrix, such as the products of an algorithm.
+        """Declare that the matrix does not change inside, for example during an algorithm.
 
-        Operators that cache data check once for all of these products; an operator made of others calls
-        `frozen` of each.
+        Operators with caches then check for changes once instead of before every product. A composite
+        operator freezes its parts.
         """
         with ExitStack() as parts:
             for part in vars(self).values():
@@ -205,21 +206,21 @@ class LinearOperator(ABC):
             yield
 
     def to_dense(self, *, chunk: int = 64) -> Tensor:
-        """The matrix itself, (m, n), from products with `chunk` columns of the identity at a time."""
+        """Return the matrix (m, n), from products with `chunk` columns of the identity at a time."""
         if chunk < 1:
             raise UsageError(f"expected a chunk of at least 1 column, got {chunk}")
         m, n = self.shape
         out = torch.zeros(m, n, dtype=self.dtype, device=self.device)
-        rows, columns = (slice(None), slice(None)) if self.pieces is None else _positions(self.pieces)
+        rows, columns = (slice(None), slice(None)) if self.shards is None else _positions(self.shards)
         for start in track(range(0, n, chunk), "columns of the matrix"):
             stop = min(start + chunk, n)
             basis = torch.zeros(n, stop - start, dtype=self.dtype, device=self.device)
             basis[torch.arange(start, stop), torch.arange(stop - start)] = 1
             out[rows, start:stop] = self._matmat(basis[columns])
-        return out if self.pieces is None else self.pieces[0].spread.added(out)
+        return out if self.shards is None else self.shards[0].spread.sum(out)
 
     def to_scipy(self) -> ScipyOperator:
-        """The same operator for SciPy's solvers, on numpy vectors."""
+        """Return the same operator for SciPy's solvers, on NumPy vectors."""
         from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
         def numpy_product(product: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
@@ -232,7 +233,7 @@ class LinearOperator(ABC):
 
         forward, backward = numpy_product(self._matmat), numpy_product(self._rmatmat)
         numpy_dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
-        # SciPy's __new__ picks the function-based subclass, which its annotations do not say.
+        # SciPy's annotations do not say that its __new__ returns the function-based subclass.
         make: Any = ScipyOperator
         return make(
             self.shape, matvec=forward, rmatvec=backward, matmat=forward, rmatmat=backward, dtype=numpy_dtype
@@ -252,16 +253,16 @@ class LinearOperator(ABC):
         return exports.to_eigenthings(self)
 
     def _repr_html_(self) -> str:
-        """HTML for a notebook: shape, kind, parts, and rows by role; it takes no product."""
+        """HTML for a notebook: shape, kind, parts, and rows by role, without computing a product."""
         from curvescope.viz import notebook
 
-        made_of = {name: part for name, part in vars(self).items() if isinstance(part, LinearOperator)}
-        space = named(self, "space")
+        operands = {name: part for name, part in vars(self).items() if isinstance(part, LinearOperator)}
+        space = named_space(self, "space")
         return notebook.box(
             self,
             repr(self),
             lambda: notebook.facts({"symmetric": self.symmetric, "positive semi-definite": self.psd}),
-            lambda: notebook.facts(made_of),
+            lambda: notebook.facts(operands),
             lambda: notebook.blocks(by_role(space)) if space is not None else "",
         )
 
@@ -281,16 +282,16 @@ class Sum(LinearOperator):
             )
         if A.shape != B.shape:
             raise ShapeError(f"cannot add operators of shapes {A.shape} and {B.shape}")
-        check_alike(A, B, "add")
+        check_same_dtype_and_device(A, B, "add")
         self.A, self.B = A, B
         self.shape, self.dtype, self.device = A.shape, A.dtype, A.device
-        self.pieces = _both(A, B)
+        self.shards = _combined_shards(A, B)
         self.symmetric = (A.symmetric and B.symmetric) or A.is_transpose_of(B)
         self.psd, self.keeps_names = A.psd and B.psd, A.keeps_names and B.keeps_names
         for side in ("space", "columns"):
-            found = [space for x in (A, B) if (space := named(x, side)) is not None]
-            if found and found[0] == found[-1]:
-                setattr(self, side, found[0])
+            spaces = [space for x in (A, B) if (space := named_space(x, side)) is not None]
+            if spaces and spaces[0] == spaces[-1]:
+                setattr(self, side, spaces[0])
 
     @property
     def T(self) -> LinearOperator:
@@ -298,7 +299,9 @@ class Sum(LinearOperator):
 
     def in_blocks(self) -> LinearOperator:
         if any(
-            named(x, side) != named(self, side) for x in (self.A, self.B) for side in ("space", "columns")
+            named_space(x, side) != named_space(self, side)
+            for x in (self.A, self.B)
+            for side in ("space", "columns")
         ):
             return super().in_blocks()
         A, B = self.A.in_blocks(), self.B.in_blocks()
@@ -326,17 +329,17 @@ class Scaled(LinearOperator):
 
     def __init__(self, A: LinearOperator, factor: float):
         self.A, self.factor = A, number(factor)
-        self.shape, self.dtype, self.device, self.pieces = A.shape, A.dtype, A.device, A.pieces
+        self.shape, self.dtype, self.device, self.shards = A.shape, A.dtype, A.device, A.shards
         self.symmetric, self.psd, self.keeps_names = A.symmetric, A.psd and self.factor >= 0, A.keeps_names
-        _name(self, rows=A, columns=A)
+        _set_spaces(self, rows=A, columns=A)
 
     @property
     def T(self) -> LinearOperator:
         return self if self.symmetric else Scaled(self.A.T, self.factor)
 
     def in_blocks(self) -> LinearOperator:
-        own = self.A.in_blocks()
-        return self if own is self.A else Scaled(own, self.factor)
+        reordered = self.A.in_blocks()
+        return self if reordered is self.A else Scaled(reordered, self.factor)
 
     def is_same_as(self, other: LinearOperator) -> bool:
         return isinstance(other, Scaled) and self.factor == other.factor and self.A.is_same_as(other.A)
@@ -358,17 +361,18 @@ class Scaled(LinearOperator):
 class Product(LinearOperator):
     """A B, applied from the right.
 
-    It is symmetric where its factors are the same, transposed, from both ends, as in D H D, PᵀAP and JᵀJ;
-    then it is positive semi-definite if the one in the middle is, or there is none, times a number ≥ 0.
+    It is symmetric if the factors from the left are the transposed factors from the right, as in D H D, PᵀAP
+    and JᵀJ. Then it is positive semi-definite if its scalar factor is ≥ 0 and the middle factor, if there is
+    one, is positive semi-definite.
     """
 
     def __init__(self, A: LinearOperator, B: LinearOperator):
         if A.shape[1] != B.shape[0]:
             raise ShapeError(f"cannot multiply operators of shapes {A.shape} and {B.shape}")
-        check_alike(A, B, "multiply")
+        check_same_dtype_and_device(A, B, "multiply")
         self.A, self.B = A, B
         self.shape, self.dtype, self.device = (A.shape[0], B.shape[1]), A.dtype, A.device
-        self.pieces = _both(A, B)
+        self.shards = _combined_shards(A, B)
         factor, chain = self._chain()
         half = len(chain) // 2
         mirrored = all(f.is_transpose_of(g) for f, g in zip(chain[:half], reversed(chain), strict=False))
@@ -376,7 +380,7 @@ class Product(LinearOperator):
         self.symmetric = mirrored and (middle is None or middle.symmetric)
         self.psd = self.symmetric and (middle is None or middle.psd) and factor >= 0
         self.keeps_names = A.keeps_names and B.keeps_names
-        _name(self, rows=B if A.keeps_names else A, columns=A if B.keeps_names else B)
+        _set_spaces(self, rows=B if A.keeps_names else A, columns=A if B.keeps_names else B)
 
     @property
     def T(self) -> LinearOperator:
@@ -385,15 +389,23 @@ class Product(LinearOperator):
     def is_same_as(self, other: LinearOperator) -> bool:
         if not isinstance(other, Product):
             return False
-        (c, own), (d, others) = self._chain(), other._chain()
-        return c == d and len(own) == len(others) and all(map(lambda f, g: f.is_same_as(g), own, others))
+        (c, factors), (d, other_factors) = self._chain(), other._chain()
+        return (
+            c == d
+            and len(factors) == len(other_factors)
+            and all(map(lambda f, g: f.is_same_as(g), factors, other_factors))
+        )
 
     def is_transpose_of(self, other: LinearOperator) -> bool:
         if not isinstance(other, Product):
             return False
-        (c, own), (d, others) = self._chain(), other._chain()
-        back = reversed(others)
-        return c == d and len(own) == len(others) and all(map(lambda f, g: f.is_transpose_of(g), own, back))
+        (c, factors), (d, other_factors) = self._chain(), other._chain()
+        back = reversed(other_factors)
+        return (
+            c == d
+            and len(factors) == len(other_factors)
+            and all(map(lambda f, g: f.is_transpose_of(g), factors, back))
+        )
 
     def _chain(self) -> tuple[float, list[LinearOperator]]:
         (c, left), (d, right) = self.A._chain(), self.B._chain()
@@ -412,9 +424,9 @@ class Transpose(LinearOperator):
     def __init__(self, A: LinearOperator):
         self.A = A
         self.shape, self.dtype, self.device = (A.shape[1], A.shape[0]), A.dtype, A.device
-        self.pieces = None if A.pieces is None else (A.pieces[1], A.pieces[0])
+        self.shards = None if A.shards is None else (A.shards[1], A.shards[0])
         for side, other in (("space", "columns"), ("columns", "space")):
-            if (space := named(A, other)) is not None:
+            if (space := named_space(A, other)) is not None:
                 setattr(self, side, space)
 
     @property
@@ -455,25 +467,25 @@ class Selection(LinearOperator):
         return U[self.index]
 
 
-def _positions(pieces: tuple[Pieces, Pieces]) -> tuple[Any, Any]:
-    return pieces[0].positions(), pieces[1].positions()
+def _positions(shards: tuple[VectorShard, VectorShard]) -> tuple[Any, Any]:
+    return shards[0].positions(), shards[1].positions()
 
 
-def _both(A: LinearOperator, B: LinearOperator) -> tuple[Pieces, Pieces] | None:
-    """The pieces of a sum or product; both operators are over vectors that are spread alike, or neither."""
-    if (A.pieces is None) != (B.pieces is None):
+def _combined_shards(A: LinearOperator, B: LinearOperator) -> tuple[VectorShard, VectorShard] | None:
+    """Shards of a sum or product; raise if the vectors of only one operator are sharded."""
+    if (A.shards is None) != (B.shards is None):
         raise ShapeError(
             f"cannot combine {A!r} and {B!r}: the vectors of one of them are sharded over ranks",
             hint="damping=λ and weight_decay=w of an operator add a diagonal",
         )
-    return None if A.pieces is None or B.pieces is None else (A.pieces[0], B.pieces[1])
+    return None if A.shards is None or B.shards is None else (A.shards[0], B.shards[1])
 
 
-def _name(made: LinearOperator, *, rows: LinearOperator, columns: LinearOperator) -> None:
-    """Give an operator the names that the rows of one, and the columns of another, have."""
+def _set_spaces(op: LinearOperator, *, rows: LinearOperator, columns: LinearOperator) -> None:
+    """Give an operator the row names of one operator and the column names of another."""
     for side, source in (("space", rows), ("columns", columns)):
-        if (space := named(source, side)) is not None:
-            setattr(made, side, space)
+        if (space := named_space(source, side)) is not None:
+            setattr(op, side, space)
 
 
 def check_square_symmetric(A: LinearOperator, what: str) -> None:
@@ -486,22 +498,22 @@ def check_square_symmetric(A: LinearOperator, what: str) -> None:
 
 
 def number(factor: Any) -> float:
-    """A finite real number."""
-    found = math.nan
+    """Convert to a finite real number or raise."""
+    value = math.nan
     if not isinstance(factor, complex | str) and not (isinstance(factor, Tensor) and factor.is_complex()):
         with suppress(TypeError, ValueError, RuntimeError):
-            found = float(factor)
-    if not math.isfinite(found):
+            value = float(factor)
+    if not math.isfinite(value):
         got = f"a tensor of {tuple(factor.shape)}" if isinstance(factor, Tensor) else repr(factor)
         raise UsageError(
             f"expected a finite real number to multiply an operator with, got {got}",
             hint="A @ B multiplies operators, Diagonal(d) @ A scales rows",
         )
-    return found
+    return value
 
 
-def check_alike(A: LinearOperator, B: LinearOperator, verb: str) -> None:
-    """Raise unless both have one dtype and one kind of device."""
+def check_same_dtype_and_device(A: LinearOperator, B: LinearOperator, verb: str) -> None:
+    """Raise unless both operators have the same dtype and type of device."""
     if A.dtype != B.dtype or A.device.type != B.device.type:
         raise ShapeError(
             f"cannot {verb} operators of {A.dtype} on {A.device} and of {B.dtype} on {B.device}",

@@ -1,4 +1,4 @@
-"""Operators of ours as those of curvlinops, linear_operator and hessian-eigenthings, on flat vectors."""
+"""Export of operators to curvlinops, linear_operator and hessian-eigenthings, on flat vectors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def to_curvlinops(A: LinearOperator) -> PyTorchLinearOperator:
     peer = _imported("curvlinops", "curvlinops-for-pytorch").HessianLinearOperator
     base = next(cls for cls in peer.__mro__ if cls.__name__ == "PyTorchLinearOperator")
 
-    class Ours(base):
+    class CurvlinopsOperator(base):
         SELF_ADJOINT = A.symmetric
         device, dtype = A.device, A.dtype
 
@@ -36,16 +36,16 @@ def to_curvlinops(A: LinearOperator) -> PyTorchLinearOperator:
         def _adjoint(self) -> Any:
             return to_curvlinops(A.T)
 
-    return Ours()
+    return CurvlinopsOperator()
 
 
 def to_linear_operator(A: LinearOperator) -> GPyTorchOperator:
     """Return the operator for GPyTorch's linear_operator."""
     peer = _imported("linear_operator.operators", "linear_operator")
 
-    class Ours(peer.LinearOperator):
+    class GPyTorchAdapter(peer.LinearOperator):
         def __init__(self, representative: Tensor):
-            super().__init__(representative)  # that library asks tensors for the dtype and the device
+            super().__init__(representative)  # the library takes dtype and device from it
             self.representative = representative
 
         def _matmul(self, rhs: Tensor) -> Tensor:
@@ -58,11 +58,11 @@ def to_linear_operator(A: LinearOperator) -> GPyTorchOperator:
         def _transpose_nonbatch(self) -> Any:
             return self if A.symmetric else to_linear_operator(A.T)
 
-    return Ours(torch.empty(0, dtype=A.dtype, device=A.device))
+    return GPyTorchAdapter(torch.empty(0, dtype=A.dtype, device=A.device))
 
 
 def to_eigenthings(A: LinearOperator) -> CurvatureOperator:
-    """Return the operator, which is symmetric, for the algorithms of hessian-eigenthings."""
+    """Return a symmetric operator for the algorithms of hessian-eigenthings."""
     peer = _imported("hessian_eigenthings.operators.base", "hessian-eigenthings")
     return peer.LambdaOperator(lambda v: A @ v, A.shape[0], A.device, A.dtype)
 

@@ -1,7 +1,4 @@
-"""The first product of each kind of operator, told to whoever wants to look at the operator before it.
-
-The one who looks says which operators are of one kind, by a function of the operator.
-"""
+"""Hook that runs before the first product of each kind of operator."""
 
 from __future__ import annotations
 
@@ -11,32 +8,34 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 
-class _Looking(NamedTuple):
-    """Hook, the function that tells kinds of operators apart, and the kinds that the hook has seen."""
+class _Observer(NamedTuple):
+    """Hook, function from an operator to its kind, and kinds for which the hook already ran."""
 
-    look: Callable[[Any], None]
+    hook: Callable[[Any], None]
     kind: Callable[[Any], Hashable]
     seen: set[Hashable]
 
 
-_looking: ContextVar[_Looking | None] = ContextVar("curvescope_looking", default=None)
+_observer: ContextVar[_Observer | None] = ContextVar("curvescope_first_product", default=None)
 
 
 @contextmanager
-def looking(look: Callable[[Any], None] | None, kind: Callable[[Any], Hashable] = type) -> Iterator[None]:
-    """Inside, `look` is called with an operator when the first product of its kind is asked for."""
-    token = _looking.set(None if look is None else _Looking(look, kind, set()))
+def on_first_product(
+    hook: Callable[[Any], None] | None, kind: Callable[[Any], Hashable] = type
+) -> Iterator[None]:
+    """Inside, `hook(op)` runs before the first product of each kind of operator."""
+    token = _observer.set(None if hook is None else _Observer(hook, kind, set()))
     try:
         yield
     finally:
-        _looking.reset(token)
+        _observer.reset(token)
 
 
-def met(op: Any) -> None:
-    """Show an operator of which a product is asked for; products that are taken to look at it are not."""
-    watch = _looking.get()
-    if watch is None or (kind := watch.kind(op)) in watch.seen:
+def notify_first_product(op: Any) -> None:
+    """Run the hook if this is the first product of the operator's kind; products inside a hook run none."""
+    observer = _observer.get()
+    if observer is None or (kind := observer.kind(op)) in observer.seen:
         return
-    with looking(None):
-        watch.look(op)
-    watch.seen.add(kind)
+    with on_first_product(None):
+        observer.hook(op)
+    observer.seen.add(kind)

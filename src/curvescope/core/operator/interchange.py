@@ -1,4 +1,4 @@
-"""Operators of other libraries as ours; `A.to_…()` gives ours to them (`exports.py`).
+"""Conversion of operators of other libraries to ours; `exports.py` converts the other way.
 
 | library | in | out |
 |---|---|---|
@@ -7,7 +7,7 @@
 | GPyTorch's linear_operator | `as_operator(A)` | `A.to_linear_operator()` |
 | hessian-eigenthings | `as_operator(A)` | `A.to_eigenthings()` |
 
-Flat vectors keep their order: each of these libraries takes parameters in torch's order, as ours do.
+Flat vectors keep their order: all of these libraries take parameters in torch's order, like curvescope.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from curvescope.core.operator.matrices import FunctionOperator, Matrix
 
 
 def as_operator(A: Any, *, symmetric: bool | None = None, psd: bool = False) -> LinearOperator:
-    """Return a matrix or an operator of another library as an operator of ours.
+    """Return a matrix or an operator of another library as a `LinearOperator`.
 
     Example:
         >>> cs.eigsh(cs.as_operator(scipy.sparse.linalg.aslinearoperator(S), symmetric=True), k=3)
 
     Args:
         A: A tensor, an array, a sparse matrix or `LinearOperator` of SciPy, or an operator of curvlinops,
-            linear_operator or hessian-eigenthings. One of ours is returned as it is.
-        symmetric: If None, dense matrices are compared with their transpose, operators of curvlinops say it
-            themselves, those of hessian-eigenthings are symmetric, and others count as not symmetric.
+            linear_operator or hessian-eigenthings. A `LinearOperator` of curvescope is returned unchanged.
+        symmetric: If None, dense matrices are compared with their transpose, operators of curvlinops declare
+                it, operators of hessian-eigenthings are symmetric, and all others count as not symmetric.
         psd: State that no eigenvalue is negative.
     """
     if isinstance(A, LinearOperator):

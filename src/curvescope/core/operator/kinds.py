@@ -1,9 +1,9 @@
-"""The kinds of vectors that operators take, and give back: the kind that comes out is the kind that went in.
+"""Kinds of vectors that operators take; a product has the same kind as the vector.
 
-A vector is a tensor or a NumPy array, (n,) or columns (n, k). Where the operator has named blocks it may be a
-dictionary of tensors, by the names of parameters or of blocks, or a list or tuple of tensors, one for each
-parameter in the module's order. A tensor for a parameter has the parameter's shape, one for a block the
-block's; a name that is both means the parameter.
+A vector is a tensor or a NumPy array, (n,) or columns (n, k). If the operator has named blocks, a vector may
+also be a dictionary of tensors by the names of parameters or of blocks, or a list or tuple with one tensor
+for each parameter in the module's order. A tensor has the shape of its parameter or block. A name that is
+both means the parameter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.core.blocks import ParamSpace
+from curvescope.core.blocks import ParamSpace, as_tensor
 from curvescope.core.errors import ShapeError, UsageError, near_misses
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Vector = Tensor | np.ndarray | Mapping[str, Tensor] | Sequence[Tensor]
 
 
 def check_vector(A: LinearOperator, v: Any) -> None:
-    """Raise unless A @ v is defined: a plain tensor of the right length, dtype and device."""
+    """Raise unless v is a plain tensor of the length, dtype and device that A needs."""
     if not isinstance(v, Tensor):
         raise ShapeError(
             f"expected a tensor or a NumPy array of {A.shape[1]} entries, got {type(v).__name__}",
@@ -36,10 +36,14 @@ def check_vector(A: LinearOperator, v: Any) -> None:
             "expected a plain vector, got one inside a transform of torch.func",
             hint="op @ V takes columns (n, k) at once; op is linear, so its derivative along u is op @ u",
         )
-    n, where, space = A.local_shape[1], "" if A.pieces is None else " on this rank", named(A, "columns")
+    n, suffix, space = (
+        A.local_shape[1],
+        "" if A.shards is None else " on this rank",
+        named_space(A, "columns"),
+    )
     if v.dim() not in (1, 2) or v.shape[0] != n:
         raise ShapeError(
-            f"expected a vector of {n} entries{where} or columns ({n}, k), got {tuple(v.shape)}",
+            f"expected a vector of {n} entries{suffix} or columns ({n}, k), got {tuple(v.shape)}",
             hint=None if space is None else space.hint,
         )
     if v.dtype != A.dtype or v.device.type != A.device.type:
@@ -50,20 +54,17 @@ def check_vector(A: LinearOperator, v: Any) -> None:
 
 
 def as_columns(A: LinearOperator, v: Vector) -> Tensor:
-    """The columns (n, k) that A is multiplied with, from a vector of any kind.
+    """Convert a vector of any kind to columns (n, k) for a product with A.
 
-    Real numbers of any kind are rounded to the operator's dtype. A NumPy array is copied to its device, a
-    tensor must be there.
+    Real numbers are rounded to the operator's dtype. A NumPy array is copied to the operator's device; a
+    tensor must already be there.
     """
     if isinstance(v, Mapping):
         v = _from_names(v, _columns(A, "a dictionary"))
     elif isinstance(v, list | tuple) and v and all(isinstance(part, Tensor) for part in v):
         v = _from_list(v, _columns(A, f"a {type(v).__name__}"))
     elif isinstance(v, np.ndarray):
-        if v.dtype.kind not in "fiu":
-            raise ShapeError(f"expected an array of real numbers, got one of {v.dtype}")
-        plain = v.dtype.newbyteorder("=") if v.dtype.itemsize <= 8 else np.dtype(np.float64)  # torch's own
-        v = torch.tensor(np.ascontiguousarray(v, dtype=plain)).to(A.device)
+        v = as_tensor(v).to(A.device)
     if isinstance(v, Tensor) and not v.is_complex() and v.dtype != torch.bool:
         v = v.to(A.dtype)
     check_vector(A, v)
@@ -71,21 +72,22 @@ def as_columns(A: LinearOperator, v: Vector) -> Tensor:
     return v[:, None] if v.dim() == 1 else v
 
 
-def is_single(v: Vector) -> bool:
-    """Return True if it is one vector and not several columns."""
+def is_single_vector(v: Vector) -> bool:
+    """Return True if v is one vector and not several columns."""
     return not isinstance(v, Tensor | np.ndarray) or v.ndim == 1
 
 
-def in_kind(A: LinearOperator, product: Tensor, v: Vector) -> Any:
-    """Columns (m, k) of a product A V as the kind of vector that V was given as.
+def columns_as_kind(A: LinearOperator, product: Tensor, v: Vector) -> Any:
+    """Convert columns (m, k) of a product A V to the kind of v, the vector before conversion to columns.
 
-    If rows have no names, such as the rows of a Jacobian, a product with a dictionary or a list is a tensor.
+    If the rows of A have no names, such as the rows of a Jacobian, a product with a dictionary or a list is a
+    tensor.
     """
     if isinstance(v, np.ndarray):
         return (product[:, 0] if v.ndim == 1 else product).cpu().numpy()
     if isinstance(v, Tensor):
         return product[:, 0] if v.ndim == 1 else product
-    rows, columns = named(A, "space"), named(A, "columns")
+    rows, columns = named_space(A, "space"), named_space(A, "columns")
     if rows is None or columns is None:
         return product[:, 0]
     if isinstance(v, Mapping) and not v.keys() <= columns.shapes.keys():
@@ -95,20 +97,20 @@ def in_kind(A: LinearOperator, product: Tensor, v: Vector) -> Any:
     return tree if isinstance(v, Mapping) else in_order if isinstance(v, list) else tuple(in_order)
 
 
-def like(found: Tensor, given: Any) -> Any:
-    """A vector that was found, as NumPy if the one that was given is."""
-    return found.cpu().numpy() if isinstance(given, np.ndarray) else found
+def as_kind(vector: Tensor, original: Any) -> Any:
+    """Convert a tensor to NumPy if the original vector is a NumPy array."""
+    return vector.cpu().numpy() if isinstance(original, np.ndarray) else vector
 
 
-def named(A: LinearOperator, side: str) -> ParamSpace | None:
-    """The named blocks of the rows, "space", or of the columns, "columns", of an operator that has them."""
+def named_space(A: LinearOperator, side: str) -> ParamSpace | None:
+    """Named blocks of an operator's rows (side "space") or columns (side "columns"); None if it has none."""
     space = getattr(A, side, None)
     size = A.local_shape[0] if side == "space" else A.local_shape[1]
     return space if isinstance(space, ParamSpace) and space.size == size else None
 
 
 def _columns(A: LinearOperator, what: str) -> ParamSpace:
-    space = named(A, "columns")
+    space = named_space(A, "columns")
     if space is None:
         raise ShapeError(
             f"expected a tensor or a NumPy array of {A.shape[1]} entries, got {what}, "
@@ -117,44 +119,44 @@ def _columns(A: LinearOperator, what: str) -> ParamSpace:
     return space
 
 
-def _from_names(given: Mapping[str, Tensor], space: ParamSpace) -> Tensor:
-    """The vector (n,) of tensors by the names of parameters, or of blocks; every one must be there."""
+def _from_names(tensors: Mapping[str, Tensor], space: ParamSpace) -> Tensor:
+    """Vector (n,) of tensors by the names of all parameters, or of all blocks."""
     blocks = {block.name: block.shape for block in space.blocks}
-    by_parameter = given.keys() <= space.shapes.keys()
-    known = dict(space.shapes) if by_parameter else blocks
-    strange = [name for name in given if name not in space.shapes and name not in blocks]
-    if strange:
+    by_parameter = tensors.keys() <= space.shapes.keys()
+    expected = dict(space.shapes) if by_parameter else blocks
+    unknown = [name for name in tensors if name not in space.shapes and name not in blocks]
+    if unknown:
         raise UsageError(
-            f"the operator has no parameter or block called {strange[0]!r}",
-            hint=near_misses(str(strange[0]), [*space.shapes, *blocks]),
+            f"the operator has no parameter or block called {unknown[0]!r}",
+            hint=near_misses(str(unknown[0]), [*space.shapes, *blocks]),
         )
-    if not given.keys() <= known.keys():
+    if not tensors.keys() <= expected.keys():
         raise UsageError("expected names of parameters or of blocks, got both in one dictionary")
-    missing = [name for name in known if name not in given]
+    missing = [name for name in expected if name not in tensors]
     if missing:
         raise ShapeError(
-            f"expected a tensor for each of {len(known)} names, but {missing[0]!r} is missing",
+            f"expected a tensor for each of {len(expected)} names, but {missing[0]!r} is missing",
             hint="use torch.zeros_like(parameter) for missing ones",
         )
-    for name, shape in known.items():
-        _check_part(name, given[name], tuple(shape), space)
-    tree = {name: part.to(space.dtype) for name, part in given.items()}
+    for name, shape in expected.items():
+        _check_part(name, tensors[name], tuple(shape), space)
+    tree = {name: part.to(space.dtype) for name, part in tensors.items()}
     if not by_parameter:
         return space.from_dict(tree)
-    vector = space.gather({name: part.contiguous() for name, part in tree.items()})
+    vector = space.gather(tree)
     _refuse_outside(tree, vector, space)
     return vector
 
 
-def _from_list(given: Sequence[Tensor], space: ParamSpace) -> Tensor:
-    """The vector (n,) of one tensor for each parameter, in the module's order."""
-    if len(given) != len(space.shapes):
+def _from_list(tensors: Sequence[Tensor], space: ParamSpace) -> Tensor:
+    """Vector (n,) of one tensor for each parameter, in the module's order."""
+    if len(tensors) != len(space.shapes):
         names = list(space.shapes)
         raise ShapeError(
             f"expected {len(names)} tensors, for {names[0]} to {names[-1]} in the module's order, "
-            f"got {len(given)}"
+            f"got {len(tensors)}"
         )
-    return _from_names(dict(zip(space.shapes, given, strict=True)), space)
+    return _from_names(dict(zip(space.shapes, tensors, strict=True)), space)
 
 
 def _check_part(name: str, part: Tensor, shape: tuple[int, ...], space: ParamSpace) -> None:
@@ -168,7 +170,7 @@ def _check_part(name: str, part: Tensor, shape: tuple[int, ...], space: ParamSpa
 
 
 def _refuse_outside(tree: Mapping[str, Tensor], vector: Tensor, space: ParamSpace) -> None:
-    """Raise where a parameter that is in the space in part has entries outside of it."""
+    """Raise if a tensor is not zero at entries of its parameter that are outside the space."""
     sizes: dict[str, int] = {}
     for block in space.blocks:
         sizes[block.parameter] = sizes.get(block.parameter, 0) + block.size

@@ -1,4 +1,4 @@
-"""Operators that are known by their numbers: dense, diagonal, of low rank, the identity, or a function."""
+"""Explicit operators: dense, diagonal, low-rank, identity, or a function of columns."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator.base import LinearOperator
-from curvescope.core.ranks.shard_layout import Pieces
+from curvescope.core.ranks.shard_layout import VectorShard
 
 
 def _check_real(A: Tensor, dim: int, what: str) -> None:
-    """Raise unless it is a tensor of real numbers with so many axes."""
+    """Raise unless A is a tensor of real numbers with `dim` axes."""
     if not isinstance(A, Tensor):
         raise ShapeError(f"expected {what}, got {type(A).__name__}", hint="torch.as_tensor(array) makes one")
     if A.dim() != dim:
@@ -23,7 +23,7 @@ def _check_real(A: Tensor, dim: int, what: str) -> None:
 
 
 class Matrix(LinearOperator):
-    """A dense matrix as an operator. `symmetric` is found by comparison unless stated."""
+    """A dense matrix as an operator. `symmetric` is determined by comparison if it is None."""
 
     def __init__(self, A: Tensor, *, symmetric: bool | None = None, psd: bool = False):
         _check_real(A, 2, "a matrix")
@@ -87,30 +87,30 @@ class Identity(LinearOperator):
 
 
 class Diagonal(LinearOperator):
-    """diag(f(d)) of a vector d (n,), f the identity unless given; psd where no entry is negative.
+    """diag(f(d)) of a vector d (n,), by default diag(d); psd if no entry is negative.
 
-    d is read whenever it is asked: numbers that are written into it are those of the next product. With
-    `pieces`, d holds the entries that are on this rank of a diagonal that is spread over several.
+    Every product reads d again, so writing to d changes the operator. With `shard`, d contains this rank's
+    entries of a diagonal that is sharded over ranks.
     """
 
     symmetric = keeps_names = True
 
     def __init__(
-        self, d: Tensor, f: Callable[[Tensor], Tensor] | None = None, *, pieces: Pieces | None = None
+        self, d: Tensor, f: Callable[[Tensor], Tensor] | None = None, *, shard: VectorShard | None = None
     ):
         _check_real(d, 1, "a diagonal")
         self._source, self._f = d, f
-        n = len(d) if pieces is None else pieces.length
+        n = len(d) if shard is None else shard.length
         self.shape, self.dtype, self.device = (n, n), d.dtype, d.device
-        self.pieces = None if pieces is None else (pieces, pieces)
+        self.shards = None if shard is None else (shard, shard)
 
-    def spread_like(self, op: LinearOperator) -> Diagonal:
-        """The same entries, over the ranks that the rows of another operator are spread over."""
-        return self if op.pieces is None else Diagonal(self._source, self._f, pieces=op.pieces[0])
+    def shard_like(self, op: LinearOperator) -> Diagonal:
+        """Return a diagonal of the same entries that is sharded like the rows of another operator."""
+        return self if op.shards is None else Diagonal(self._source, self._f, shard=op.shards[0])
 
     @property
     def d(self) -> Tensor:
-        """The entries, as they are now."""
+        """Current entries."""
         return self._source if self._f is None else self._f(self._source)
 
     @property
@@ -123,35 +123,35 @@ class Diagonal(LinearOperator):
 
     def power(self, exponent: float) -> Diagonal:
         """Return diag(d)^p, entry by entry: `power(-0.5)` is the inverse root. Raise if it is not finite."""
-        return self._then(lambda d: _finite_power(d, exponent))
+        return self._compose(lambda d: _finite_power(d, exponent))
 
     def inverse_root(self, damping: float = 0.0) -> Diagonal:
         """(diag(d) + δ I)^(−1/2)."""
-        return self._then(lambda d: _finite_power(d + damping, -0.5))
+        return self._compose(lambda d: _finite_power(d + damping, -0.5))
 
-    def _then(self, g: Callable[[Tensor], Tensor]) -> Diagonal:
-        """diag(g(f(d))), which follows d too."""
+    def _compose(self, g: Callable[[Tensor], Tensor]) -> Diagonal:
+        """Return diag(g(f(d))), which also reads d in every product."""
         f = self._f
-        found = Diagonal(self._source, g if f is None else lambda d: g(f(d)))
-        _ = found.d  # what is not finite is said now
-        return found
+        composed = Diagonal(self._source, g if f is None else lambda d: g(f(d)))
+        _ = composed.d  # raises now if an entry is not finite
+        return composed
 
     def _matmat(self, V: Tensor) -> Tensor:
         return self.d[:, None] * V
 
 
 def _finite_power(d: Tensor, exponent: float) -> Tensor:
-    found = d**exponent
-    if not bool(torch.isfinite(found).all()):
+    powers = d**exponent
+    if not bool(torch.isfinite(powers).all()):
         raise UsageError(
             f"diag(d) to the power of {exponent:g} is not finite: the smallest entry is {float(d.min()):.3g}",
             hint="add a number to the diagonal",
         )
-    return found
+    return powers
 
 
 class LowRank(LinearOperator):
-    """U diag(s) Uᵀ for columns U (n, r) and numbers s (r,), ones unless given; memory n r."""
+    """U diag(s) Uᵀ for columns U (n, r) and numbers s (r,), by default ones; needs n r entries of memory."""
 
     symmetric = keeps_names = True
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from curvescope.core.errors import UsageError
 
-PORTS = range(20000, 50000)  # one of them by the number of the Slurm job
+PORTS = range(20000, 50000)  # chosen by the number of the Slurm job
 
 
 class Launch(NamedTuple):
-    """One of several processes that were started to work together."""
+    """Description of one of several processes that were started together."""
 
     rank: int
     ranks: int
@@ -23,9 +23,9 @@ class Launch(NamedTuple):
 
 
 def launch_of(environ: Mapping[str, str]) -> Launch | None:
-    """Return the launch that torchrun or srun describes; None for a single process.
+    """Return the launch that torchrun or srun describes in the environment; None for a single process.
 
-    A batch script of Slurm is one process, however many tasks its job has: only `srun` starts a step.
+    A batch script of Slurm is one process for any number of tasks of its job: only `srun` starts a step.
     """
     try:
         if int(environ.get("WORLD_SIZE", 1)) > 1 and "RANK" in environ:
@@ -66,9 +66,9 @@ def _slurm(environ: Mapping[str, str]) -> Launch:
 
 
 def first_host(nodes: str) -> str:
-    """The first of a list as Slurm writes it: `gpu[003-007,12],login1` is gpu003, …"""
-    found = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\])?([^,\[]*)", nodes)
-    if found is None:
-        raise ValueError(f"a list of nodes {nodes!r}")
-    name, number, end = found.groups()
+    """First host of a list in Slurm's notation: gpu003 for `gpu[003-007,12],login1`."""
+    match = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\])?([^,\[]*)", nodes)
+    if match is None:
+        raise ValueError(f"the list of nodes {nodes!r}")
+    name, number, end = match.groups()
     return f"{name}{number or ''}{end or ''}"

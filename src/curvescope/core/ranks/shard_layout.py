@@ -1,9 +1,9 @@
-"""Vectors that are spread over ranks: each holds a piece, and nobody all of it.
+"""Layout of vectors that are sharded over ranks.
 
-A parameter is cut along its first axis, as DTensor's `Shard(0)` does: ⌈d/R⌉ rows for every rank, fewer or
-none for the last ones. For a vector over blocks, a rank holds the entries in its rows, in the order of the
-full vector. Numbers that are sums over entries are added up over the ranks (`Spread.added`), so every rank
-has the same ones and takes the same branches.
+A parameter is cut along its first axis, like DTensor's `Shard(0)`: ⌈d/R⌉ rows for each rank, fewer or none
+for the last ranks. For a vector over blocks, a rank holds the entries in its rows, in the order of the full
+vector. Sums over entries are added over the ranks (`ShardGroup.sum`), so all ranks have the same numbers and
+take the same branches.
 """
 
 from __future__ import annotations
@@ -28,45 +28,45 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Spread:
-    """The ranks that hold the pieces; None is every rank there is."""
+class ShardGroup:
+    """Ranks that hold the shards; a group of None means all ranks."""
 
     group: ProcessGroup | None
     rank: int
     ranks: int
 
     def rows(self, count: int, rank: int | None = None) -> range:
-        """Return the rows, of `count` rows, that a rank holds; this rank by default."""
-        each, at = -(-count // self.ranks), self.rank if rank is None else rank
-        return range(min(at * each, count), min((at + 1) * each, count))
+        """Range of the rows, out of `count`, that a rank holds; this rank by default."""
+        num_rows, rank_number = -(-count // self.ranks), self.rank if rank is None else rank
+        return range(min(rank_number * num_rows, count), min((rank_number + 1) * num_rows, count))
 
-    def added(self, partial: Tensor) -> Tensor:
-        """Σ_ranks of a small tensor; the same bits on every rank."""
+    def sum(self, partial: Tensor) -> Tensor:
+        """Sum a small tensor over ranks; the result has the same bits on every rank."""
         return self._reduced(partial, "SUM")
 
-    def largest(self, value: float, device: torch.device) -> float:
-        """The largest of the numbers that the ranks give; nan if one is."""
-        found = torch.tensor([value, float(value != value)], dtype=_wide(device), device=device)
-        found[0].nan_to_num_(nan=0.0)
-        top, undefined = self._reduced(found, "MAX").tolist()
+    def max(self, value: float, device: torch.device) -> float:
+        """Maximum of the ranks' numbers; nan if one of them is."""
+        buffer = torch.tensor([value, float(value != value)], dtype=_wide(device), device=device)
+        buffer[0].nan_to_num_(nan=0.0)
+        top, undefined = self._reduced(buffer, "MAX").tolist()
         return float("nan") if undefined else top
 
-    def least(self, value: float, device: torch.device) -> float:
-        """The smallest of the numbers that the ranks give."""
-        return -self.largest(-value, device)
+    def min(self, value: float, device: torch.device) -> float:
+        """Minimum of the ranks' numbers."""
+        return -self.max(-value, device)
 
     def all(self, holds: bool, device: torch.device) -> bool:
-        """Return True if something holds on every rank."""
-        return (self.ranks == 1 and holds) or (self.ranks > 1 and self.least(float(holds), device) == 1.0)
+        """Return True if a condition holds on every rank."""
+        return (self.ranks == 1 and holds) or (self.ranks > 1 and self.min(float(holds), device) == 1.0)
 
     def _reduced(self, partial: Tensor, how: str) -> Tensor:
         if self.ranks == 1:
             return partial
         import torch.distributed as dist
 
-        found = partial.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(found, op=getattr(dist.ReduceOp, how), group=self.group)
-        return found
+        result = partial.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(result, op=getattr(dist.ReduceOp, how), group=self.group)
+        return result
 
 
 def _wide(device: torch.device) -> torch.dtype:
@@ -75,12 +75,12 @@ def _wide(device: torch.device) -> torch.dtype:
 
 # ------------------------------------------------------------------------------------------------- context
 
-_spread: ContextVar[Spread | None] = ContextVar("curvescope_spread", default=None)
+_spread: ContextVar[ShardGroup | None] = ContextVar("curvescope_spread", default=None)
 
 
 @contextmanager
-def over(spread: Spread | None) -> Iterator[None]:
-    """Inside, vectors are pieces: sums over their entries are added up over these ranks."""
+def sharded_over(spread: ShardGroup | None) -> Iterator[None]:
+    """Declare that vectors inside are sharded over these ranks: sums over entries add over the ranks."""
     token = _spread.set(spread)
     try:
         yield
@@ -88,78 +88,82 @@ def over(spread: Spread | None) -> Iterator[None]:
         _spread.reset(token)
 
 
-def current() -> Spread | None:
-    """The ranks that vectors are spread over here; None where they are whole."""
+def current_shard_group() -> ShardGroup | None:
+    """Return the ranks over which vectors are sharded here; None if vectors are complete."""
     return _spread.get()
 
 
-# ------------------------------------------------------------------------------------------------- pieces
+# ------------------------------------------------------------------------------------------------- shards
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Pieces:
-    """Entries of a vector over whole blocks that this rank holds.
+class VectorShard:
+    """Entries of a vector over blocks that this rank holds.
 
-    `blocks` are views of whole parameters, of the `shapes` given.
+    `blocks` are views of the full parameters, which have the given `shapes`.
     """
 
-    spread: Spread
+    spread: ShardGroup
     blocks: tuple[Block, ...]
     shapes: Mapping[str, tuple[int, ...]]
 
     @cached_property
     def length(self) -> int:
-        """Entries of the whole vector."""
+        """Number of entries of the full vector."""
         return sum(block.size for block in self.blocks)
 
     @cached_property
     def size(self) -> int:
-        """Entries that are here."""
+        """Number of entries on this rank."""
         return sum(part.count for part in self._parts)
 
-    def of(self, name: str) -> Pieces:
-        """Those of one block alone."""
-        return Pieces(self.spread, tuple(b for b in self.blocks if b.name == name), self.shapes)
+    def block(self, name: str) -> VectorShard:
+        """Return the shard of one block."""
+        return VectorShard(self.spread, tuple(b for b in self.blocks if b.name == name), self.shapes)
 
     @cached_property
-    def _parts(self) -> tuple[_Part, ...]:
-        return tuple(_Part(b, self.shapes[b.parameter], self.spread) for b in self.blocks)
+    def _parts(self) -> tuple[_LocalBlock, ...]:
+        return tuple(_LocalBlock(b, self.shapes[b.parameter], self.spread) for b in self.blocks)
 
-    def keep(self, drawn: Iterator[Tensor], out: Tensor) -> None:
-        """Write to `out` (size,) the entries that are here, of a whole vector that comes piece by piece."""
-        parts, begin, place = iter(self._parts), 0, 0  # of the part in the vector, and of what is next in out
+    def write_local(self, drawn: Iterator[Tensor], out: Tensor) -> None:
+        """Write this rank's entries of a full vector, which arrives in chunks, to `out` (size,)."""
+        parts, begin, position = (
+            iter(self._parts),
+            0,
+            0,
+        )  # of the part in the vector, and of what is next in out
         part, start = next(parts, None), 0
         for piece in drawn:
-            at = 0
-            while part is not None and at < len(piece):
+            offset = 0
+            while part is not None and offset < len(piece):
                 stop = min(len(piece), begin + part.block.size - start)
-                here = part.taken(start + at - begin, start + stop - begin, piece.device)
-                found = piece[at:stop][here]
-                out[place : place + len(found)].copy_(found)
-                place, at = place + len(found), stop
-                if start + at == begin + part.block.size:
+                mask = part.local_entries(start + offset - begin, start + stop - begin, piece.device)
+                entries = piece[offset:stop][mask]
+                out[position : position + len(entries)].copy_(entries)
+                position, offset = position + len(entries), stop
+                if start + offset == begin + part.block.size:
                     begin, part = begin + part.block.size, next(parts, None)
             start += len(piece)
 
     def positions(self) -> Tensor:
-        """Positions of this rank's entries in the whole vector: (size,); for small vectors."""
-        found = torch.empty(self.size, dtype=torch.long)
-        self.keep(iter([torch.arange(self.length)]), found)
-        return found
+        """Positions of this rank's entries in the full vector, (size,); takes the memory of a full vector."""
+        result = torch.empty(self.size, dtype=torch.long)
+        self.write_local(iter([torch.arange(self.length)]), result)
+        return result
 
 
-class _Part:
-    """The entries of one block that are here.
+class _LocalBlock:
+    """Entries of one block on this rank.
 
-    The block's leading axes, those of `split` that make up the parameter's first one, say in which row of it
-    an entry lies: row = Σ_a (i_a + start_a) stride_a.
+    The leading axes of `split` make up the parameter's first axis. They determine the row of an entry:
+    row = Σ_a (i_a + start_a) stride_a.
     """
 
-    def __init__(self, block: Block, shape: Sequence[int], spread: Spread):
+    def __init__(self, block: Block, shape: Sequence[int], spread: ShardGroup):
         self.block, self._rows = block, spread.rows(shape[0])
         leading = leading_axes(block, shape)
-        starts, sizes = narrowed(block)
+        starts, sizes = narrow_ranges(block)
         strides = [prod(block.split[a + 1 : leading]) for a in range(leading)]
         order = block.order or tuple(range(len(block.split)))
         inner = [prod(sizes[b] for b in order[order.index(a) + 1 :]) for a in range(leading)]
@@ -167,16 +171,16 @@ class _Part:
         table = torch.zeros(1, dtype=torch.long)  # the row of every entry along the leading axes
         for size, start, stride in zip(sizes, starts, strides, strict=False):
             table = (table[:, None] + (torch.arange(size) + start) * stride).flatten()
-        here, self._width = self._inside(table), prod(sizes[leading:])
-        count = int(here.sum())
+        mask, self._width = self._inside(table), prod(sizes[leading:])
+        count = int(mask.sum())
         self.count = count * self._width
-        self._first = int(here.int().argmax()) if count else 0
-        in_a_row = bool(here[self._first : self._first + count].all())
-        self._even = in_a_row and order[:leading] == tuple(range(leading))
+        self._first = int(mask.int().argmax()) if count else 0
+        in_a_row = bool(mask[self._first : self._first + count].all())
+        self._is_contiguous = in_a_row and order[:leading] == tuple(range(leading))
 
-    def taken(self, start: int, stop: int, device: torch.device) -> slice | Tensor:
-        """Return the entries start, …, stop − 1 of the block that this rank holds."""
-        if self._even:
+    def local_entries(self, start: int, stop: int, device: torch.device) -> slice | Tensor:
+        """Select this rank's entries among the entries start, …, stop − 1 of the block."""
+        if self._is_contiguous:
             low = self._first * self._width
             return slice(max(low - start, 0), max(min(low + self.count, stop) - start, 0))
         index = torch.arange(start, stop, device=device)
@@ -189,11 +193,11 @@ class _Part:
         return (row >= self._rows.start) & (row < self._rows.stop)
 
 
-def narrowed(block: Block) -> tuple[list[int], list[int]]:
-    """Return where a block begins along each axis of `split`, and its length there."""
+def narrow_ranges(block: Block) -> tuple[list[int], list[int]]:
+    """Start and length of a block along each axis of `split`."""
     cut = {axis: (start, length) for axis, start, length in block.narrow}
-    found = [cut.get(axis, (0, size)) for axis, size in enumerate(block.split)]
-    return [start for start, _ in found], [length for _, length in found]
+    ranges = [cut.get(axis, (0, size)) for axis, size in enumerate(block.split)]
+    return [start for start, _ in ranges], [length for _, length in ranges]
 
 
 def leading_axes(block: Block, shape: Sequence[int]) -> int:

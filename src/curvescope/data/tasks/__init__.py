@@ -29,7 +29,7 @@ POSITIONS: dict[str, tuple[str, Callable[[int], int]]] = {
     "markov": ("length", lambda T: T),
     "sorting": ("length", lambda T: (T + 1) // 2),
 }
-"""The option that sets how many positions a task has, and its largest value for at most T positions."""
+"""Option that sets a task's number of positions, and its largest value for at most T positions."""
 LETTERS: dict[str, tuple[str, Callable[[int], int]]] = {
     "copy": ("vocab", lambda V: V - 1),
     "induction": ("vocab", lambda V: V),
@@ -37,11 +37,11 @@ LETTERS: dict[str, tuple[str, Callable[[int], int]]] = {
     "modular_addition": ("p", lambda V: V - 1),
     "sorting": ("vocab", lambda V: V),
 }
-"""The option that sets how many ids a task has, and its largest value for a vocabulary of V."""
+"""Option that sets a task's number of ids, and its largest value for a vocabulary of V."""
 
 
 def task_data(name: str, **options: Any) -> Batches:
-    """The task `name`, as re-readable batches; the same options give the same data.
+    """Make the data of the task `name`; the same options give the same data.
 
     `task_options(name)` lists the options; every task has `batch_size`, which cuts the data and does
     not change it, and `seed`.
@@ -69,21 +69,21 @@ def task_from_text(
     vocab_size: int | None = None,
     seq_len: int | None = None,
 ) -> Batches:
-    """The task that a person named on the command line: `markov`, `markov?length=6&seed=1`.
+    """Make a task from text on the command line: `markov`, `markov?length=6&seed=1`.
 
-    Every task with a length also takes `seq_len`, the number of its positions. Options that were not given
-    are lowered to fit the model; they are never raised above the task's own defaults.
+    Every task with a length also takes `seq_len`, the number of its positions. Options that are not given are
+    lowered to fit the model, and never raised above the task's defaults.
 
     Args:
-        n_ctx: the most positions that the model takes.
-        vocab_size: the number of ids that the model knows.
-        seq_len: the number of positions unless the text says it, at most `n_ctx`.
+        n_ctx: Largest number of positions of the model.
+        vocab_size: Number of ids of the model.
+        seq_len: Number of positions if the text does not set it; at most `n_ctx`.
     """
-    name, _, rest = text.partition("?")
-    known, given = task_options(name), dict[str, Any]()
-    for pair in filter(None, rest.replace("&", ",").split(",")):
+    name, _, options_text = text.partition("?")
+    defaults, given = task_options(name), dict[str, Any]()
+    for pair in filter(None, options_text.replace("&", ",").split(",")):
         option, equals, value = (part.strip() for part in pair.partition("="))
-        allowed = [*known, *([SEQ_LEN] if name in POSITIONS else [])]
+        allowed = [*defaults, *([SEQ_LEN] if name in POSITIONS else [])]
         if not equals or option not in allowed:
             raise UsageError(
                 f"expected options of the task {name!r} as NAME=VALUE, got {pair!r}",
@@ -94,19 +94,19 @@ def task_from_text(
         seq_len = min(seq_len, n_ctx)
     if (positions := given.pop(SEQ_LEN, seq_len)) is not None and name in POSITIONS:
         check_counts(seq_len=positions)
-        own, largest = POSITIONS[name]
-        given.setdefault(own, largest(positions))
-    for table, most in ((POSITIONS, n_ctx), (LETTERS, vocab_size)):
-        if name in table and most is not None:
-            own, largest = table[name]
-            if 1 <= largest(most) < known[own]:
-                given.setdefault(own, largest(most))
+        option_name, largest = POSITIONS[name]
+        given.setdefault(option_name, largest(positions))
+    for table, limit in ((POSITIONS, n_ctx), (LETTERS, vocab_size)):
+        if name in table and limit is not None:
+            option_name, largest = table[name]
+            if 1 <= largest(limit) < defaults[option_name]:
+                given.setdefault(option_name, largest(limit))
     return task_data(name, **{"batch_size": batch_size, **given})
 
 
 def task_options(name: str) -> dict[str, Any]:
-    """The options of a task, with their defaults."""
-    return {key: found.default for key, found in inspect.signature(_maker(name)).parameters.items()}
+    """Return the options of a task with their defaults."""
+    return {key: parameter.default for key, parameter in inspect.signature(_maker(name)).parameters.items()}
 
 
 def _maker(name: str) -> Callable[..., Batches]:

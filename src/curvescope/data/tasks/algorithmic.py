@@ -5,7 +5,7 @@ A sequence is x₁…x_D + y₁…y_D = z₀…z_D with the most significant dig
 Ids: the digits 0–9, "+" is 10, "=" is 11.
 
 Construction: one torch generator with `seed`; x and then y are drawn as randint(0, 10, (draw_size, D)), draw
-after draw (`draw_size=None`: all sequences in one draw; the last draw is what is left). With
+after draw (`draw_size=None`: all sequences in one draw; the last draw has the remaining ones). With
 `sum_to_nine="coin"` Python's `random.Random(seed)` decides after each draw: where randint(1, 5) = 1, a fifth
 of the digit columns (the first ⌊0.2 · draw_size · D⌋ of a randperm of the same torch generator) are made to
 sum to nine, by overwriting x where a further randint(1, 2) = 1, and else y. The defaults give the batch of
@@ -41,7 +41,7 @@ def addition(
     draw_size: int | None = None,
     targets: Targets = "next",
 ) -> Batches:
-    """Sums of two numbers of D = `digits` digits; how they are drawn stands at the top of this file.
+    """Sums of two numbers of D = `digits` digits, drawn as described at the top of this file.
 
     The full sequence is the input, (n, 3D + 3). The D + 1 positions 2D + 1 … 3D + 1 count, from "=" to the
     last but one: each predicts the digit of z that follows.
@@ -70,7 +70,7 @@ def addition(
 def _force_nines(
     x: Tensor, y: Tensor, source: torch.Generator, coins: random.Random
 ) -> tuple[Tensor, Tensor]:
-    """x and y, perhaps with a fifth of their columns made to sum to nine."""
+    """Return x and y; with some probability a fifth of their columns sums to nine."""
     if coins.randint(1, 5) != 1:
         return x, y
     chosen = torch.randperm(x.numel(), generator=source)[: int(0.2 * x.numel())]
@@ -112,7 +112,7 @@ def modular_addition(
     seed: int = 0,
     batch_size: int | None = None,
 ) -> Batches:
-    """Pairs (a, b) of numbers below p as a b =, with (a + b) mod p to predict at "=".
+    """Pairs (a, b) of numbers below p as `a b =`; the model must predict (a + b) mod p at "=".
 
     Ids: the numbers 0 … p − 1, "=" is p; p + 1 in all. Inputs are (n, 3), and of the targets only the last
     counts. Construction: of the pairs in lexicographic order a randperm with `seed` chooses
@@ -189,12 +189,12 @@ def induction(
     seed: int = 0,
     batch_size: int | None = None,
 ) -> Batches:
-    """Random letters … A B … A, and the question what follows the second A: the answer is B.
+    """Random letters … A B … A; the model must predict B after the second A.
 
-    Ids: the letters 0 … vocab − 1. Construction, from a generator with `seed`: A is uniform; the place of the
-    first A is uniform among 0 … length − 3; all letters are uniform among those other than A, except that one
-    and the last, which are A. So A stands exactly twice, B ≠ A is the letter after the first, and only the
-    last position counts. Inputs and targets are (n, length).
+    Ids: the letters 0 … vocab − 1. Construction, from a generator with `seed`: A is uniform; the position of
+    the first A is uniform among 0 … length − 3; the last letter is A; all other letters are uniform among
+    those other than A. So A occurs exactly twice, B ≠ A is the letter after the first, and only the last
+    position counts. Inputs and targets are (n, length).
     """
     check_counts(num_sequences=num_sequences)
     check_counts(3, length=length)

@@ -1,4 +1,4 @@
-"""Checks of the options of a task, at its edge."""
+"""Checks of the options of a task."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from curvescope.core.errors import UsageError, near_misses
 
 
-def check_counts(least: int = 1, **counts: Any) -> None:
-    """Check that every count is an integer of at least `least`."""
+def check_counts(at_least: int = 1, **counts: Any) -> None:
+    """Check that every count is an integer of at least `at_least`."""
     for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, Integral) or count < least:
-            raise UsageError(f"expected {name} to be an integer of at least {least}, got {count!r}")
+        if isinstance(count, bool) or not isinstance(count, Integral) or count < at_least:
+            raise UsageError(f"expected {name} to be an integer of at least {at_least}, got {count!r}")
 
 
 def check_not_negative(**numbers: Any) -> None:
@@ -23,11 +23,11 @@ def check_not_negative(**numbers: Any) -> None:
             raise UsageError(f"expected {name} to be a number that is not negative, got {number!r}")
 
 
-def check_choice(name: str, found: Any, choices: tuple[str, ...]) -> None:
-    """`found` is one of the choices."""
-    if found not in choices:
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raise unless the value is one of the choices."""
+    if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise UsageError(
-            f"expected {name} to be one of {listed}, got {found!r}",
-            hint=near_misses(str(found), list(choices)),
+            f"expected {name} to be one of {listed}, got {value!r}",
+            hint=near_misses(str(value), list(choices)),
         )

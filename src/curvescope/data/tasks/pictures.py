@@ -1,7 +1,7 @@
-"""Labeled pictures to train on: scikit-learn's digits, local folders, and others through `datasets`.
+"""Labeled pictures for training: scikit-learn's digits, local folders, and datasets of the Hugging Face hub.
 
-Those are known by name (MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100: read from the hub, or from its cache where
-there is no network), or lie in a local folder (`curvescope.data.image_folders` lists the layouts).
+Datasets of the hub have names (MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100) and are read through `datasets`, or
+from its cache without a network. `curvescope.data.image_folders` lists the layouts of local folders.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def digits(
 
 
 class Source(NamedTuple):
-    """A dataset of the Hugging Face hub: its name, its columns, and how many classes it has."""
+    """A dataset of the Hugging Face hub: its name, its columns, and its number of classes."""
 
     hub: str
     image: str
@@ -66,11 +66,11 @@ HUB = {
     "cifar100": Source("uoft-cs/cifar100", "img", "fine_label", 100),
 }
 PICTURES = ("digits", *HUB)
-"""Names of all of them."""
+"""Names of all pictures."""
 
 
 class Pictures(NamedTuple):
-    """Images (n, channels, size, size) with values in [0, 1], classes (n,); to train on and to validate."""
+    """Images (n, channels, size, size) in [0, 1] and classes (n,), for training and validation."""
 
     images: Tensor
     classes: Tensor
@@ -80,7 +80,7 @@ class Pictures(NamedTuple):
 
 
 def check_pictures(name: str) -> None:
-    """Raise unless there are pictures of that name; reading them may still fail."""
+    """Raise unless there are pictures with this name; reading them may still fail."""
     if name not in PICTURES and not _folder(name).is_dir():
         raise UsageError(
             f"expected the name of pictures, or a folder of images, got {name!r}",
@@ -93,33 +93,35 @@ def _folder(name: str) -> Path:
 
 
 def pictures(name: str, *, num: int | None = None, validation: float = 0.2, seed: int = 0) -> Pictures:
-    """The pictures of that name in float64, a randperm with `seed` of them cut in two.
+    """Read pictures in float64, and split a randperm with `seed` of them in two.
 
     Args:
-        name: One of PICTURES, or a folder, also as `images:FOLDER`.
-        num: How many in all; None: all. The training images are read. From the hub these are the first
-            `num` ones, from a folder a random choice.
-        validation: The share that is held out, the last ones of the permutation.
+        name: One of PICTURES, a folder, or `images:FOLDER`.
+        num: Number of pictures; None: all. They are training images: from the hub the first `num`, from a
+            folder a random choice.
+        validation: Share of the pictures for validation, the last ones of the permutation.
     """
     check_pictures(name)
     stored = _digits() if name == "digits" else _from_hub(name, num) if name in HUB else _from_folder(name)
     total = len(stored.classes) if num is None else num
-    held = round(validation * total)
-    if not 2 <= total <= len(stored.classes) or not 1 <= held < total:
+    num_validation = round(validation * total)
+    if not 2 <= total <= len(stored.classes) or not 1 <= num_validation < total:
         raise UsageError(
             f"expected from 2 to {len(stored.classes)} pictures, some of them to validate, "
-            f"got {total} and {held} of them"
+            f"got {total} and {num_validation} of them"
         )
     chosen = torch.randperm(len(stored.classes), generator=generator(seed))[:total]
     X, y = stored.images(chosen), stored.classes[chosen]
     if X.shape[2] != X.shape[3]:
         raise UsageError(f"expected square pictures in {name!r}, got {X.shape[2]} × {X.shape[3]}")
-    own = total - held
-    return Pictures(X[:own], y[:own], X[own:], y[own:], stored.num_classes)
+    num_training = total - num_validation
+    return Pictures(
+        X[:num_training], y[:num_training], X[num_training:], y[num_training:], stored.num_classes
+    )
 
 
 class _Stored(NamedTuple):
-    """All pictures of a source: classes (n,), and a function that gives the images at some places."""
+    """All pictures of a source: classes (n,), and a function that reads images by number."""
 
     images: Callable[[Tensor], Tensor]
     classes: Tensor
@@ -127,10 +129,10 @@ class _Stored(NamedTuple):
 
 
 def _digits() -> _Stored:
-    everything = digits()[0]
-    assert isinstance(everything.inputs, Tensor)
-    assert isinstance(everything.targets, Tensor)
-    return _Stored(everything.inputs.__getitem__, everything.targets, 10)
+    batch = digits()[0]
+    assert isinstance(batch.inputs, Tensor)
+    assert isinstance(batch.targets, Tensor)
+    return _Stored(batch.inputs.__getitem__, batch.targets, 10)
 
 
 def _from_folder(name: str) -> _Stored:
@@ -143,7 +145,7 @@ def _from_folder(name: str) -> _Stored:
 
 
 def _from_hub(name: str, num: int | None) -> _Stored:
-    """All images of the split `train`, or the first ones if only `num` are wanted."""
+    """Read all images of the split `train`, or the first `num`."""
     try:
         import datasets
     except ImportError:

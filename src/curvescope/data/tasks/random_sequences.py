@@ -1,4 +1,4 @@
-"""Random sequences: a Markov chain, whose entropy rate is the least possible loss, and Gaussian inputs."""
+"""Random sequences: a Markov chain, whose entropy rate is the smallest loss, and Gaussian inputs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def markov(
 
     The transition matrix P is `markov_transitions(vocab, concentration=…, seed=seed)`; s₀ is drawn from its
     stationary distribution, so at every position the expected loss of P itself is `markov_entropy_rate(P)`;
-    no model has less. Construction: P from `seed`; the chains from one generator with `sample_seed` (None:
-    `seed`), by inverting the cumulative sums of the rows at rand(n), step by step. Another `sample_seed`
-    gives more text of the same language.
+    no model has a smaller loss. Construction: P from `seed`; the chains from one generator with `sample_seed`
+    (None: `seed`), by inverting the cumulative sums of the rows at rand(n), step by step. Another
+    `sample_seed` gives more text of the same language.
     """
     check_counts(num_sequences=num_sequences, length=length)
     P = markov_transitions(vocab, concentration=concentration, seed=seed)
@@ -46,9 +46,9 @@ def markov(
 
 
 def markov_transitions(vocab: int, *, concentration: float = 0.5, seed: int = 0) -> Tensor:
-    """The transition matrix P (V, V) in float64: rows are Dirichlet(concentration, …, concentration).
+    """Draw a transition matrix P (V, V) in float64 with rows Dirichlet(concentration, …, concentration).
 
-    Drawn by NumPy's `default_rng(seed)`; a small concentration gives rows with few likely letters.
+    NumPy's `default_rng(seed)` draws it; a small concentration gives rows with few likely letters.
     """
     check_counts(vocab=vocab)
     check_not_negative(concentration=concentration)
@@ -61,7 +61,7 @@ def markov_transitions(vocab: int, *, concentration: float = 0.5, seed: int = 0)
 
 
 def stationary_distribution(P: Tensor) -> Tensor:
-    """The π (V,) with π P = π and Σ π = 1."""
+    """Return π (V,) with π P = π and Σ π = 1."""
     V = P.shape[0]
     A = torch.cat([P.T - torch.eye(V, dtype=P.dtype), torch.ones(1, V, dtype=P.dtype)])
     b = torch.zeros(V + 1, 1, dtype=P.dtype)
@@ -80,7 +80,7 @@ def markov_entropy_rate(P: Tensor) -> float:
 
 
 def _invert(cumulative: Tensor, source: torch.Generator) -> Tensor:
-    """One letter per row of cumulative probabilities (n, V): the first that passes a uniform number."""
+    """Draw one letter per row of cumulative probabilities (n, V): the first that exceeds a uniform number."""
     u = torch.rand(cumulative.shape[0], 1, generator=source, dtype=torch.float64)
     return (cumulative <= u * cumulative[:, -1:]).sum(1).clamp(max=cumulative.shape[1] - 1)
 

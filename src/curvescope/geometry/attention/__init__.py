@@ -1,1 +1,1 @@
-"""Heads as low-rank matrices: read from a model, checked, decoded into tokens, composed, weighed on data."""
+"""Attention heads as low-rank matrices: decode them into tokens, compose them, measure them on data."""

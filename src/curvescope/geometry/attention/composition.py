@@ -1,4 +1,4 @@
-"""Composition of heads: composition scores against chance, and copying scores."""
+"""Composition scores of heads with a random baseline, and copying scores."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Composition(Tabular):
     """Scores |M₁ M₂|_F / (|M₁|_F |M₂|_F) of every earlier head (rows) with every later one (columns).
 
     M₁ is the earlier head's value-output matrix; M₂ is the later head's W_QK (Q), its transpose (K) or its
-    W_VO (V). Chance is two matrices with the same singular values and random directions: the root mean
-    square of the score is then exactly 1/√d′, d′ being the dimension of the space both live in.
+    W_VO (V). The baseline has two matrices with the same singular values and random directions: the root mean
+    square of its score is exactly 1/√d′ in a space of dimension d′.
     """
 
     kind: str
     scores: np.ndarray  # (H₁, H₂)
     chance: float  # 1/√d′
-    chance_mean: np.ndarray  # (H₁, H₂) over the samples
+    chance_mean: np.ndarray  # (H₁, H₂) mean over the samples
     chance_std: np.ndarray  # (H₁, H₂)
     z: np.ndarray  # (H₁, H₂) standard deviations above the mean
     num_samples: int
-    layers: list[int | None]  # of the earlier and the later heads
+    layers: list[int | None]  # layer of the earlier and of the later heads
     seed: int
 
     def table(self) -> Any:
@@ -56,12 +56,12 @@ def composition(
     num_samples: int = 100,
     seed: int = 0,
 ) -> Composition:
-    """Composition scores between the heads of two layers, with a random baseline.
+    """Return composition scores between the heads of two layers, with a random baseline.
 
     Args:
         earlier: `heads(model, i)`.
         later: `heads(model, j)`, j > i.
-        kind: through the later heads' queries, keys or values.
+        kind: composition with the later heads' queries (Q), keys (K) or values (V).
         num_samples: random pairs of subspaces for the spread of the baseline.
     """
     if kind not in ("Q", "K", "V"):
@@ -81,25 +81,25 @@ def composition(
 
 
 def composition_score(first: Factored, second: Factored) -> float:
-    """|M₁ M₂|_F / (|M₁|_F |M₂|_F), from the singular triples: |S₁ V₁ᵀ U₂ S₂|_F; 0 where either is 0."""
+    """Return |M₁ M₂|_F / (|M₁|_F |M₂|_F) = |S₁ V₁ᵀ U₂ S₂|_F / …, from singular triples; 0 if either is 0."""
     core = first.singular_values[:, None] * (first.right.T @ second.left) * second.singular_values
     size = first.frobenius * second.frobenius
     return float(core.norm()) / size if size > 0 else 0.0
 
 
 def copying_score(matrix: Factored) -> float:
-    """Re Σλ / Σ|λ| over the eigenvalues of a square matrix: 1 copies, −1 negates, near 0 does neither."""
+    """Return Re Σλ / Σ|λ| over the eigenvalues of a square matrix: 1 copies, −1 negates."""
     total = float(matrix.eigenvalues.abs().sum())
     return float(matrix.eigenvalues.real.sum()) / total if total > 0 else 0.0
 
 
 def through_vocabulary(matrix: Factored, E: Tensor, D: Tensor) -> Factored:
-    """A matrix with the non-zero eigenvalues of E M Dᵀ (V × V), in d dimensions: M (Dᵀ E).
+    """Return M (Dᵀ E), a d × d matrix with the non-zero eigenvalues of E M Dᵀ (V × V).
 
     Args:
         matrix: M, such as a head's W_VO.
-        E: rows that tokens enter with (V, d).
-        D: rows that logits are read with (V, d).
+        E: embedding rows of tokens (V, d).
+        D: unembedding rows of tokens (V, d).
     """
     overlap = torch.zeros(E.shape[1], E.shape[1], dtype=torch.float64)
     for start in range(0, len(E), 4096):
@@ -109,28 +109,28 @@ def through_vocabulary(matrix: Factored, E: Tensor, D: Tensor) -> Factored:
 
 
 def _dimension(a: Circuit, b: Circuit) -> int:
-    """Dimension of the space that what is written and what is read live in."""
+    """Return the dimension of the space in which one head writes and the other reads."""
     both = a.kind == "layernorm" and b.kind == "layernorm"
     return max(a.d - 1 if both else a.d, 1)
 
 
 def _chance(first: list[Factored], second: list[Factored], d: int, num_samples: int, seed: int) -> Tensor:
-    """Scores of matrices with these singular values whose directions are random: (S, H₁, H₂).
+    """Return scores of matrices with these singular values and random directions: (S, H₁, H₂).
 
     The overlap of two random orthonormal frames is a corner O of a random rotation, and the score is
     √(s₁²ᵀ (O ∘ O) s₂²) over √(Σ s₁² Σ s₂²); the samples of O are shared by all pairs.
     """
     r, q = (max(f.rank for f in group) for group in (first, second))
     p = [torch.stack([_padded(f, n) for f in group]) for group, n in ((first, r), (second, q))]
-    found = []
+    samples_of_scores = []
     for sample in range(num_samples):
         source = generator(seed, sample)
         frames = [
             torch.linalg.qr(torch.randn(d, n, generator=source, dtype=torch.float64))[0] for n in (r, q)
         ]
         overlap = (frames[0].T @ frames[1]).square()
-        found.append((p[0] @ overlap @ p[1].T).clamp_min(0).sqrt())
-    return torch.stack(found)
+        samples_of_scores.append((p[0] @ overlap @ p[1].T).clamp_min(0).sqrt())
+    return torch.stack(samples_of_scores)
 
 
 def _padded(matrix: Factored, width: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Singular directions of every head of a layer, decoded: which tokens a head reads, looks for and writes."""
+"""Decode the singular directions of every head of a layer: tokens that it reads, looks for and writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from curvescope.geometry.low_rank import Factored
 from curvescope.geometry.roles import read_norm
 from curvescope.geometry.vocabulary.decode import TopTokens, top_tokens
 from curvescope.geometry.vocabulary.names import names_of
-from curvescope.geometry.vocabulary.references import Reference, ReferenceKind, reference
+from curvescope.geometry.vocabulary.references import ReferenceKind, TokenReference, reference
 from curvescope.models.model import Model
 
 Sides = Literal[1, 2]
@@ -33,24 +33,24 @@ class Spectra(Result):
     rank: np.ndarray  # (H,)
     frobenius: np.ndarray  # (H,)
     effective_rank: np.ndarray  # (H,) exp of the entropy of s²
-    num_99: np.ndarray  # (H,) first singular values that hold 99 % of Σ s² (of Σ s where that was asked for)
-    coverage: np.ndarray  # (H, r) share of the first ones, of the same sum
+    num_99: np.ndarray  # (H,) number of singular values with 99 % of Σ s² (of Σ s if `energy=False`)
+    coverage: np.ndarray  # (H, r) share of the first singular values in the same sum
 
 
 @dataclass(frozen=True)
 class Directions(Tabular):
     """Pairs of singular vectors of all heads, decoded; row p is pair `rank[p]` of head `head[p]`.
 
-    Axis 1 of the token tables is the sign: both vectors of a pair are turned together so that side 0 is the
-    one with the stronger tokens on the right, by the mean of its top scores less the mean of all; `sign` is
-    −1 where that turned them. With one side there is only side 0, chosen by the single largest score.
+    Axis 1 of the token tables is the sign. Side 0 has the stronger tokens on the right, by the mean of its
+    top scores minus the mean of all scores. `sign` is −1 if both vectors were negated for that. With one side
+    there is only side 0, chosen by the single largest score.
     """
 
     circuit: str  # qk or vo
     head: np.ndarray  # (p,)
     rank: np.ndarray  # (p,) 0 is the largest singular value of its head
     singular_value: np.ndarray  # (p,)
-    share: np.ndarray  # (p,) of its head's Σ s²
+    share: np.ndarray  # (p,) share in its head's Σ s²
     sign: np.ndarray  # (p,)
     left: TopTokens  # (p, 2, k)
     right: TopTokens
@@ -70,7 +70,7 @@ class Directions(Tabular):
 
 @dataclass(frozen=True)
 class HeadDirections(Result):
-    """The circuits of a layer in tokens, and their spectra."""
+    """The circuits of a layer decoded into tokens, and their spectra."""
 
     layer: int
     num_heads: int
@@ -79,13 +79,13 @@ class HeadDirections(Result):
     qk_spectra: Spectra
     vo_spectra: Spectra
     key_bias: TopTokens  # (H, 2, k) tokens that every query of a head prefers or avoids
-    query_bias: TopTokens | None  # if asked for: softmax cancels it
+    query_bias: TopTokens | None  # optional, because the softmax cancels it
     key_bias_size: np.ndarray  # (H,) |k₀|
-    bias_share: np.ndarray  # (H,) of the key score's variance, from b̂_Q
+    bias_share: np.ndarray  # (H,) share of b̂_Q in the variance of the key's score
     copying: np.ndarray  # (H,) Re Σλ / Σ|λ| of the value-output matrix as stored
     folded: bool
     foldable: bool
-    offset: float  # of rotary positions
+    offset: float  # offset of rotary positions
     notes: list[str]
     legacy: InitVar[object] = None  # of saved results, which may have it; says nothing
 
@@ -104,54 +104,54 @@ def decode_heads(
     energy: bool = True,
     tokenizer: Any = None,
 ) -> HeadDirections:
-    """Singular directions of W_QK and W_VO of all heads of a layer as tokens, on both sides.
+    """Decode the singular directions of W_QK and W_VO of all heads of a layer into tokens, on both sides.
 
     QK is compared with the embedding on the sphere of the norm that attention reads (left: queries, right:
-    keys), VO with it on the left and with the logit directions P(γ_f ∘ u_t), less their mean, on the right.
-    Directions beyond the rank of a matrix are never listed.
+    keys). VO is compared with the same embedding on the left, and on the right with the logit directions
+    P(γ_f ∘ u_t) minus their mean. Directions beyond the rank of a matrix are never listed.
 
     Args:
         k: tokens per side.
-        num: largest singular values per head; None is all.
+        num: number of the largest singular values per head; None is all.
         folded: see `heads`.
-        offset: query's position less the key's, for rotary positions.
+        offset: position of the query minus that of the key, for rotary positions.
         sides: 2 lists tokens of v and −v, 1 only those of the side with the single largest score.
-        written: what VO is compared with on the right: `logit` directions, or the input `embedding` as it is.
-        query_bias: decode scale Ŵ_Q b̂_K as well, which softmax cancels.
+        written: compare VO on the right with `logit` directions, or with the input `embedding`.
+        query_bias: also decode scale Ŵ_Q b̂_K, which the softmax cancels.
         energy: coverage counts s², False counts s.
     """
     _check(k, num, sides, written)
     names = names_of(model.tokenizer if tokenizer is None else tokenizer)
-    own = heads(model, layer, folded=folded)
-    read, write = _references(model, layer, own[0], written, names)
-    qk = [c.qk if offset == 0 or c.rotary is None else c.qk_at(offset) for c in own]
-    vo = [c.vo for c in own]
-    biases = [torch.stack([c.key_bias for c in own])]
-    biases += [torch.stack([c.query_bias for c in own])] if query_bias else []
+    circuits = heads(model, layer, folded=folded)
+    read_rows, written_rows = _references(model, layer, circuits[0], written, names)
+    qk = [c.qk if offset == 0 or c.rotary is None else c.qk_at(offset) for c in circuits]
+    vo = [c.vo for c in circuits]
+    biases = [torch.stack([c.key_bias for c in circuits])]
+    biases += [torch.stack([c.query_bias for c in circuits])] if query_bias else []
     options = {"k": k, "tokenizer": names}
-    decoded = _decode(qk, vo, biases, read, write, num, options)
+    decoded = _decode(qk, vo, biases, read_rows, written_rows, num, options)
     key = decoded["bias"][0]
     return HeadDirections(
         layer=layer,
-        num_heads=len(own),
-        qk=_pairs("qk", qk, decoded["qk"], num, sides, read),
-        vo=_pairs("vo", vo, decoded["vo"], num, sides, write),
+        num_heads=len(circuits),
+        qk=_pairs("qk", qk, decoded["qk"], num, sides, read_rows),
+        vo=_pairs("vo", vo, decoded["vo"], num, sides, written_rows),
         qk_spectra=spectra(qk, energy=energy),
         vo_spectra=spectra(vo, energy=energy),
         key_bias=key,
         query_bias=decoded["bias"][1] if query_bias else None,
         key_bias_size=biases[0].norm(dim=1).numpy(),
-        bias_share=np.array([c.bias_share() for c in own]),
+        bias_share=np.array([c.bias_share() for c in circuits]),
         copying=np.array([copying_score(raw.vo) for raw in without_svd(model, layer, folded=False)]),
-        folded=own[0].folded,
-        foldable=own[0].foldable,
+        folded=circuits[0].folded,
+        foldable=circuits[0].foldable,
         offset=float(offset),
-        notes=[note for note in own[0].note.split("; ") if note],
+        notes=[note for note in circuits[0].note.split("; ") if note],
     )
 
 
 def spectra(factors: list[Factored], *, energy: bool = True) -> Spectra:
-    """Singular values of several matrices side by side; coverage counts s² (s without `energy`)."""
+    """Return the spectra of several matrices; the coverage sums s² (s without `energy`)."""
     width = max((f.rank for f in factors), default=0)
     values, cover = (np.full((len(factors), width), np.nan) for _ in range(2))
     for i, f in enumerate(factors):
@@ -178,7 +178,7 @@ def _check(k: int, num: int | None, sides: int, written: str) -> None:
 
 def _references(
     model: Model, layer: int, head: Circuit, written: Written, names: Any
-) -> tuple[Reference, Reference]:
+) -> tuple[TokenReference, TokenReference]:
     """Return the references for directions that are read (queries, keys, sources) and written."""
     options: dict[str, Any] = {"tokenizer": names}
     norm, _ = read_norm(model, layer)
@@ -193,12 +193,12 @@ def _decode(
     qk: list[Factored],
     vo: list[Factored],
     biases: list[Tensor],
-    read: Reference,
-    write: Reference,
+    read: TokenReference,
+    write: TokenReference,
     num: int | None,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Decode every direction twice over the vocabulary, as read and as written."""
+    """Decode every direction over the vocabulary: those that are read, and those that are written."""
     parts = {
         "qk left": [f.left.T[:num] for f in qk],
         "qk right": [f.right.T[:num] for f in qk],
@@ -206,48 +206,48 @@ def _decode(
         "bias": biases,
     }
     rows = torch.cat([part for group in parts.values() for part in group])
-    found = top_tokens(rows, read, **options)
-    cut, start = {}, 0
+    tokens = top_tokens(rows, read, **options)
+    slices, start = {}, 0
     for name, group in parts.items():
         sizes = [sum(len(part) for part in group)] if name != "bias" else [len(part) for part in group]
-        cut[name] = []
+        slices[name] = []
         for size in sizes:
-            cut[name].append(_slice(found, slice(start, start + size)))
+            slices[name].append(_slice(tokens, slice(start, start + size)))
             start += size
     written = top_tokens(torch.cat([f.right.T[:num] for f in vo]), write, **options)
     return {
-        "qk": (cut["qk left"][0], cut["qk right"][0]),
-        "vo": (cut["vo left"][0], written),
-        "bias": cut["bias"],
+        "qk": (slices["qk left"][0], slices["qk right"][0]),
+        "vo": (slices["vo left"][0], written),
+        "bias": slices["bias"],
     }
 
 
 def _pairs(
     name: str,
     factors: list[Factored],
-    found: tuple[TopTokens, TopTokens],
+    tokens: tuple[TopTokens, TopTokens],
     num: int | None,
     sides: Sides,
-    right: Reference,
+    right: TokenReference,
 ) -> Directions:
-    """Pairs with their sign chosen."""
+    """Return the decoded pairs with their sign chosen."""
     counts = [len(f.singular_values[:num]) for f in factors]
     vectors = torch.cat([f.right.T[:num] for f in factors])
-    flip = _flips(found[1], vectors, right, sides)
-    left, right_tokens = (_turned(top, flip, sides) for top in found)
+    is_flipped = _is_negative_stronger(tokens[1], vectors, right, sides)
+    left, right_tokens = (_ordered_sides(top, is_flipped, sides) for top in tokens)
     return Directions(
         circuit=name,
         head=np.repeat(np.arange(len(factors)), counts),
         rank=np.concatenate([np.arange(c) for c in counts]),
         singular_value=torch.cat([f.singular_values[:num] for f in factors]).numpy(),
         share=torch.cat([f.energy_share[:num] for f in factors]).numpy(),
-        sign=np.where(flip, -1, 1),
+        sign=np.where(is_flipped, -1, 1),
         left=left,
         right=right_tokens,
     )
 
 
-def _flips(top: TopTokens, vectors: Tensor, right: Reference, sides: Sides) -> np.ndarray:
+def _is_negative_stronger(top: TopTokens, vectors: Tensor, right: TokenReference, sides: Sides) -> np.ndarray:
     """Return True if the negative side is the stronger one: (p,)."""
     if sides == 1:
         return top.scores[:, 1, 0] > top.scores[:, 0, 0]
@@ -255,19 +255,19 @@ def _flips(top: TopTokens, vectors: Tensor, right: Reference, sides: Sides) -> n
     return top.scores[:, 1].mean(-1) + middle > top.scores[:, 0].mean(-1) - middle
 
 
-def _turned(top: TopTokens, flip: np.ndarray, sides: Sides) -> TopTokens:
-    """The first `sides` sides in the order that the sign asks for."""
-    index = np.where(flip[:, None], [[1, 0]], [[0, 1]])[:, :sides]
-    row = np.arange(len(flip))[:, None]
+def _ordered_sides(top: TopTokens, is_flipped: np.ndarray, sides: Sides) -> TopTokens:
+    """Return the first `sides` sides, in the order given by the sign."""
+    index = np.where(is_flipped[:, None], [[1, 0]], [[0, 1]])[:, :sides]
+    row = np.arange(len(is_flipped))[:, None]
     arrays = {name: getattr(top, name)[row, index] for name in ("ids", "scores", "cosine", "fraction")}
     lists = {
-        name: [[getattr(top, name)[p][side] for side in index[p]] for p in range(len(flip))]
+        name: [[getattr(top, name)[p][side] for side in index[p]] for p in range(len(is_flipped))]
         for name in ("text", "bytes")
     }
     return replace(top, **arrays, **lists)
 
 
 def _slice(top: TopTokens, part: slice) -> TopTokens:
-    """Some of the directions."""
+    """Return some of the directions."""
     names = ("ids", "scores", "cosine", "fraction", "text", "bytes")
     return replace(top, **{name: getattr(top, name)[part] for name in names})

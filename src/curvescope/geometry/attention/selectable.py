@@ -1,8 +1,8 @@
 """Keys that no query can prefer: those inside the convex hull of the others (Brody, Alon & Yahav 2023).
 
-A query q attends most to key i when q · k_i is larger than every other q · k_j. Such a q exists exactly if
-k_i is a vertex of the convex hull of the keys. The points n(x) themselves lie on a sphere, where each is a
-vertex, but a head sees their image in h < d dimensions, where it may not be.
+A query q attends most to key i if q · k_i is larger than every other q · k_j. Such a q exists exactly if k_i
+is a vertex of the convex hull of the keys. The points n(x) lie on a sphere, where each is a vertex. A head
+projects them to h < d dimensions, where they may not be vertices.
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ from curvescope.core.result import Result, Tabular
 from curvescope.core.seeds import generator
 from curvescope.geometry.attention.heads import without_svd
 from curvescope.geometry.roles import embedding, read_norm
-from curvescope.geometry.sphere import Norm, fold
+from curvescope.geometry.sphere import StreamNorm, fold
 from curvescope.geometry.vocabulary.names import names_of
 from curvescope.geometry.vocabulary.representations import How, represent
 from curvescope.models.model import Model
 
-SAME = 1e-6  # of the longest key: what float32 states cannot tell apart
-NEAR = 0.1  # of the median distance between keys: all but the same
+EQUAL_KEYS = 1e-6  # distance, relative to the longest key, that float32 states cannot resolve
+NEAR_KEYS = 0.1  # distance, relative to the median distance, of keys that nearly coincide
 
 
 @dataclass(frozen=True)
 class Hull(Result):
     """Vertices of the convex hull of some points, with a proof for each.
 
-    Numbers are of the points less their mean and scaled so that every direction has the same variance, which
-    changes no hull, and the largest length is 1. For a vertex, `margin` is the least q · (p_i − p_j) over j
-    for the unit direction q that was found: it can be selected, by this much at least. For another point,
-    `distance` is how far the convex combination of the others that was found is from it.
+    The points are centered, whitened and scaled to a largest length of 1, which does not change the vertices.
+    For a vertex, `margin` is the least q · (p_i − p_j) over j for a unit direction q that selects it. For
+    another point, `distance` is the distance to the best convex combination of the other points found.
     """
 
     vertex: np.ndarray  # (n,) bool
-    margin: np.ndarray  # (n,) nan where it is no vertex
-    distance: np.ndarray  # (n,) nan where it is one
+    margin: np.ndarray  # (n,) nan for other points
+    distance: np.ndarray  # (n,) nan for vertices
     decided_by: list[str]  # direction or nearest
     tolerance: float
 
@@ -49,9 +48,9 @@ class Hull(Result):
 class Selectable(Tabular):
     """Keys of a sample of tokens that no query of a head can prefer.
 
-    Keys that coincide are tested as one, and each counts as selectable if that one is: a query can prefer
-    them to the rest, though none of them alone. `nearest` shows them (0), and those that all but coincide,
-    such as tokens that training never saw: these are often out of reach together, in one place.
+    Keys that coincide are tested as one key, and share its result: a query can prefer them to all others, but
+    not one of them alone. `nearest` is 0 for them, and small for keys that nearly coincide, such as those of
+    tokens that training never saw, which often cannot be selected together.
     """
 
     layer: int
@@ -68,10 +67,10 @@ class Selectable(Tabular):
     notes: list[str]
 
     def table(self) -> Any:
-        """One row per head: how many keys cannot be selected.
+        """Return one row per head: the number of keys that cannot be selected.
 
         `of_them_crowded` counts those (with γ) that have another key within a tenth of the median distance,
-        `only_together` keys that can be selected, but not alone, because another one is the same.
+        `only_together` counts keys that can be selected, but not alone, because another one coincides.
         """
         names = ("with_gain", "without_gain", "without_norm")
         columns = {f"unselectable_{name}": (~getattr(self, name)).sum(1) for name in names}
@@ -81,8 +80,8 @@ class Selectable(Tabular):
 
     @property
     def crowded(self) -> np.ndarray:
-        """(H, n) keys with γ that cannot be selected and all but coincide with another."""
-        return ~self.with_gain & (self.nearest < NEAR)
+        """(H, n) keys with γ that cannot be selected and nearly coincide with another."""
+        return ~self.with_gain & (self.nearest < NEAR_KEYS)
 
 
 def selectable_keys(
@@ -95,15 +94,14 @@ def selectable_keys(
     tolerance: float = 1e-9,
     tokenizer: Any = None,
 ) -> Selectable:
-    """Find the keys, in a random sample of tokens, that each head could attend to most, with and without γ
-    and norm.
+    """Find the keys of a sample of tokens that each head could attend to most, with and without γ and norm.
 
-    A key counts against the others of the sample only: one that cannot be selected here cannot be selected
-    among the whole vocabulary either, one that can be selected here may not be.
+    A key competes only with the others in the random sample. A key that cannot be selected in the sample
+    cannot be selected among the full vocabulary either; the converse does not hold.
 
     Args:
-        num_tokens: size of the sample; the work grows with its square at least.
-        how: what stands for a token, see `represent`.
+        num_tokens: size of the sample; the time grows at least with its square.
+        how: representation of a token, see `represent`.
     """
     if num_tokens < 2:
         raise UsageError(f"num_tokens: expected at least 2, got {num_tokens}")
@@ -112,20 +110,26 @@ def selectable_keys(
     ids = known[torch.randperm(len(known), generator=generator(seed))[:num_tokens].sort().values]
     tokens = represent(model, layer, how=how, ids=ids, tokenizer=names)
     x = tokens.table[tokens.at].double()
-    norm, why = read_norm(model, layer)
-    norm = norm if tokens.normed else Norm("none", name=norm.name)
-    plain = without_svd(model, layer, folded=False)
-    forms = {"with_gain": norm, "without_gain": Norm(norm.kind, eps=norm.eps), "without_norm": Norm("none")}
-    keys = {name: [_keys(x, c.W_K, form) for c in plain] for name, form in forms.items()}
-    found = {name: np.stack([_selectable(k, tolerance) for k in own]) for name, own in keys.items()}
+    norm, reason = read_norm(model, layer)
+    norm = norm if tokens.normed else StreamNorm("none", name=norm.name)
+    unfolded = without_svd(model, layer, folded=False)
+    forms = {
+        "with_gain": norm,
+        "without_gain": StreamNorm(norm.kind, eps=norm.eps),
+        "without_norm": StreamNorm("none"),
+    }
+    keys = {name: [_keys(x, c.W_K, form) for c in unfolded] for name, form in forms.items()}
+    selectable = {
+        name: np.stack([_selectable(k, tolerance) for k in head_keys]) for name, head_keys in keys.items()
+    }
     notes = [tokens.note, f"{len(ids)} of {len(known)} tokens, drawn with seed {seed}"]
-    notes += [why] if why else []
+    notes += [reason] if reason else []
     return Selectable(
         layer=layer,
         num_tokens=len(ids),
         vocabulary=len(known),
         ids=ids.numpy(),
-        **found,
+        **selectable,
         nearest=np.stack([_nearest_other(k) for k in keys["with_gain"]]),
         text=names.texts(ids.tolist()),
         bytes=names.hexes(ids.tolist()),
@@ -134,34 +138,34 @@ def selectable_keys(
     )
 
 
-def _keys(x: Tensor, W_K: Tensor, norm: Norm) -> Tensor:
-    """Keys (n, h) of the stream x (n, d), less what is the same for all."""
+def _keys(x: Tensor, W_K: Tensor, norm: StreamNorm) -> Tensor:
+    """Return the keys (n, h) of the stream x (n, d), without the constant that all share."""
     folded, _ = fold(W_K, gamma=norm.gamma, kind=norm.kind)
     return norm.sphere(x) @ folded
 
 
 def _selectable(keys: Tensor, tolerance: float) -> np.ndarray:
-    """Return True if each key can be selected, those that coincide as one: (n,) bool."""
-    first = _same(keys)
-    own, at = first.unique(return_inverse=True)
-    if len(own) < 2:
-        return np.ones(len(keys), bool)  # there is nothing else to prefer
-    return hull_vertices(keys[own], tolerance=tolerance).vertex[at.numpy()]
+    """Return which keys can be selected, where coinciding keys count as one: (n,) bool."""
+    first = _first_equal(keys)
+    distinct, index = first.unique(return_inverse=True)
+    if len(distinct) < 2:
+        return np.ones(len(keys), bool)  # there is no other key
+    return hull_vertices(keys[distinct], tolerance=tolerance).vertex[index.numpy()]
 
 
 def _nearest_other(keys: Tensor) -> np.ndarray:
-    """Distance of each key to the nearest other one over the median distance; 0 where they coincide."""
+    """Return the distance of each key to the nearest other one, in median distances; 0 if they coincide."""
     distances = _distances(keys)
-    middle = float(distances[~torch.eye(len(keys), dtype=torch.bool)].median())
-    first = _same(keys)
-    alone = torch.bincount(first, minlength=len(keys))[first] == 1
-    nearest = distances.fill_diagonal_(torch.inf).min(1).values / (middle if middle > 0 else 1.0)
-    return torch.where(alone, nearest, torch.zeros_like(nearest)).numpy()
+    median = float(distances[~torch.eye(len(keys), dtype=torch.bool)].median())
+    first = _first_equal(keys)
+    is_distinct = torch.bincount(first, minlength=len(keys))[first] == 1
+    nearest = distances.fill_diagonal_(torch.inf).min(1).values / (median if median > 0 else 1.0)
+    return torch.where(is_distinct, nearest, torch.zeros_like(nearest)).numpy()
 
 
-def _same(keys: Tensor) -> Tensor:
+def _first_equal(keys: Tensor) -> Tensor:
     """Return for each key the first key that it coincides with, up to rounding: (n,)."""
-    close = _distances(keys) <= SAME * keys.norm(dim=1).max()
+    close = _distances(keys) <= EQUAL_KEYS * keys.norm(dim=1).max()
     return close.int().argmax(1)
 
 
@@ -172,12 +176,12 @@ def _distances(keys: Tensor) -> Tensor:
 def hull_vertices(points: Tensor, *, tolerance: float = 1e-9) -> Hull:
     """Find the points (n, h) that are vertices of their convex hull; points that coincide are not vertices.
 
-    Most are found at once by a direction: the point itself, seen from the mean and with equal variance in all
-    directions, or what a few steps of a perceptron make of that. For each of the rest, the nearest convex
-    combination of the others is found, which is the point itself or shows a direction.
+    Most vertices are certified by a direction: the whitened point itself, improved by a few steps of a
+    perceptron. For each remaining point, nonnegative least squares finds the nearest convex combination of
+    the others, which either reaches the point or gives a separating direction.
 
     Args:
-        tolerance: a margin below this counts as none.
+        tolerance: a margin below this counts as zero.
     """
     p = torch.as_tensor(points).detach().double().cpu()
     if p.dim() != 2 or len(p) < 2:
@@ -187,16 +191,16 @@ def hull_vertices(points: Tensor, *, tolerance: float = 1e-9) -> Hull:
         return Hull(np.zeros(n, bool), np.full(n, np.nan), np.zeros(n), ["nearest"] * n, tolerance)
     margin = _margins_by_direction(p).numpy().copy()
     vertex, distance = margin > tolerance, np.full(n, np.nan)
-    by = np.where(vertex, "direction", "nearest").tolist()
+    decided_by = np.where(vertex, "direction", "nearest").tolist()
     for i in np.flatnonzero(~vertex):
         margin[i], distance[i] = _nearest(p, int(i))
         vertex[i] = margin[i] > tolerance
     margin[~vertex], distance[vertex] = np.nan, np.nan
-    return Hull(vertex, margin, distance, by, tolerance)
+    return Hull(vertex, margin, distance, decided_by, tolerance)
 
 
 def _whitened(p: Tensor) -> Tensor:
-    """The points less their mean, with the same variance in all directions they span, of length 1 at most."""
+    """Center and whiten the points, and scale them to a largest length of 1."""
     p = p - p.mean(0)
     U, s, _ = torch.linalg.svd(p, full_matrices=False)
     U = U[:, s > 1e-12 * s.max()] if float(s.max()) > 0 else U[:, :0]
@@ -204,15 +208,15 @@ def _whitened(p: Tensor) -> Tensor:
 
 
 def _margins_by_direction(p: Tensor, steps: int = 30) -> Tensor:
-    """The best margin (n,) that a perceptron finds for each point, from the direction p_i."""
+    """Return the best margin (n,) that a perceptron finds for each point, starting at direction p_i."""
     n = len(p)
     q = p / p.norm(dim=1, keepdim=True).clamp_min(1e-300)
     best = torch.full((n,), -torch.inf, dtype=p.dtype)
     for _ in range(steps):
         scores = q @ p.T
-        own = scores.diagonal().clone()
+        own_scores = scores.diagonal().clone()
         rival = scores.fill_diagonal_(-torch.inf).max(1)
-        best = torch.maximum(best, own - rival.values)
+        best = torch.maximum(best, own_scores - rival.values)
         if bool((best > 0).all()):
             break
         q = q + (p - p[rival.indices])
@@ -221,18 +225,18 @@ def _margins_by_direction(p: Tensor, steps: int = 30) -> Tensor:
 
 
 def _nearest(p: Tensor, i: int) -> tuple[float, float]:
-    """The margin of point i, for |q| = 1, and its distance to the combination of the others nearest to it.
+    """Return the margin of point i for |q| = 1, and its distance to the nearest combination of the others.
 
-    Least squares with weights λ ≥ 0 for (p_j, 1) against (p_i, 1). The remainder (r, ρ) has r · p_j + ρ ≤ 0
-    for all others and |r|² + ρ² for point i, so that r separates it unless it is 0.
+    Solve least squares with weights λ ≥ 0 for (p_j, 1) against (p_i, 1). The remainder (r, ρ) has
+    r · p_j + ρ ≤ 0 for all others and |r|² + ρ² for point i, so r separates point i unless it is 0.
     """
     from scipy.optimize import nnls
 
     lifted = torch.cat([p, torch.ones(len(p), 1, dtype=p.dtype)], dim=1).numpy()
     others = np.delete(lifted, i, axis=0)
     weights, _ = nnls(others.T, lifted[i], maxiter=50 * len(p))
-    left = lifted[i] - weights @ others
-    r, length = left[:-1], float(np.linalg.norm(left[:-1]))
+    remainder = lifted[i] - weights @ others
+    r, length = remainder[:-1], float(np.linalg.norm(remainder[:-1]))
     margin = float((lifted[i, :-1] @ r - (others[:, :-1] @ r).max()) / length) if length > 0 else 0.0
     total = weights.sum()
     combined = weights @ others[:, :-1] / total if total > 0 else others[:, :-1].mean(0)

@@ -1,1 +1,1 @@
-"""Directions at named points: as tokens, ablated and steered along, and what the logits are made of."""
+"""Directions at named points: decode them, steer along them, ablate them, and attribute logits to parts."""

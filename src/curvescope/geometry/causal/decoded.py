@@ -1,14 +1,13 @@
-"""Directions at a named point as tokens: whose logits they raise on the direct path to the unembedding.
+"""Decode directions at a named point into the tokens whose logits they raise on the direct path.
 
-Singular directions of a layer's weights, each at the point where it is read or written.
+Singular directions of a layer's weights belong to the point where they are read or written:
 
     vo          written by a head, at `L.attn.out`: right vectors of W_VO
     query, key  read by a head, at `L.in`: left and right vectors of W_QK
     ff out      written by the feed-forward network, at `L.ff.out`: right vectors of W_2
     ff in       read by it, at `L.mid`: left vectors of W_1 (of the gate W_g), with the norm folded in
 
-What is read is found behind the norm, n(x); along a direction that the norm keeps, x and n(x) are the same
-up to scale.
+Directions that are read act on n(x), after the norm. Along such a direction x and n(x) agree up to scale.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from curvescope.geometry.attention.heads import heads
 from curvescope.geometry.roles import has_lens, norm_kind, norm_of, weight
 from curvescope.geometry.sphere import fold, project
 from curvescope.geometry.vocabulary.decode import TopTokens, top_tokens
-from curvescope.geometry.vocabulary.references import Reference, reference
+from curvescope.geometry.vocabulary.references import TokenReference, reference
 from curvescope.models.capture.activation_points import block_paths
 from curvescope.models.forward_errors import check_vocabulary
 from curvescope.models.model import Model
@@ -36,23 +35,25 @@ HEADS = re.compile(r"L(\d+)\.attn\.heads")
 
 
 def decode_at(model: Model, at: str, directions: Tensor, *, k: int = 5) -> TopTokens:
-    """The tokens whose logits a step along each direction (m, w) raises most, and lowers most (axis 1).
+    """Return the tokens whose logits a step along each direction (m, w) raises most and lowers most (axis 1).
 
-    A step u of the stream moves the logit of t by P(γ ∘ u_t) · u, up to the scale of the last norm, if
-    nothing in between responds; at `final` by u_t · u; what a head gives goes through its W_O first. Logits
-    are taken less their mean over the vocabulary, which the softmax does not see.
+    On the direct path, a step u of the stream changes the logit of t by P(γ ∘ u_t) · u, up to the scale of
+    the last norm, and at `final` by u_t · u. The output of a head first passes its W_O. The mean over the
+    vocabulary is subtracted from the logits, which does not change the softmax.
 
     Args:
-        model: One with a vocabulary.
-        at: The point that the directions are of.
-        directions: One in each row.
-        k: Tokens on each side.
+        model: A model with a vocabulary.
+        at: The point of the directions.
+        directions: One direction per row.
+        k: Number of tokens on each side.
     """
-    return top_tokens(in_stream(model, at, directions), written(model, at), k=k, tokenizer=model.tokenizer)
+    return top_tokens(
+        as_stream_directions(model, at, directions), token_rows_at(model, at), k=k, tokenizer=model.tokenizer
+    )
 
 
-def in_stream(model: Model, at: str, directions: Tensor) -> Tensor:
-    """Directions (m, w) of a point as what they add to the stream: (m, d), in float64 on the CPU."""
+def as_stream_directions(model: Model, at: str, directions: Tensor) -> Tensor:
+    """Return what directions (m, w) at a point add to the stream: (m, d), in float64 on the CPU."""
     v = torch.as_tensor(directions).detach().double().cpu()
     head, heads = HEAD.fullmatch(at), HEADS.fullmatch(at)
     if head or heads:
@@ -67,7 +68,7 @@ def in_stream(model: Model, at: str, directions: Tensor) -> Tensor:
     return v
 
 
-def written(model: Model, at: str) -> Reference:
+def token_rows_at(model: Model, at: str) -> TokenReference:
     """Return the reference for directions at a point: rows of tokens, minus their mean."""
     check_vocabulary(model)
     if at == "final":
@@ -76,28 +77,28 @@ def written(model: Model, at: str) -> Reference:
 
 
 def direct_change(problem: Problem, at: str, directions: Tensor, ids: Tensor) -> Tensor:
-    """Change of the logits of tokens ids (m, k) by a step along each direction (m, w), on the direct path.
+    """Return the change of the logits of tokens ids (m, k) by a step along each direction (m, w).
 
-    The products that `decode_at` ranks tokens by, times the scale 1/√(|Px|²/d + ε) of the last norm, held
-    fixed, in the mean over the tokens of the data; logits are taken less their mean over the vocabulary.
-    Effects of the step through other layers are left out.
+    These are the products that rank the tokens in `decode_at`, times the mean scale 1/√(|Px|²/d + ε) of the
+    last norm over the tokens of the data. The mean over the vocabulary is subtracted from the logits. Effects
+    through other layers are not included.
     """
     model = problem.model
-    rows = written(model, at)
-    places = torch.searchsorted(rows.ids, ids.contiguous())
-    own = rows.rows(places.flatten()).view(*ids.shape, -1)
-    found = (own * in_stream(model, at, directions)[:, None]).sum(-1)
-    return found if at == "final" or not has_lens(model) else found * _mean_scale(problem)
+    rows = token_rows_at(model, at)
+    positions = torch.searchsorted(rows.ids, ids.contiguous())
+    token_rows = rows.rows(positions.flatten()).view(*ids.shape, -1)
+    products = (token_rows * as_stream_directions(model, at, directions)[:, None]).sum(-1)
+    return products if at == "final" or not has_lens(model) else products * _mean_scale(problem)
 
 
 def _mean_scale(problem: Problem) -> float:
-    """The mean over tokens of 1/√(|Px|²/d + ε) at the last norm."""
-    norm, last = norm_of(problem.model, "ln_f"), f"L{len(block_paths(problem.model)) - 1}.out"
-    found = []
+    """Return the mean over tokens of 1/√(|Px|²/d + ε) at the last norm."""
+    norm, last_point = norm_of(problem.model, "ln_f"), f"L{len(block_paths(problem.model)) - 1}.out"
+    scales = []
     for batch in problem.placed_batches("scale of the last norm"):
-        x = project(problem.activations(batch, last)[last].double(), kind=norm.kind)
-        found.append(torch.rsqrt(x.square().mean(-1) + norm.eps).flatten().cpu())
-    return float(torch.cat(found).mean())
+        x = project(problem.activations(batch, last_point)[last_point].double(), kind=norm.kind)
+        scales.append(torch.rsqrt(x.square().mean(-1) + norm.eps).flatten().cpu())
+    return float(torch.cat(scales).mean())
 
 
 Kind = Literal["vo", "query", "key", "ff out", "ff in"]
@@ -105,8 +106,8 @@ KINDS: tuple[Kind, ...] = ("vo", "query", "key", "ff out", "ff in")
 
 
 @dataclass(frozen=True, eq=False)
-class Direction:
-    """A unit vector (w,) in float64 at a point, the `rank`-th of its matrix; a whole layer has no `head`."""
+class SingularDirection:
+    """Unit vector (w,) in float64 at a point, the `rank`-th of its matrix; `head` is None for a layer."""
 
     kind: Kind
     layer: int
@@ -118,14 +119,14 @@ class Direction:
 
     @property
     def name(self) -> str:
-        """`L2.h1.vo.0`, `L2.ff out.0`."""
-        own = f"L{self.layer}" if self.head is None else f"L{self.layer}.h{self.head}"
-        return f"{own}.{self.kind}.{self.rank}"
+        """Name such as `L2.h1.vo.0` or `L2.ff out.0`."""
+        prefix = f"L{self.layer}" if self.head is None else f"L{self.layer}.h{self.head}"
+        return f"{prefix}.{self.kind}.{self.rank}"
 
 
-def layer_directions(model: Model, layer: int, *, num: int = 1) -> list[Direction]:
-    """The `num` largest singular directions of every head and of the feed-forward network of a layer."""
-    found = []
+def layer_directions(model: Model, layer: int, *, num: int = 1) -> list[SingularDirection]:
+    """Return the `num` largest singular directions of every head and of the feed-forward of a layer."""
+    directions_of_layer = []
     for circuit in heads(model, layer):
         sides: list[tuple[Kind, str, Tensor, Tensor]] = [
             ("vo", f"L{layer}.attn.out", circuit.vo.right, circuit.vo.singular_values),
@@ -133,34 +134,34 @@ def layer_directions(model: Model, layer: int, *, num: int = 1) -> list[Directio
             ("key", f"L{layer}.in", circuit.qk.right, circuit.qk.singular_values),
         ]
         for kind, at, vectors, s in sides:
-            found += _ranked(kind, layer, circuit.head, at, vectors, s, num)
-    return [*found, *_feed_forward(model, layer, num)]
+            directions_of_layer += _ranked(kind, layer, circuit.head, at, vectors, s, num)
+    return [*directions_of_layer, *_feed_forward(model, layer, num)]
 
 
 def _ranked(
     kind: Kind, layer: int, head: int | None, at: str, vectors: Tensor, s: Tensor, num: int
-) -> list[Direction]:
-    """The first columns of some vectors (d, r)."""
+) -> list[SingularDirection]:
+    """Return the first `num` columns of vectors (d, r) as directions."""
     return [
-        Direction(kind, layer, head, r, float(s[r]), at, vectors[:, r].double())
+        SingularDirection(kind, layer, head, r, float(s[r]), at, vectors[:, r].double())
         for r in range(min(num, len(s)))
     ]
 
 
-def _feed_forward(model: Model, layer: int, num: int) -> list[Direction]:
-    """None where the layer has no feed-forward network that is known."""
-    into = next((W for role in ("W_1", "W_g") if (W := weight(model, f"L{layer}.{role}")) is not None), None)
-    out = weight(model, f"L{layer}.W_2")
-    if into is None or out is None:
+def _feed_forward(model: Model, layer: int, num: int) -> list[SingularDirection]:
+    """Return the directions of the feed-forward network; none if its roles are unknown."""
+    W_in = next((W for role in ("W_1", "W_g") if (W := weight(model, f"L{layer}.{role}")) is not None), None)
+    W_out = weight(model, f"L{layer}.W_2")
+    if W_in is None or W_out is None:
         return []
-    into = into.double()
+    W_in = W_in.double()
     if model.facts.get("norm") == "pre" and norm_kind(model) != "none":
         norm = norm_of(model, f"L{layer}.ln2")
-        into, _ = fold(into, gamma=norm.gamma, beta=norm.beta, kind=norm.kind)
-    read = f"L{layer}.in" if model.facts.get("parallel") else f"L{layer}.mid"
-    U, s, _ = torch.linalg.svd(into, full_matrices=False)
-    _, t, Vh = torch.linalg.svd(out.double(), full_matrices=False)
+        W_in, _ = fold(W_in, gamma=norm.gamma, beta=norm.beta, kind=norm.kind)
+    read_point = f"L{layer}.in" if model.facts.get("parallel") else f"L{layer}.mid"
+    U, s, _ = torch.linalg.svd(W_in, full_matrices=False)
+    _, t, Vh = torch.linalg.svd(W_out.double(), full_matrices=False)
     return [
         *_ranked("ff out", layer, None, f"L{layer}.ff.out", Vh.T, t, num),
-        *_ranked("ff in", layer, None, read, U, s, num),
+        *_ranked("ff in", layer, None, read_point, U, s, num),
     ]

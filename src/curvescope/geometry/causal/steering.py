@@ -1,4 +1,4 @@
-"""Interventions along directions: activations at a point moved or projected, and what the model then does.
+"""Interventions along directions: shift or project activations at a point and measure the effect.
 
     steer   x → x + α u        ablate   x → x − (x − μ) U Uᵀ,  U an orthonormal basis of the directions
 
@@ -28,14 +28,16 @@ Mean = Literal["zero", "data"]
 
 @dataclass(frozen=True)
 class Effect(Result):
-    """Effect of an intervention at each of A strengths."""
+    """Effect of an intervention for each of A strengths."""
 
     at: str
     alphas: np.ndarray  # (A,)
-    loss: float  # of the model as it is
+    loss: float  # of the unmodified model
     loss_change: np.ndarray  # (A,)
-    kl: np.ndarray  # (A,) mean over tokens of KL(as it is ‖ moved), in nats; nan where outputs are no logits
-    logit_change: np.ndarray  # (A, k) mean over tokens, of the watched ids, less the mean over the vocabulary
+    kl: (
+        np.ndarray
+    )  # (A,) mean over tokens of KL(unmodified ‖ modified) in nats; nan if outputs are not logits
+    logit_change: np.ndarray  # (A, k) mean over tokens for the watched ids, minus the vocabulary mean
     size: float  # root mean square over tokens of |δ| at α = 1
 
 
@@ -52,30 +54,30 @@ def steer(
     Args:
         problem: A `cs.Problem`.
         at: The point: `L3.mid`, `L2.h1.out`, …
-        direction: u (w,), of any length.
+        direction: u (w,), with any length.
         alphas: Strengths.
         watch: Ids of outputs whose logits are measured.
     """
     u = problem.placed(torch.as_tensor(direction).detach())
 
-    def moved(x: Tensor) -> Tensor:
+    def constant_step(x: Tensor) -> Tensor:
         if u.shape != x.shape[-1:]:
             raise ShapeError(f"expected a direction ({x.shape[-1]},) at {at!r}, got {tuple(u.shape)}")
         return u.expand_as(x)
 
-    return intervene(problem, at, moved, alphas, watch=watch)
+    return intervene(problem, at, constant_step, alphas, watch=watch)
 
 
 def ablate(
     problem: Problem, at: str, directions: Tensor, *, mean: Mean = "zero", watch: Sequence[int] = ()
 ) -> Effect:
-    """Take the part along some directions out of the activations of every token at a point.
+    """Remove the part along some directions from the activations of every token at a point.
 
     Args:
         problem: A `cs.Problem`.
         at: The point.
-        directions: One (w,), or several (m, w), which need not be orthogonal.
-        mean: What is left of that part: nothing, or its mean over the tokens of the `data`.
+        directions: One direction (w,) or several (m, w), which need not be orthogonal.
+        mean: Replace that part by `zero`, or by its mean over the tokens of the `data`.
         watch: Ids of outputs whose logits are measured.
     """
     return intervene(problem, at, ablation(problem, at, directions, mean=mean), watch=watch)
@@ -84,7 +86,7 @@ def ablate(
 def ablation(
     problem: Problem, at: str, directions: Tensor, *, mean: Mean = "zero"
 ) -> Callable[[Tensor], Tensor]:
-    """δ = −(x − μ) U Uᵀ as a function of the activations x."""
+    """Return δ = −(x − μ) U Uᵀ as a function of the activations x."""
     if mean not in ("zero", "data"):
         raise UsageError(f"mean: expected 'zero' or 'data', got {mean!r}")
     rows = problem.placed(torch.as_tensor(directions).detach())
@@ -109,14 +111,14 @@ def intervene(
     with differentiating(), torch.no_grad():
         for batch in problem.placed_batches(f"interventions at {at}"):
             x = problem.activations(batch, at)[at]
-            step, before = delta(x), problem.outputs(batch)
+            delta_x, before = delta(x), problem.outputs(batch)
             loss += float(_loss(problem, batch, before))
             before = _classes_last(problem, before)
             tokens = before.shape[:-1].numel()
             count += tokens
-            size += float(step.double().square().sum()) / x.shape[:-1].numel() * tokens
+            size += float(delta_x.double().square().sum()) / x.shape[:-1].numel() * tokens
             for i, alpha in enumerate(alphas):
-                after = _moved_outputs(problem, batch, at, alpha * step)
+                after = _shifted_outputs(problem, batch, at, alpha * delta_x)
                 sums[i] += float(_loss(problem, batch, after))
                 after = _classes_last(problem, after)
                 kl[i] += np.nan if problem.loss.class_axis(after) is None else float(_kl(before, after))
@@ -135,7 +137,7 @@ def intervene(
 
 
 def mean_activation(problem: Problem, at: str) -> Tensor:
-    """The mean of x over all tokens of the data: (w,)."""
+    """Return the mean of x over all tokens of the data: (w,)."""
     total, count = torch.zeros(()), 0
     for batch in problem.placed_batches(f"mean at {at}"):
         x = problem.activations(batch, at)[at]
@@ -145,7 +147,7 @@ def mean_activation(problem: Problem, at: str) -> Tensor:
 
 
 def spread_along(problem: Problem, at: str, directions: Tensor) -> np.ndarray:
-    """Standard deviation over all tokens of x · u, for directions (m, w): (m,)."""
+    """Return the standard deviation over all tokens of x · u, for directions (m, w): (m,)."""
     u = problem.placed(torch.as_tensor(directions).detach())
     parts = []
     for batch in problem.placed_batches(f"spread at {at}"):
@@ -154,11 +156,11 @@ def spread_along(problem: Problem, at: str, directions: Tensor) -> np.ndarray:
     return torch.cat(parts).std(0, correction=0).numpy()
 
 
-def _moved_outputs(problem: Problem, batch: Batch, at: str, delta: Tensor) -> Tensor:
+def _shifted_outputs(problem: Problem, batch: Batch, at: str, delta: Tensor) -> Tensor:
     added = AddedActivation(find_point(problem.model, at), batch.num_sequences, delta)
-    found = problem.outputs(batch, changes=added.changes())
+    outputs = problem.outputs(batch, changes=added.changes())
     added.check()
-    return found
+    return outputs
 
 
 def _loss(problem: Problem, batch: Batch, z: Tensor) -> Tensor:
@@ -166,7 +168,7 @@ def _loss(problem: Problem, batch: Batch, z: Tensor) -> Tensor:
 
 
 def _classes_last(problem: Problem, z: Tensor) -> Tensor:
-    """Outputs with the classes of logits on the last axis; other outputs as they are."""
+    """Return outputs with the classes of logits on the last axis; other outputs unchanged."""
     axis = problem.loss.class_axis(z)
     return z if axis is None else z.movedim(axis, -1)
 

@@ -1,1 +1,1 @@
-"""Paths of tokens through a model on the sphere of normalized states, and what is read on the way."""
+"""Paths of tokens through a model on the sphere of normalized states, read by the logit lens."""

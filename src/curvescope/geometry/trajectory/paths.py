@@ -1,12 +1,10 @@
-"""The paths of tokens through a model, measured in the space where they are: many tokens, or one prompt.
+"""Paths of tokens through a model: angles on the sphere, path length, turning, and the logit lens.
 
-`trajectories` averages over a data set and sets every quantity that has a target token beside the same with
-shuffled targets; `follow` keeps every token of one prompt.
+`trajectories` averages over a data set, and compares every quantity that has a target token with the same
+quantity for shuffled targets. `follow` returns every token of one prompt.
 
-Numbers along a path of states: angles on the sphere, path length, turning, and what the lens reads.
-
-Angles are in degrees. Where states are normalized before they are read, all of them are unchanged when a
-state is multiplied by a positive number.
+Angles are in degrees. If states are normalized before they are read, angles do not change when a state is
+multiplied by a positive number.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ from curvescope.models.model import Model
 class Curve(Result):
     """One quantity along the depth, averaged over tokens.
 
-    Where the quantity has a target token, `shuffled` is the same with the targets of other tokens, `excess`
-    the mean of real − shuffled, token by token, and `change` the excess at the last point less that at the
-    first; `falling` is the share of tokens whose own change is negative.
+    If the quantity has a target token, `shuffled` is its mean for the targets of other tokens, `excess` the
+    mean of real − shuffled over tokens, and `change` the excess at the last point minus that at the first.
+    `falling` is the share of tokens with a negative change.
     """
 
     mean: np.ndarray  # (N,)
@@ -52,7 +50,7 @@ class Curve(Result):
 
 
 def curve(values: np.ndarray, sequence: np.ndarray, shuffled: np.ndarray | None = None) -> Curve:
-    """The curve of values (M, N) of M tokens; `sequence` (M,) numbers the sequence of each."""
+    """Return the curve of values (M, N) of M tokens; `sequence` (M,) is the sequence number of each token."""
     mean, stderr = average(values, sequence)
     if shuffled is None:
         return Curve(mean, stderr)
@@ -71,10 +69,10 @@ def curve(values: np.ndarray, sequence: np.ndarray, shuffled: np.ndarray | None 
 
 
 def average(values: np.ndarray, sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over tokens of (M, N) and its standard error (N,), entries that are NaN left out.
+    """Return the mean over tokens of (M, N) and its standard error (N,), ignoring NaN.
 
     The error treats sequences as the independent units: with residual sums r_s of m sequences,
-    SE² = m / (m − 1) · Σ_s r_s² / count². A single sequence falls back on its tokens as units.
+    SE² = m / (m − 1) · Σ_s r_s² / count². For a single sequence the tokens are the units.
     """
     counted = np.isfinite(values)
     count = counted.sum(0)
@@ -95,17 +93,17 @@ DEGREES = 180 / math.pi
 
 
 def angle(a: Tensor, b: Tensor) -> Tensor:
-    """Degrees between unit vectors in the last axis: 2 atan2(|a − b|, |a + b|), good near 0 and 180 too."""
+    """Return the angle between unit vectors in degrees, 2 atan2(|a − b|, |a + b|), also near 0 and 180."""
     return 2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1)) * DEGREES
 
 
 def path_numbers(points: Tensor, unit: Tensor) -> dict[str, Tensor]:
-    """Geometry of paths (…, N, d) on the sphere, each entry (…, N).
+    """Return the geometry of paths (…, N, d) on the sphere, each entry (…, N).
 
-    `norm` |x| of the points; of the unit states `unit`: `angle_start`, `angle_end` to the first and last one,
-    `cos_start`, `cos_end`; `step` from the point before (0 at the first), `length` the sum of steps so far,
-    `turn` the angle between the arriving and the leaving great circle (NaN at both ends, and where a step is
-    zero).
+    `norm` is |x|. For the unit states `unit`: `angle_start`, `angle_end`, `cos_start` and `cos_end` relative
+    to the first and last state; `step` from the previous point (0 at the first); `length`, the sum of steps;
+    `turn`, the angle between the arriving and the leaving great circle (NaN at both ends and after a zero
+    step).
     """
     first, last = unit[..., :1, :], unit[..., -1:, :]
     step = torch.nn.functional.pad(angle(unit[..., 1:, :], unit[..., :-1, :]), (1, 0))
@@ -122,54 +120,59 @@ def path_numbers(points: Tensor, unit: Tensor) -> dict[str, Tensor]:
 
 
 def turning(unit: Tensor) -> Tensor:
-    """Angle by which a path of unit vectors (…, N, d) turns at each point: 0 goes straight on, 180 back."""
-    here, before, after = unit[..., 1:-1, :], unit[..., :-2, :], unit[..., 2:, :]
-    arriving, leaving = -_towards(here, before), _towards(here, after)
+    """Return the angle by which a path of unit vectors (…, N, d) turns: 0 is straight ahead, 180 is back."""
+    point, before, after = unit[..., 1:-1, :], unit[..., :-2, :], unit[..., 2:, :]
+    arriving, leaving = -_tangent_towards(point, before), _tangent_towards(point, after)
     inner = angle(arriving, leaving)  # NaN if there is no direction
     return torch.nn.functional.pad(inner, (1, 1), value=math.nan)
 
 
 def target_numbers(unit: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-    """`angle_target` and `cos_target` (…, N) of unit states (…, N, d) to unit directions (…, d) of tokens."""
-    aimed = tokens.unsqueeze(-2).expand_as(unit)
-    return {"angle_target": angle(unit, aimed), "cos_target": (unit * aimed).sum(-1)}
+    """Return `angle_target`, `cos_target` (…, N) between states (…, N, d) and token directions (…, d)."""
+    directions = tokens.unsqueeze(-2).expand_as(unit)
+    return {"angle_target": angle(unit, directions), "cos_target": (unit * directions).sum(-1)}
 
 
 def shares(points: Tensor, *, center: bool) -> dict[str, Tensor]:
-    """Shares of attention and feed-forward in each block's step, from points (…, 2L + 1, d): entries (…, L).
+    """Return the shares of attention and feed-forward in each block's step: entries (…, L).
 
-    With the step Δ = a + m of a block (centered where the norms center): `attention_share` = ⟨a, Δ⟩ / |Δ|²,
-    which with the feed-forward's sums to 1, and the lengths `attention_norm` |a| and `ff_norm` |m|.
+    For points (…, 2L + 1, d), each block's step is Δ = a + m (centered if `center`). The result has
+    `attention_share` = ⟨a, Δ⟩ / |Δ|² (the feed-forward has the rest) and the lengths `attention_norm` |a| and
+    `ff_norm` |m|.
     """
     x = points - points.mean(-1, keepdim=True) if center else points
     a, m = x[..., 1::2, :] - x[..., :-1:2, :], x[..., 2::2, :] - x[..., 1::2, :]
-    whole = a + m
+    block_step = a + m
     return {
-        "attention_share": (a * whole).sum(-1) / whole.square().sum(-1),
+        "attention_share": (a * block_step).sum(-1) / block_step.square().sum(-1),
         "attention_norm": a.norm(dim=-1),
         "ff_norm": m.norm(dim=-1),
     }
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
-    """log softmax in the last axis; −inf (a token is ruled out) becomes a number, so that 0 log 0 = 0."""
+    """Return log softmax in the last axis; −inf (an excluded token) becomes finite, so that 0 log 0 = 0."""
     return logits.clamp_min(-1e30).log_softmax(-1)
 
 
 def lens_numbers(logp: Tensor, targets: Tensor, current: Tensor | None) -> dict[str, Tensor]:
-    """Statistics of the lens for a target along paths, from log-probabilities (…, N, V), each entry (…, N).
+    """Return statistics of the lens for a target, from log-probabilities (…, N, V); each entry is (…, N).
 
-    `logp_target` log p(target); `log_rank`, the logarithm of 1 + the number of more probable tokens; `top1`
-    whether that rank is 1; `gain` = log p(target) − log p(current). `targets` and `current` are (…,).
+    `logp_target` is log p(target), `log_rank` the logarithm of the target's rank, `top1` is 1 if that rank is
+    1, and `gain` is log p(target) − log p(current). `targets` and `current` are (…,).
     """
-    aimed = _pick(logp, targets)
-    rank = 1 + (logp > aimed.unsqueeze(-1)).sum(-1, dtype=torch.int32)
-    found = {"logp_target": aimed, "log_rank": rank.to(logp.dtype).log(), "top1": (rank == 1).to(logp.dtype)}
-    return found if current is None else found | {"gain": aimed - _pick(logp, current)}
+    target_logp = _pick(logp, targets)
+    rank = 1 + (logp > target_logp.unsqueeze(-1)).sum(-1, dtype=torch.int32)
+    numbers = {
+        "logp_target": target_logp,
+        "log_rank": rank.to(logp.dtype).log(),
+        "top1": (rank == 1).to(logp.dtype),
+    }
+    return numbers if current is None else numbers | {"gain": target_logp - _pick(logp, current)}
 
 
 def distribution_numbers(logp: Tensor) -> dict[str, Tensor]:
-    """`entropy` of the lens in nats, and `kl_end` = KL(p_last ‖ p_here), from log-probabilities (…, N, V)."""
+    """Return the `entropy` in nats and `kl_end` = KL(p_last ‖ p), from log-probabilities (…, N, V)."""
     p = logp.exp()
     entropy = -(p * logp).sum(-1)
     cross = -(logp @ p[..., -1, :, None]).squeeze(-1)
@@ -177,20 +180,20 @@ def distribution_numbers(logp: Tensor) -> dict[str, Tensor]:
 
 
 def _pick(logp: Tensor, ids: Tensor) -> Tensor:
-    """logp[…, n, ids[…]] for every n."""
+    """Return logp[…, n, ids[…]] for every n."""
     index = ids[..., None, None].expand(*logp.shape[:-1], 1)
     return logp.gather(-1, index).squeeze(-1)
 
 
-def _towards(here: Tensor, there: Tensor) -> Tensor:
-    """Unit tangent at `here` of the great circle to `there`; NaN where they are the same or opposite."""
-    v = there - (here * there).sum(-1, keepdim=True) * here
+def _tangent_towards(point: Tensor, target: Tensor) -> Tensor:
+    """Return the unit tangent at `point` of the great circle to `target`; NaN if they are parallel."""
+    v = target - (point * target).sum(-1, keepdim=True) * point
     size = v.norm(dim=-1, keepdim=True)
     return torch.where(size > 10 * torch.finfo(v.dtype).eps, v / size, math.nan)
 
 
 MAX_LOGITS = 2**23
-"""Logits that are in memory at a time."""
+"""Number of logits in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,7 @@ class Trajectories(Result):
 
     model: str
     data: str
-    target: str  # what a target is, in words
+    target: str  # description of the targets
     names: list[str]
     blocks: list[str]
     num_tokens: int
@@ -225,8 +228,8 @@ class Path(Result):
     values: dict[str, np.ndarray]
     shares: dict[str, np.ndarray]  # (T, L)
     states: np.ndarray  # (T, N, d) unit vectors: Px / |Px|
-    words: np.ndarray  # (T, d) unit directions of the prompt's own tokens, as the readout sees them
-    reads_id: np.ndarray  # (T, N) the lens's first token; −1 without a lens
+    words: np.ndarray  # (T, d) unit directions of the prompt's own tokens, in the space of the readout
+    reads_id: np.ndarray  # (T, N) most probable token of the lens; −1 without a lens
     reads_p: np.ndarray  # (T, N) its probability
     notes: list[str]
 
@@ -234,9 +237,9 @@ class Path(Result):
 def trajectories(model: Model, batches: Batches, *, num_shuffles: int = 2, seed: int = 0) -> Trajectories:
     """Measure the paths of all counted tokens.
 
-    Targets are those of the batches: the next token of a causal model, the hidden one of a masked one, or
-    whatever they say. The baseline gives every token the target of another one, by `num_shuffles`
-    permutations of all counted targets: it has the same frequencies of tokens.
+    Targets are those of the batches, such as the next token of a causal model or the hidden token of a masked
+    model. The baseline assigns every token the target of another one, by `num_shuffles` permutations of all
+    counted targets, so that tokens keep their frequencies.
     """
     check_vocabulary(model)
     if num_shuffles < 1:
@@ -246,113 +249,125 @@ def trajectories(model: Model, batches: Batches, *, num_shuffles: int = 2, seed:
         raise UsageError(f"expected at least 2 tokens that have a target, got {len(targets)}")
     orders = [torch.randperm(len(targets), generator=generator(seed, k)) for k in range(num_shuffles)]
     shuffled = torch.stack([targets[order] for order in orders])  # (K, M)
-    kept: dict[str, list[np.ndarray]] = {}
-    sequence, done, first, read, names = [], 0, 0, None, ()
+    values_by_name: dict[str, list[np.ndarray]] = {}
+    sequence, num_done, first_sequence, lens, names = [], 0, 0, None, ()
     for batch in track(batches, "batches"):
         batch = batch.map(lambda t: t.to(model.device))
-        seen = stream(model, batch.inputs)
-        read = read or readout(model, seen)
+        residual_stream = stream(model, batch.inputs)
+        lens = lens or readout(model, residual_stream)
         counted = batch.targets != IGNORED
         count = int(counted.sum())
-        for name, found in _batch_numbers(model, read, seen, batch, shuffled[:, done : done + count]).items():
-            kept.setdefault(name, []).append(found)
-        sequence.append(first + counted.nonzero()[:, 0].cpu().numpy())
-        done, first, names = done + count, first + batch.num_sequences, seen.names
-    assert read is not None
-    whole = {name: np.concatenate(found) for name, found in kept.items()}
-    return _averaged(model, batches, whole, np.concatenate(sequence), list(names), read, num_shuffles)
+        for name, numbers in _batch_numbers(
+            model, lens, residual_stream, batch, shuffled[:, num_done : num_done + count]
+        ).items():
+            values_by_name.setdefault(name, []).append(numbers)
+        sequence.append(first_sequence + counted.nonzero()[:, 0].cpu().numpy())
+        num_done, first_sequence, names = (
+            num_done + count,
+            first_sequence + batch.num_sequences,
+            residual_stream.names,
+        )
+    assert lens is not None
+    values = {name: np.concatenate(numbers) for name, numbers in values_by_name.items()}
+    return _averaged(model, batches, values, np.concatenate(sequence), list(names), lens, num_shuffles)
 
 
 def follow(model: Model, prompt: str | Sequence[int]) -> Path:
-    """One prompt, token by token; the target of a token is the one after it, of the last there is none.
+    """Measure the path of every token of one prompt.
 
-    For a model that is not causal the target of a token is itself.
+    The target of a token is the next token; the last token has none. In a model that is not causal the target
+    of a token is the token itself.
     """
     check_vocabulary(model)
     ids = _prompt_ids(model, prompt)
     causal = model.facts.get("causal", True)
     inputs = torch.tensor([ids], device=model.device)
-    seen = stream(model, inputs)
-    read = readout(model, seen)
+    residual_stream = stream(model, inputs)
+    lens = readout(model, residual_stream)
     targets = torch.tensor([*ids[1:], ids[-1]] if causal else ids, device=model.device)
-    points = seen.points[0].double()
+    points = residual_stream.points[0].double()
     current = inputs[0] if causal else None
-    values = _point_numbers(read, points, seen.points[0], targets, current, targets[None])
+    values = _point_numbers(lens, points, residual_stream.points[0], targets, current, targets[None])
     values = {name: v for name, v in values.items() if not name.startswith("shuffled.")}
     for name in ("angle_target", "cos_target", "logp_target", "log_rank", "top1", "gain"):
         if causal and name in values:
             values[name][-1] = np.nan  # the last token has no next one
-    reads = _reads(read, seen.points[0])
-    along = shares(points, center=read.center)
+    top_tokens = _top_tokens(lens, residual_stream.points[0])
+    step_shares = shares(points, center=lens.center)
     return Path(
         model=model.name,
         prompt=prompt if isinstance(prompt, str) else " ".join(map(str, prompt)),
         tokens=names_of(model.tokenizer).texts(ids),
         ids=np.array(ids),
-        names=list(seen.names),
+        names=list(residual_stream.names),
         values=values,
-        shares={name: found.cpu().numpy() for name, found in along.items()},
-        states=read.unit(points).cpu().numpy(),
-        words=read.token(inputs[0]).double().cpu().numpy(),
-        reads_id=reads[0],
-        reads_p=reads[1],
-        notes=list(read.notes),
+        shares={name: value.cpu().numpy() for name, value in step_shares.items()},
+        states=lens.unit(points).cpu().numpy(),
+        words=lens.token(inputs[0]).double().cpu().numpy(),
+        reads_id=top_tokens[0],
+        reads_p=top_tokens[1],
+        notes=list(lens.notes),
     )
 
 
 def _batch_numbers(
-    model: Model, read: Readout, seen: Stream, batch: Batch, shuffled: Tensor
+    model: Model, lens: Readout, residual_stream: Stream, batch: Batch, shuffled: Tensor
 ) -> dict[str, np.ndarray]:
     """Return all numbers of the batch's counted tokens: (m, N), and (m, L) for the shares."""
     counted = batch.targets != IGNORED
-    states = seen.points[counted]  # (m, N, d)
+    states = residual_stream.points[counted]  # (m, N, d)
     ids = batch.inputs if isinstance(batch.inputs, Tensor) else batch.inputs["input_ids"]
     current = ids[counted] if model.facts.get("causal", True) else None
     points = states.double()
-    found = _point_numbers(read, points, states, batch.targets[counted], current, shuffled.to(model.device))
-    for name, value in shares(points, center=read.center).items():
-        found[f"share.{name}"] = value.cpu().numpy()
-    return found
+    numbers = _point_numbers(lens, points, states, batch.targets[counted], current, shuffled.to(model.device))
+    for name, value in shares(points, center=lens.center).items():
+        numbers[f"share.{name}"] = value.cpu().numpy()
+    return numbers
 
 
 def _point_numbers(
-    read: Readout, points: Tensor, states: Tensor, targets: Tensor, current: Tensor | None, shuffled: Tensor
+    lens: Readout, points: Tensor, states: Tensor, targets: Tensor, current: Tensor | None, shuffled: Tensor
 ) -> dict[str, np.ndarray]:
-    """Numbers of m paths: with `targets` (m,), and as `shuffled.…` the mean over the rows of `shuffled`."""
-    unit = read.unit(points)
-    found = path_numbers(points, unit)
-    if read.U.shape[0] == points.shape[-1]:
-        found |= target_numbers(unit, read.token(targets).double())
-        others = [target_numbers(unit, read.token(row).double()) for row in shuffled]
-        found |= {f"shuffled.{k}": torch.stack([o[k] for o in others]).mean(0) for k in others[0]}
-    if read.has_logits:
-        rows = max(1, MAX_LOGITS // (points.shape[1] * read.vocabulary))
+    """Return numbers of m paths for `targets` (m,), and as `shuffled.…` means over rows of `shuffled`."""
+    unit = lens.unit(points)
+    numbers = path_numbers(points, unit)
+    if lens.U.shape[0] == points.shape[-1]:
+        numbers |= target_numbers(unit, lens.token(targets).double())
+        shuffled_numbers = [target_numbers(unit, lens.token(row).double()) for row in shuffled]
+        numbers |= {
+            f"shuffled.{k}": torch.stack([o[k] for o in shuffled_numbers]).mean(0)
+            for k in shuffled_numbers[0]
+        }
+    if lens.has_logits:
+        rows = max(1, MAX_LOGITS // (points.shape[1] * lens.vocabulary))
         parts = [
-            _lens(read, states[i : i + rows], targets[i : i + rows],
+            _lens(lens, states[i : i + rows], targets[i : i + rows],
                   None if current is None else current[i : i + rows], shuffled[:, i : i + rows])
             for i in range(0, len(states), rows)
         ]  # fmt: skip
-        found |= {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return {name: value.detach().cpu().double().numpy() for name, value in found.items()}
+        numbers |= {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return {name: value.detach().cpu().double().numpy() for name, value in numbers.items()}
 
 
 def _lens(
-    read: Readout, states: Tensor, targets: Tensor, current: Tensor | None, shuffled: Tensor
+    lens: Readout, states: Tensor, targets: Tensor, current: Tensor | None, shuffled: Tensor
 ) -> dict[str, Tensor]:
     with torch.no_grad():
-        logp = log_probabilities(read.logits(states))
-    found = lens_numbers(logp, targets, current) | distribution_numbers(logp)
-    others = [lens_numbers(logp, row, current) for row in shuffled]
-    return found | {f"shuffled.{k}": torch.stack([o[k] for o in others]).mean(0) for k in others[0]}
+        logp = log_probabilities(lens.logits(states))
+    numbers = lens_numbers(logp, targets, current) | distribution_numbers(logp)
+    shuffled_numbers = [lens_numbers(logp, row, current) for row in shuffled]
+    return numbers | {
+        f"shuffled.{k}": torch.stack([o[k] for o in shuffled_numbers]).mean(0) for k in shuffled_numbers[0]
+    }
 
 
-def _reads(read: Readout, states: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The lens's first token and its probability at every point."""
-    if not read.has_logits:
+def _top_tokens(lens: Readout, states: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return the most probable token of the lens and its probability at every point."""
+    if not lens.has_logits:
         return np.full(states.shape[:2], -1), np.full(states.shape[:2], np.nan)
-    rows = max(1, MAX_LOGITS // (states.shape[1] * read.vocabulary))
+    rows = max(1, MAX_LOGITS // (states.shape[1] * lens.vocabulary))
     with torch.no_grad():
-        best = [read.logits(part).double().softmax(-1).max(-1) for part in states.split(rows)]
+        best = [lens.logits(part).double().softmax(-1).max(-1) for part in states.split(rows)]
     return (
         torch.cat([b.indices for b in best]).cpu().numpy(),
         torch.cat([b.values for b in best]).cpu().numpy(),
@@ -362,31 +377,31 @@ def _reads(read: Readout, states: Tensor) -> tuple[np.ndarray, np.ndarray]:
 def _averaged(
     model: Model,
     batches: Batches,
-    whole: dict[str, np.ndarray],
+    values: dict[str, np.ndarray],
     sequence: np.ndarray,
     names: list[str],
-    read: Readout,
+    lens: Readout,
     num_shuffles: int,
 ) -> Trajectories:
-    plain = [name for name in whole if "." not in name]
+    curve_names = [name for name in values if "." not in name]
     causal = model.facts.get("causal", True)
-    kind = "the next token" if causal else "the hidden token" if read.has_logits else "the token itself"
+    target = "the next token" if causal else "the hidden token" if lens.has_logits else "the token itself"
     return Trajectories(
         model=model.name,
         data=batches.name,
-        target=kind,
+        target=target,
         names=names,
         blocks=[name.removesuffix(".out") for name in names if name.endswith(".out")],
         num_tokens=len(sequence),
         num_sequences=len(np.unique(sequence)),
         num_shuffles=num_shuffles,
-        curves={name: curve(whole[name], sequence, whole.get(f"shuffled.{name}")) for name in plain},
+        curves={name: curve(values[name], sequence, values.get(f"shuffled.{name}")) for name in curve_names},
         shares={
             name.removeprefix("share."): curve(value, sequence)
-            for name, value in whole.items()
+            for name, value in values.items()
             if name.startswith("share.")
         },
-        notes=list(read.notes),
+        notes=list(lens.notes),
     )
 
 

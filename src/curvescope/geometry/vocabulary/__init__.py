@@ -1,1 +1,1 @@
-"""Tokens of a model: names, words, rows to compare directions with, states, and the search among them."""
+"""Tokens of a model: names, words, reference rows for directions, states, and nearest-token search."""

@@ -19,9 +19,9 @@ _SPACE = "\u2581"  # SentencePiece's mark for a space
 
 
 class TokenNames:
-    """Names of the ids that a tokenizer has; an id without a token (a padded row of a model) has none.
+    """Names of a tokenizer's ids; an id without a token (a padded row of a model) has none.
 
-    Without a tokenizer every id is known and is called [id].
+    Without a tokenizer every id is known, and its name is [id].
     """
 
     def __init__(self, tokenizer: Any = None):
@@ -29,22 +29,22 @@ class TokenNames:
         self._raw = None if self.tokenizer is None else _pieces(self.tokenizer)
 
     def known(self, num_rows: int) -> Tensor:
-        """The ids below `num_rows` that are tokens, rising."""
+        """Return the ids below `num_rows` that are tokens, in ascending order."""
         if self._raw is None:
             return torch.arange(num_rows)
         return torch.tensor(sorted(i for i in self._raw if 0 <= i < num_rows), dtype=torch.int64)
 
     def ids(self) -> list[int]:
-        """All ids that are tokens, rising; none without a tokenizer."""
+        """Return all ids that are tokens, in ascending order; none without a tokenizer."""
         return sorted(self._raw or ())
 
     def raw(self, token: int) -> bytes:
         """Return the bytes of a token; those of [id] if it has none."""
-        found = None if self._raw is None else self._raw.get(int(token))
-        return f"[{int(token)}]".encode() if found is None else found
+        content = None if self._raw is None else self._raw.get(int(token))
+        return f"[{int(token)}]".encode() if content is None else content
 
     def text(self, token: int) -> str:
-        """The bytes read as UTF-8, with U+FFFD where they are none."""
+        """Return the bytes decoded as UTF-8, with U+FFFD for invalid bytes."""
         return self.raw(token).decode("utf-8", errors="replace")
 
     def hex(self, token: int) -> str:
@@ -52,46 +52,46 @@ class TokenNames:
         return as_hex(self.raw(token))
 
     def texts(self, ids: Iterable[int]) -> list[str]:
-        """`text` of each."""
+        """Return `text` of each id."""
         return [self.text(i) for i in ids]
 
     def hexes(self, ids: Iterable[int]) -> list[str]:
-        """`hex` of each."""
+        """Return `hex` of each id."""
         return [self.hex(i) for i in ids]
 
     def nested(self, ids: Tensor) -> tuple[list[list[list[str]]], list[list[list[str]]]]:
-        """`text` and `hex` of ids (m, n, k), each token looked up once, as lists of lists of lists."""
-        called = {i: (self.text(i), self.hex(i)) for i in ids.unique().tolist()}
-        text, raw = ([[[called[i][j] for i in c] for c in row] for row in ids.tolist()] for j in (0, 1))
+        """Return `text` and `hex` of ids (m, n, k) as nested lists."""
+        names = {i: (self.text(i), self.hex(i)) for i in ids.unique().tolist()}
+        text, raw = ([[[names[i][j] for i in c] for c in row] for row in ids.tolist()] for j in (0, 1))
         return text, raw
 
 
 def names_of(tokenizer: Any) -> TokenNames:
-    """The names of a tokenizer's tokens; of None, those of no tokenizer."""
+    """Return the names of a tokenizer's tokens; without a tokenizer, [id]."""
     return tokenizer if isinstance(tokenizer, TokenNames) else TokenNames(tokenizer)
 
 
 def as_hex(raw: bytes) -> str:
-    r"""`b"a\n"` as `\x61\x0a`."""
+    r"""Format bytes as hexadecimal: `b"a\n"` as `\x61\x0a`."""
     return "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _pieces(tokenizer: Any) -> dict[int, bytes]:
-    """The bytes of every id."""
+    """Return the bytes of every id."""
     if isinstance(tokenizer, ByteTokenizer):
         return {i: bytes([i]) for i in range(256)}
     if isinstance(tokenizer, CharTokenizer):
         return {i: c.encode() for i, c in enumerate(tokenizer.alphabet)}
-    theirs = tokenizer.tokenizer if isinstance(tokenizer, HFTokenizer) else None
+    inner = tokenizer.tokenizer if isinstance(tokenizer, HFTokenizer) else None
     core = (
-        tokenizer._core if isinstance(tokenizer, BPETokenizer) else getattr(theirs, "backend_tokenizer", None)
+        tokenizer._core if isinstance(tokenizer, BPETokenizer) else getattr(inner, "backend_tokenizer", None)
     )
     if core is not None and hasattr(core, "to_str"):
         added = {int(i) for i in core.get_added_tokens_decoder()}
         return _decoded(core.get_vocab(with_added_tokens=True), _style(core), added)
-    if theirs is not None and hasattr(theirs, "get_vocab"):
-        vocabulary = theirs.get_vocab()
-        added = {int(i) for i in getattr(theirs, "added_tokens_decoder", {})}
+    if inner is not None and hasattr(inner, "get_vocab"):
+        vocabulary = inner.get_vocab()
+        added = {int(i) for i in getattr(inner, "added_tokens_decoder", {})}
         return _decoded(vocabulary, _guessed_style(vocabulary), added)
     return {i: tokenizer.decode([i]).encode() for i in range(tokenizer.vocab_size)}
 
@@ -128,7 +128,7 @@ def _guessed_style(vocabulary: dict[str, int]) -> Style:
 
 
 def _byte_letters() -> dict[str, int]:
-    """Byte-level BPE writes a printable byte as its Latin-1 letter, and the others as U+0100, U+0101, …"""
+    """Return the byte of each letter: byte-level BPE writes unprintable bytes as U+0100, U+0101, …"""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in sorted(printable)} | {chr(0x100 + j): b for j, b in enumerate(others)}
@@ -138,14 +138,14 @@ _LETTERS = _byte_letters()
 
 
 def single_tokens(tokenizer: Any, words: Sequence[str], *, space: bool) -> dict[str, int]:
-    """The words that are exactly one token, with its id; `space` puts a space before each."""
+    """Return the words that are exactly one token, with its id; `space` puts a space before each."""
     tokenizer = as_tokenizer(tokenizer)
-    found = {}
+    tokens = {}
     for word in words:
         try:
             ids = tokenizer.encode(f" {word}" if space else word)
         except UsageError:  # a character that the tokenizer does not have
             continue
         if len(ids) == 1:
-            found[word] = ids[0]
-    return found
+            tokens[word] = ids[0]
+    return tokens

@@ -1,4 +1,4 @@
-"""References for directions: one row per token of the vocabulary, made chunk by chunk."""
+"""References for directions: one row per token of the vocabulary, computed chunk by chunk."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.geometry.roles import Which, embedding, has_lens, norm_kind, norm_of, weight
-from curvescope.geometry.sphere import Norm, project
+from curvescope.geometry.sphere import StreamNorm, project
 from curvescope.geometry.vocabulary.names import names_of
 from curvescope.models.model import Model
 
 ReferenceKind = Literal["raw", "sphere", "normed", "logit"]
 _CHUNK = 4096
-_WORDS = {
+_DESCRIPTIONS = {
     "raw": "rows of the {which} embedding",
     "sphere": "{which} embedding on the sphere of {norm}",
-    "normed": "{which} embedding behind {norm}",
+    "normed": "{which} embedding after {norm}",
     "logit": "logit directions P(γ ∘ u) of the {which} embedding and {norm}",
 }
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
-    """Rows r_t = f(E_t) for the tokens `ids`; f is computed for a chunk of them at a time, in float64.
+class TokenReference:
+    """Rows r_t = f(E_t) for the tokens `ids`, computed in chunks in float64.
 
     kind: `raw` e; `sphere` n(e); `normed` γ ∘ n(e) + β; `logit` P(γ ∘ e). `bias` (n,) is added to scores.
     """
 
-    table: Tensor  # (V, d) in the model's own type
+    table: Tensor  # (V, d) in the model's dtype
     ids: Tensor  # (n,) the tokens
-    at: Tensor | None = None  # (n,) their rows of the table, where these are not `ids`
+    at: Tensor | None = None  # (n,) their rows in the table, if these are not `ids`
     kind: ReferenceKind = "raw"
-    norm: Norm = Norm("none")  # noqa: RUF009 (frozen)
+    norm: StreamNorm = StreamNorm("none")  # noqa: RUF009 (frozen)
     centered: bool = False
     bias: Tensor | None = None
     words: str = "given rows"
@@ -55,7 +55,7 @@ class Reference:
         return self.table.shape[1]
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """Rows of some of `ids`, in float64: (c, d)."""
+        """Return the rows of some of `ids`, in float64: (c, d)."""
         r = self._plain(which)
         return r - self.mean if self.centered else r
 
@@ -81,12 +81,11 @@ class Reference:
         return self.norm.direction(mean) if self.kind == "logit" else mean
 
     def attainable(self, directions: Tensor, lengths: Tensor, bias: Tensor | None) -> Tensor:
-        """The greatest score that could be had where directions (m, 1, d) meet rows of given lengths (m, c).
+        """Return the greatest attainable score of directions (m, 1, d) with rows of given lengths (m, c).
 
-        `sphere` and `normed`: the greatest r · v over all states, √d |Pv| or β · v + √d |P(γ ∘ v)| (the
-        score of an absent token that suits the direction best). `logit`: the greatest logit that the row's
-        token can have, √d |r| plus its bias, when the direction is a normalized state, else |Pv| |r|. `raw`:
-        |v| |r|, so that the fraction is the cosine.
+        `sphere` and `normed`: the greatest r · v over all states, √d |Pv| or β · v + √d |P(γ ∘ v)|, which the
+        best possible token would have. `logit`: the greatest logit of the row's token, √d |r| plus its bias,
+        if the direction is a normalized state, else |Pv| |r|. `raw`: |v| |r|, so the fraction is the cosine.
         """
         v = directions
         if self.kind == "raw" or self.norm.kind == "none":
@@ -96,9 +95,9 @@ class Reference:
                 math.sqrt(self.d) if self.bias is not None else project(v, kind=self.norm.kind).norm(dim=-1)
             )
             return size * lengths if bias is None else size * lengths + bias
-        shifted = self.norm if self.kind == "normed" else Norm(self.norm.kind)
-        high = shifted.attainable(v)[1]
-        return (high - v @ self.mean if self.centered else high).expand_as(lengths)
+        shifted = self.norm if self.kind == "normed" else StreamNorm(self.norm.kind)
+        greatest = shifted.attainable(v)[1]
+        return (greatest - v @ self.mean if self.centered else greatest).expand_as(lengths)
 
 
 def reference(
@@ -110,28 +109,32 @@ def reference(
     centered: bool = False,
     bias: bool = False,
     tokenizer: object = None,
-) -> Reference:
-    """Rows made from a model's embedding, one per token that its tokenizer knows.
+) -> TokenReference:
+    """Return reference rows of a model's embedding, one per token that its tokenizer knows.
 
     Args:
-        kind: `raw` e_t; `sphere` n(e_t); `normed` γ ∘ n(e_t) + β; `logit` P(γ ∘ u_t), the direction that
-            n(x) is multiplied by in the logit of t. A model without a norm before its unembedding has the
-            rows themselves for `logit`, and one without any norm for all kinds.
-        norm: the role of the norm: `ln_f` (default of `logit`) or a block's, `L3.ln1` (default L0.ln1).
+        kind: `raw` e_t; `sphere` n(e_t); `normed` γ ∘ n(e_t) + β; `logit` P(γ ∘ u_t), whose product with n(x)
+            is the logit of t. A model without a norm before its unembedding has raw rows for `logit`, and a
+            model without norms has raw rows for all kinds.
+        norm: role of the norm: `ln_f` (default of `logit`) or a block's, such as `L3.ln1` (default L0.ln1).
         which: rows of the input or the output embedding; the default is output for `logit`, else input.
         centered: subtract the mean row.
         bias: add β · u_t and the unembedding's bias to the scores of `logit`, so that they are logits.
-        tokenizer: instead of the model's own; decides which rows are tokens.
+        tokenizer: decides which rows are tokens; default the model's own.
     """
-    if kind not in _WORDS:
-        raise UsageError(f"kind: expected {', '.join(_WORDS)}, got {kind!r}")
+    if kind not in _DESCRIPTIONS:
+        raise UsageError(f"kind: expected {', '.join(_DESCRIPTIONS)}, got {kind!r}")
     which = which or ("output" if kind == "logit" else "input")
     table = embedding(model, which)
     ids = names_of(model.tokenizer if tokenizer is None else tokenizer).known(len(table))
-    own = _norm(model, kind, norm)
-    words = _WORDS["raw" if own.kind == "none" else kind].format(which=which, norm=own.name)
-    shift = _bias(model, table, ids, own) if bias and kind == "logit" else None
-    return Reference(table, ids, None, kind, own, centered, shift, words + (", centered" if centered else ""))
+    norm_object = _norm(model, kind, norm)
+    words = _DESCRIPTIONS["raw" if norm_object.kind == "none" else kind].format(
+        which=which, norm=norm_object.name
+    )
+    shift = _bias(model, table, ids, norm_object) if bias and kind == "logit" else None
+    return TokenReference(
+        table, ids, None, kind, norm_object, centered, shift, words + (", centered" if centered else "")
+    )
 
 
 def rows_reference(
@@ -139,39 +142,41 @@ def rows_reference(
     *,
     ids: Tensor | None = None,
     kind: ReferenceKind = "raw",
-    norm: Norm | None = None,
+    norm: StreamNorm | None = None,
     words: str = "given rows",
-) -> Reference:
-    """A reference made of given rows (n, d), such as states of a stream, for the tokens `ids` (0 … n − 1).
+) -> TokenReference:
+    """Return a reference of given rows (n, d), such as states, for the tokens `ids` (default 0 … n − 1).
 
     Args:
-        kind: what is made of the rows, as in `reference`.
-        norm: that `kind` uses.
+        kind: transformation of the rows, as in `reference`.
+        norm: norm of that transformation.
     """
     at = torch.arange(len(rows))
-    own = norm or Norm("none")
-    return Reference(rows, at if ids is None else torch.as_tensor(ids), at, kind, own, words=words)
+    norm_object = norm or StreamNorm("none")
+    return TokenReference(
+        rows, at if ids is None else torch.as_tensor(ids), at, kind, norm_object, words=words
+    )
 
 
-def _norm(model: Model, kind: ReferenceKind, role: str | None) -> Norm:
+def _norm(model: Model, kind: ReferenceKind, role: str | None) -> StreamNorm:
     if kind == "raw" or norm_kind(model) == "none":
-        return Norm("none")
+        return StreamNorm("none")
     if kind == "logit" and role is None and not has_lens(model):
-        return Norm("none")
+        return StreamNorm("none")
     return norm_of(model, role or ("ln_f" if kind == "logit" else _first_norm(model)))
 
 
 def _first_norm(model: Model) -> str:
-    """The norm that embeddings meet first: the embedding's own, or the first block's."""
+    """Return the role of the first norm after the embedding: the embedding's own, or the first block's."""
     return "ln_e" if "ln_e.g" in model.blocks else "L0.ln1"
 
 
-def _bias(model: Model, table: Tensor, ids: Tensor, norm: Norm) -> Tensor:
-    """β · u_t + b_t."""
-    found = torch.zeros(len(ids), dtype=torch.float64)
+def _bias(model: Model, table: Tensor, ids: Tensor, norm: StreamNorm) -> Tensor:
+    """Return β · u_t + b_t."""
+    total = torch.zeros(len(ids), dtype=torch.float64)
     if norm.beta is not None:
         for start in range(0, len(ids), _CHUNK):
             part = slice(start, start + _CHUNK)
-            found[part] = table[ids[part]].double() @ norm.beta
+            total[part] = table[ids[part]].double() @ norm.beta
     b_U = weight(model, "b_U")
-    return found if b_U is None or len(b_U) < len(table) else found + b_U.double()[ids]
+    return total if b_U is None or len(b_U) < len(table) else total + b_U.double()[ids]

@@ -15,35 +15,35 @@ from curvescope.core.result import Result
 from curvescope.geometry.vocabulary.names import TokenNames, single_tokens
 
 Form = Literal["auto", "bare", "space"]
-FEW = 10  # common nouns that a tokenizer must have, else words of its own vocabulary are taken
+FEW = 10  # with fewer common nouns as single tokens, words of the vocabulary are used
 
 
 @dataclass(frozen=True)
 class Words(Result):
-    """Words that are one token each, and what was left out."""
+    """Words that are one token each, and words that are not."""
 
     words: list[str]
     ids: np.ndarray  # (n,)
     dropped: list[str]  # more than one token
     form: str  # bare, space, ids or vocabulary
-    note: str  # how many were kept, in a sentence
+    note: str  # a sentence on the number of words
 
 
 @cache
 def common_nouns() -> tuple[str, ...]:
-    """The 100 nouns that ship with the package."""
+    """Return the 100 nouns that ship with the package."""
     text = (files("curvescope.geometry.vocabulary") / "common_nouns.txt").read_text(encoding="utf-8")
     return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
 def select_words(tokenizer: Any, words: Sequence[str | int] | None = None, *, form: Form = "auto") -> Words:
-    """The words that are a single token.
+    """Return the words that are a single token.
 
     Args:
-        words: text, or token ids; default the common nouns, or, where the tokenizer has fewer than ten of
-            these, words of its own vocabulary.
-        form: `bare`, `space` (with one before the word), or `auto`: with a space unless more words are
-            single tokens without it.
+        words: text or token ids; default the common nouns, or words of the vocabulary if the tokenizer has
+            fewer than ten of these nouns.
+        form: `bare`, `space` (a space before the word), or `auto`: with a space, unless more words are single
+            tokens without it.
     """
     if form not in ("auto", "bare", "space"):
         raise UsageError(f"form: expected auto, bare or space, got {form!r}")
@@ -51,26 +51,26 @@ def select_words(tokenizer: Any, words: Sequence[str | int] | None = None, *, fo
         return _ids(tokenizer, [int(word) for word in words])  # pyright: ignore[reportArgumentType]
     if tokenizer is None:
         raise UsageError(
-            "expected a tokenizer to find words with, the model has none",
-            hint="give one (tokenizer=…), or token ids instead of words",
+            "expected a tokenizer to select words, but the model has none",
+            hint="pass tokenizer=…, or token ids instead of words",
         )
-    wanted = [str(word) for word in (common_nouns() if words is None else words)]
-    kept, used = _choose(tokenizer, wanted, form)
-    if words is None and len(kept) < FEW:
-        return vocabulary_words(tokenizer, found=len(kept))
-    if not kept:
+    candidates = [str(word) for word in (common_nouns() if words is None else words)]
+    tokens, used_form = _choose(tokenizer, candidates, form)
+    if words is None and len(tokens) < FEW:
+        return vocabulary_words(tokenizer, num_found=len(tokens))
+    if not tokens:
         raise UsageError(
-            f"expected words that are single tokens, none of {len(wanted)} is",
-            hint="vocabulary_words(tokenizer) lists words that are; token ids can be given too",
+            f"expected words that are single tokens, got {len(candidates)} words of several tokens",
+            hint="vocabulary_words(tokenizer) lists such words; token ids are possible, too",
         )
-    dropped = [word for word in wanted if word not in kept]
-    how = "with a space before them" if used == "space" else "without a space before them"
-    note = f"{len(kept)} of {len(wanted)} words are single tokens {how}"
-    return Words(list(kept), np.array(list(kept.values()), dtype=np.int64), dropped, used, note)
+    dropped = [word for word in candidates if word not in tokens]
+    suffix = "with a space before them" if used_form == "space" else "without a space before them"
+    note = f"{len(tokens)} of {len(candidates)} words are single tokens {suffix}"
+    return Words(list(tokens), np.array(list(tokens.values()), dtype=np.int64), dropped, used_form, note)
 
 
-def vocabulary_words(tokenizer: Any, *, num: int = 100, found: int | None = None) -> Words:
-    """The first `num` tokens of a vocabulary that are words of three letters or more."""
+def vocabulary_words(tokenizer: Any, *, num: int = 100, num_found: int | None = None) -> Words:
+    """Return the first `num` tokens of a vocabulary that are words of three letters or more."""
     names = TokenNames(tokenizer)
     texts = {i: names.text(i) for i in names.ids()}
     fits = {
@@ -85,15 +85,19 @@ def vocabulary_words(tokenizer: Any, *, num: int = 100, found: int | None = None
             "expected a vocabulary with words of three letters or more, found none",
             hint="give token ids instead of words",
         )
-    front = "" if found is None else f"only {found} of {len(common_nouns())} common nouns are single tokens: "
-    note = f"{front}{len(chosen)} words of the vocabulary itself"
+    prefix = (
+        ""
+        if num_found is None
+        else f"only {num_found} of {len(common_nouns())} common nouns are single tokens: "
+    )
+    note = f"{prefix}{len(chosen)} words of the vocabulary itself"
     return Words([fits[i].strip() for i in chosen], np.array(chosen, dtype=np.int64), [], "vocabulary", note)
 
 
-def _choose(tokenizer: Any, wanted: list[str], form: Form) -> tuple[dict[str, int], str]:
+def _choose(tokenizer: Any, candidates: list[str], form: Form) -> tuple[dict[str, int], str]:
     if form != "auto":
-        return single_tokens(tokenizer, wanted, space=form == "space"), form
-    spaced, bare = (single_tokens(tokenizer, wanted, space=space) for space in (True, False))
+        return single_tokens(tokenizer, candidates, space=form == "space"), form
+    spaced, bare = (single_tokens(tokenizer, candidates, space=space) for space in (True, False))
     return (spaced, "space") if len(spaced) >= len(bare) else (bare, "bare")
 
 

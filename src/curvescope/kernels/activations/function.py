@@ -4,8 +4,9 @@ With a cotangent g of y and a cotangent u of dx:
 
     dx = φ′∘g,      h_g = φ′∘u,      h_x = φ″∘g∘u.
 
-In torch code the factors φ′ and φ″∘g, which do not depend on the direction u, are made in the first backward
-and kept. The Triton kernels are bound by memory, not by arithmetic, and make them from x and g each time.
+In torch code, the factors φ′ and φ″∘g, which do not depend on the direction u, are computed in the first
+backward and cached. The Triton kernels are bound by memory, not by arithmetic, and recompute them from x and
+g.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from curvescope.kernels.tensors import given, plus, widen
 
 Name = Literal["gelu", "gelu_tanh", "silu", "relu", "quick_gelu"]
 _QUICK = 1.702
-_FAR = 30.0  # beyond it the second derivative of gelu is zero in every precision, and its factors overflow
+_FAR = (
+    30.0  # for larger |x| the second derivative of gelu is zero in every precision, and its factors overflow
+)
 
 
 class Shape(NamedTuple):
@@ -47,7 +50,7 @@ class Shape(NamedTuple):
     second: Callable[[Tensor], Tensor] | None
 
 
-class Form(NamedTuple):
+class ActivationForm(NamedTuple):
     """Kind of activation, and how it runs."""
 
     name: str
@@ -101,7 +104,9 @@ def activate(
 
     With `third_order`, plain operations are used if a third derivative is recorded; otherwise that raises.
     """
-    return _Activation.apply(x, Form(check_name(name), second_order, use_triton(backend, x), third_order))[0]
+    return _Activation.apply(
+        x, ActivationForm(check_name(name), second_order, use_triton(backend, x), third_order)
+    )[0]
 
 
 def check_name(name: str) -> str:
@@ -119,7 +124,7 @@ class _Activation(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, form: Form) -> tuple[Tensor]:
+    def forward(x: Tensor, form: ActivationForm) -> tuple[Tensor]:
         return (SHAPES[form.name].value(x),)
 
     @staticmethod
@@ -154,7 +159,7 @@ class _ActivationGradient(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(dy: Tensor, x: Tensor, first: Tensor | None, form: Form) -> Any:
+    def forward(dy: Tensor, x: Tensor, first: Tensor | None, form: ActivationForm) -> Any:
         if form.triton and not forward_mode():
             return _slope(form.name, dy, x), None, None
         slope = SHAPES[form.name].slope(torch.ones_like(x), x) if first is None else first.view_as(first)
@@ -164,8 +169,8 @@ class _ActivationGradient(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         dy, x, _, ctx.form = inputs
-        kept = [t for t in output[1:] if t is not None]
-        ctx.mark_non_differentiable(*kept)
+        factors = [t for t in output[1:] if t is not None]
+        ctx.mark_non_differentiable(*factors)
         ctx.in_triton = output[1] is None
         point = (x, dy) if ctx.form.third_order else ()
         if ctx.in_triton:

@@ -6,8 +6,8 @@ With a cotangent g of y, and cotangents a, b of the gradients in gate and up:
     d_up   = φ∘g,         h_gate = φ″∘up∘g∘a + φ′∘g∘b,
                           h_up   = φ′∘g∘a.
 
-Torch code keeps the factors φ′∘up, φ′∘g and φ″∘up∘g, no more than gate, up and g; the Triton kernels make
-them each time.
+Torch code caches the factors φ′∘up, φ′∘g and φ″∘up∘g, which take as much memory as gate, up and g. The Triton
+kernels recompute them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError
-from curvescope.kernels.activations.function import SHAPES, Form, Name, check_name, plain
+from curvescope.kernels.activations.function import SHAPES, ActivationForm, Name, check_name, plain
 from curvescope.kernels.autograd import Function, hidden_from_modes
 from curvescope.kernels.backends import (
     Backend,
@@ -52,17 +52,17 @@ def gated(
     """
     if gate.shape != up.shape:
         raise ShapeError(f"expected gate and up of one shape, got {tuple(gate.shape)} and {tuple(up.shape)}")
-    form = Form(check_name(activation), second_order, use_triton(backend, gate, up), third_order)
+    form = ActivationForm(check_name(activation), second_order, use_triton(backend, gate, up), third_order)
     return _Gated.apply(gate, up, form)[0]
 
 
 class _Gated(Function):
-    """gate, up ↦ φ(gate) ∘ up. Once a graph has been built through its backward, φ′∘up is kept."""
+    """gate, up ↦ φ(gate) ∘ up. After a graph has been built through its backward, φ′∘up is cached."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(gate: Tensor, up: Tensor, form: Form) -> tuple[Tensor]:
+    def forward(gate: Tensor, up: Tensor, form: ActivationForm) -> tuple[Tensor]:
         if form.triton and not transformed():
             from curvescope.kernels.activations import triton_kernels
 
@@ -101,12 +101,12 @@ class _Gated(Function):
 
 
 class _GatedGradient(Function):
-    """g, gate, up ↦ φ′∘up∘g, φ∘g, with the factors φ′∘up, φ′∘g and φ″∘up∘g where they are kept."""
+    """g, gate, up ↦ φ′∘up∘g, φ∘g, with the factors φ′∘up, φ′∘g and φ″∘up∘g if they are cached."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(dy: Tensor, gate: Tensor, up: Tensor, form: Form) -> Any:
+    def forward(dy: Tensor, gate: Tensor, up: Tensor, form: ActivationForm) -> Any:
         if form.triton and not forward_mode():
             return *_gated_first(form, dy, gate, up), None, None, None
         shape = SHAPES[form.name]
@@ -121,9 +121,9 @@ class _GatedGradient(Function):
         dy, gate, up, ctx.form = inputs
         ctx.mark_non_differentiable(*(t for t in output[2:] if t is not None))
         ctx.in_triton = output[2] is None
-        kept = (gate, up, dy if ctx.form.second_order else None) if ctx.in_triton else (gate, *output[2:])
-        ctx.save_for_backward(*kept, *((up, dy) if ctx.form.third_order else ()))
-        ctx.num_kept = len(kept)
+        saved = (gate, up, dy if ctx.form.second_order else None) if ctx.in_triton else (gate, *output[2:])
+        ctx.save_for_backward(*saved, *((up, dy) if ctx.form.third_order else ()))
+        ctx.num_kept = len(saved)
         ctx.save_for_forward(gate, *output[2:])
         ctx.set_materialize_grads(False)
 
@@ -135,8 +135,8 @@ class _GatedGradient(Function):
         kept, point = ctx.saved_tensors[: ctx.num_kept], ctx.saved_tensors[ctx.num_kept :]
         if ctx.form.takes_over:
             value, (up, dy) = plain(ctx.form.name), point
-            found = plain_second("gated", lambda g, x: value(g) * x, (kept[0], up), dy, (a, b))
-            return *found, None
+            gradients = plain_second("gated", lambda g, x: value(g) * x, (kept[0], up), dy, (a, b))
+            return *gradients, None
         refuse_third()
         name, needs, in_triton = ctx.form.name, ctx.needs_input_grad[:3], ctx.in_triton
 
@@ -164,7 +164,7 @@ class _GatedGradient(Function):
         return along_gate, along_up, None, None, None
 
 
-def _gated_first(form: Form, dy: Tensor, gate: Tensor, up: Tensor) -> Tensors:
+def _gated_first(form: ActivationForm, dy: Tensor, gate: Tensor, up: Tensor) -> Tensors:
     """φ′∘up∘g and φ∘g."""
 
     def core(constants: Tensors, directions: Tensors) -> Tensors:
@@ -180,7 +180,7 @@ def _gated_first(form: Form, dy: Tensor, gate: Tensor, up: Tensor) -> Tensors:
 
 
 def _gated_second(name: str, needs: Any, constants: Tensors, directions: Tensors) -> Tensors:
-    """h_g, h_gate and h_up from the factors that were kept."""
+    """h_g, h_gate and h_up from the cached factors."""
     (gate, one, moved, three), (a, b) = constants, directions
     h_g = h_gate = h_up = None
     if needs[0]:

@@ -1,7 +1,8 @@
 """Second derivatives of activations in Triton, and gated activations as a whole.
 
-Each kernel reads every input once and writes every output once; φ, φ′ and φ″ are made in registers, in
-single precision. Directions are the fast axis of the grid: they share the block of x and g in the cache.
+Each kernel reads every input once and writes every output once; φ, φ′ and φ″ are computed in registers, in
+single precision. Directions are the fast axis of the grid, so that they share the block of x and g in the
+cache.
 """
 
 # pyright: reportIndexIssue=false
@@ -71,15 +72,15 @@ def _second_kernel(
     program = tl.program_id(0)
     at = (program // k).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
-    there = (program % k).to(tl.int64) * size + at
+    offsets = (program % k).to(tl.int64) * size + at
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    u = tl.load(u_ptr + there, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(u_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
     _, first, second = _shapes(x, KIND)
     if COTANGENT:
-        tl.store(hg_ptr + there, first * u, mask=inside)
+        tl.store(hg_ptr + offsets, first * u, mask=inside)
     if INPUT:
         g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(hx_ptr + there, second * g * u, mask=inside)
+        tl.store(hx_ptr + offsets, second * g * u, mask=inside)
 
 
 @triton.jit
@@ -98,12 +99,12 @@ def _gated_backward_kernel(
     program = tl.program_id(0)
     at = (program // k).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
-    there = (program % k).to(tl.int64) * size + at
+    offsets = (program % k).to(tl.int64) * size + at
     value, first, _ = _shapes(tl.load(gate_ptr + at, mask=inside, other=0.0).to(tl.float32), KIND)
     up = tl.load(up_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(g_ptr + there, mask=inside, other=0.0).to(tl.float32)
-    tl.store(da_ptr + there, first * up * g, mask=inside)
-    tl.store(db_ptr + there, value * g, mask=inside)
+    g = tl.load(g_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(da_ptr + offsets, first * up * g, mask=inside)
+    tl.store(db_ptr + offsets, value * g, mask=inside)
 
 
 @triton.jit
@@ -129,23 +130,23 @@ def _gated_second_kernel(
     program = tl.program_id(0)
     at = (program // k).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
-    there = (program % k).to(tl.int64) * size + at
+    offsets = (program % k).to(tl.int64) * size + at
     value, first, second = _shapes(tl.load(gate_ptr + at, mask=inside, other=0.0).to(tl.float32), KIND)
     a = tl.zeros((BLOCK,), tl.float32)
     b = tl.zeros((BLOCK,), tl.float32)
     if ALONG_GATE:
-        a = tl.load(a_ptr + there, mask=inside, other=0.0).to(tl.float32)
+        a = tl.load(a_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
     if ALONG_UP:
-        b = tl.load(b_ptr + there, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(b_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if COTANGENT:
-        tl.store(hg_ptr + there, first * up * a + value * b, mask=inside)
+        tl.store(hg_ptr + offsets, first * up * a + value * b, mask=inside)
     if GATE or UP:
         g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
         if GATE:
-            tl.store(ha_ptr + there, g * (second * up * a + first * b), mask=inside)
+            tl.store(ha_ptr + offsets, g * (second * up * a + first * b), mask=inside)
         if UP:
-            tl.store(hb_ptr + there, g * first * a, mask=inside)
+            tl.store(hb_ptr + offsets, g * first * a, mask=inside)
 
 
 def second(name: str, needs: Any, constants: Tensors, directions: Tensors) -> Tensors:
@@ -221,6 +222,6 @@ def _contiguous(tensors: Tensors) -> list[Tensor | None]:
     return [None if t is None else t.contiguous() for t in tensors]
 
 
-def _given(stand_in: Tensor, *tensors: Tensor | None) -> list[Tensor]:
-    """Replace None, which a kernel cannot take, by any pointer that it will not use."""
-    return [stand_in if t is None else t for t in tensors]
+def _given(placeholder: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+    """Replace None, which kernels do not accept, by an unused pointer."""
+    return [placeholder if t is None else t for t in tensors]

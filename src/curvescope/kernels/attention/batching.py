@@ -21,8 +21,8 @@ def apply(function: Any, *args: Any) -> tuple[Any, ...]:
         return function.apply(*args)
     level = level_of(args[dims.index(0)])
     inner = [without_batch(x, level) if dim == 0 else x for x, dim in zip(args, dims, strict=True)]
-    found, out_dims = function.vmap(SimpleNamespace(batch_size=inner[dims.index(0)].shape[0]), dims, *inner)
-    pairs = zip(found, out_dims, strict=True)
+    outputs, out_dims = function.vmap(SimpleNamespace(batch_size=inner[dims.index(0)].shape[0]), dims, *inner)
+    pairs = zip(outputs, out_dims, strict=True)
     return tuple(x if dim is None else with_batch(x, level, dim) for x, dim in pairs)
 
 

@@ -102,10 +102,7 @@ def forward(
         out, LSE = out.zero_(), LSE.fill_(torch.inf)
     kept = Q.new_empty(num_scores(cuts.tiles) if keep else 0)
     for tile in cuts.tiles:
-        scores = torch.bmm(_rows(Q, tile) * scale, _cols(K, tile).mT)
-        if extras is not None:
-            extras.hide(extras.add(scores, tile), tile, -torch.inf)
-        tile.hide(scores, mask, cuts.lengths, -torch.inf)
+        scores = _scores(cuts, tile, _rows(Q, tile), _cols(K, tile))
         top = scores.amax(-1)
         P = torch.softmax(scores, -1, out=tile.view(kept) if keep else scores)
         lse = top - P.amax(-1).log_()
@@ -183,7 +180,7 @@ def second(
     D = None if dO is None or dS.numel() else (dO * cuts.split(o)).sum(-1)
     each = [[None if g is None else cuts.split(g[j]) for g in directions] for j in range(num)]
     sizes = (Q.shape, K.shape, V.shape, (*Q.shape[:3], V.shape[3]))
-    found = [Q.new_zeros(num, *size) if need else None for size, need in zip(sizes, needs, strict=True)]
+    results = [Q.new_zeros(num, *size) if need else None for size, need in zip(sizes, needs, strict=True)]
     for tile in cuts.tiles:
         q_, k_, v_ = _rows(Q, tile), _cols(K, tile), _cols(V, tile)
         P, dS_, dO_ = _weights(cuts, tile, q_, k_, stats, kept_P), None, None
@@ -194,29 +191,29 @@ def second(
         shared = _Shared(tile, scale, q_, k_, v_, dO_, P, dS_, Z)
         for j in range(num):
             more = None if extras is None else extras.tangent(tile, _at(moves, j), P)
-            X = _add_direction(shared, each[j], [None if x is None else x[j] for x in found], more)
+            X = _add_direction(shared, each[j], [None if x is None else x[j] for x in results], more)
             if extras is not None and X is not None:
                 extras.collect(_at(into, j), X, tile)
-    pairs = zip(found, (q, k, v, o), strict=True)
+    pairs = zip(results, (q, k, v, o), strict=True)
     hq, hk, hv, ho = (None if x is None else _like(x, like, num) for x, like in pairs)
     return hq, hk, hv, ho
 
 
 def second_tangent(
     saved: Saved,
-    one: Directions,
-    two: Directions,
+    t: Directions,
+    s: Directions,
     *,
     mask: Mask,
     scale: float,
     extras: Extras | None = None,
     moves: tuple[Pair, Pair] = ((None, None), (None, None)),
 ) -> Tensor:
-    """The second derivative of O in two directions of q, k, v (B, H, L, d), bias and table."""
+    """The second derivative of O in directions t and s of q, k, v (B, H, L, d), bias and table."""
     q, k, v = saved.q, saved.k, saved.v
     cuts = plan(q, k, mask, scale, extras)
     Q, K, V, stats = cuts.split(q), cuts.split(k), cuts.split(v), cuts.split(saved.lse)
-    each = [[None if g is None else cuts.split(g) for g in directions] for directions in (one, two)]
+    each = [[None if g is None else cuts.split(g) for g in directions] for directions in (t, s)]
     out = Q.new_zeros(*Q.shape[:3], V.shape[3])
     for tile in cuts.tiles:
         q_, k_, v_ = _rows(Q, tile), _cols(K, tile), _cols(V, tile)
@@ -251,8 +248,8 @@ def _together(
 
     again = Saved(*map(copies, (saved.q, saved.k, saved.v, saved.o, saved.lse, saved.P)))
     gq, gk, gv = (None if g is None else g.flatten(0, 1)[None] for g in directions)
-    found = second(again, None if do is None else copies(do), copies(dS), (gq, gk, gv), **options)
-    pairs = zip(found, (saved.q, saved.k, saved.v, saved.o), strict=True)
+    results = second(again, None if do is None else copies(do), copies(dS), (gq, gk, gv), **options)
+    pairs = zip(results, (saved.q, saved.k, saved.v, saved.o), strict=True)
     hq, hk, hv, ho = (None if x is None else _shaped(x, num, *like.shape) for x, like in pairs)
     return hq, hk, hv, ho
 
@@ -347,14 +344,29 @@ def _score_cotangent(P: Tensor, dS: Tensor, W: Tensor | None, N: Tensor | None) 
     return X.addcmul_(P, X.sum(-1, keepdim=True), value=-1)
 
 
+def _scores(cuts: Plan, tile: Tile, q: Tensor, k: Tensor) -> Tensor:
+    """S of one tile, with the bias, −∞ at keys that are not seen."""
+    scores = torch.bmm(q * cuts.scale, k.mT)
+    if cuts.extras is not None:
+        cuts.extras.hide(cuts.extras.add(scores, tile), tile, -torch.inf)
+    return tile.hide(scores, cuts.mask, cuts.lengths, -torch.inf)
+
+
 def _weights(cuts: Plan, tile: Tile, q: Tensor, k: Tensor, stats: Tensor, kept: Tensor) -> Tensor:
-    """P of one tile: the kept one, or exp(S − LSE)."""
+    """P of one tile: the kept one, or exp(S − LSE).
+
+    A bias may be so large (−10⁹ in single precision) that log Σ exp is lost in LSE: softmax is taken again.
+    """
     if kept.numel():
         return tile.view(kept)
+    if cuts.extras is not None and cuts.extras.is_biased:
+        scores = _scores(cuts, tile, q, k)
+        empty = _rows(stats, tile)[..., None] == torch.inf
+        return torch.softmax(scores, -1, out=scores).masked_fill_(empty, 0)
     scores = _row_centered(stats, tile, q, k, cuts.scale)
     if cuts.extras is None:
         return tile.hide(scores.exp_(), cuts.mask, cuts.lengths, 0)
-    weights = cuts.extras.hide(cuts.extras.add(scores, tile).exp_(), tile, 0)
+    weights = cuts.extras.hide(scores.exp_(), tile, 0)
     return tile.hide(weights, cuts.mask, cuts.lengths, 0)
 
 

@@ -32,10 +32,10 @@ def below(function: Callable[..., Any], *args: Any) -> Any:
     level = innermost.level()
     lower = [_unwrap_for_grad(x, level) if isinstance(x, Tensor) else x for x in args]
     with torch.enable_grad(), _set_fwd_grad_enabled(True), innermost.lower():
-        found = function(*lower)
-    if isinstance(found, Tensor):
-        return _wrap_for_grad(found, level)
-    return tuple(_wrap_for_grad(x, level) if isinstance(x, Tensor) else x for x in found)
+        result = function(*lower)
+    if isinstance(result, Tensor):
+        return _wrap_for_grad(result, level)
+    return tuple(_wrap_for_grad(x, level) if isinstance(x, Tensor) else x for x in result)
 
 
 def _primal(x: Any) -> Any:

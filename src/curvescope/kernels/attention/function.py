@@ -121,17 +121,17 @@ class Options:
 
     def common(self, q: Tensor, k: Tensor, *tensors: Tensor | None) -> dict[str, Any]:
         """Arguments of every pass; extras only if any are given, because Triton takes none."""
-        found: dict[str, Any] = {"mask": self.mask, "scale": self.scale}
+        arguments: dict[str, Any] = {"mask": self.mask, "scale": self.scale}
         if any(x is not None for x in tensors):
             bias, table, hidden, noise = tensors
-            found["extras"] = Extras(bias, table, hidden, noise, self.dropout, k.shape[1], q.shape[2])
-        return found
+            arguments["extras"] = Extras(bias, table, hidden, noise, self.dropout, k.shape[1], q.shape[2])
+        return arguments
 
     def plain(self, ten: Several) -> tuple[Plain, list[Tensor]]:
         """Return the same call in plain operations, and its arguments (up to five) that are not None."""
         bias, table, hidden, noise = ten[3:7]
         how = Scores(self.mask, self.scale, self.dropout)
-        return Plain(bias is not None, table is not None, hidden, noise, how), _there(ten[:5])
+        return Plain(bias is not None, table is not None, hidden, noise, how), _not_none(ten[:5])
 
 
 class Attention(Function):
@@ -164,13 +164,13 @@ class Attention(Function):
         keep = options.keep and torch.is_grad_enabled()
         do = do.contiguous() if keep else do
         wants = ctx.needs_input_grad[3:5]
-        found = apply(AttentionBackward, *x, hidden, noise, o.detach(), lse, P, do, options, keep, wants)
-        return *_spread(found, (True, True, True, *wants)), None, None, None
+        results = apply(AttentionBackward, *x, hidden, noise, o.detach(), lse, P, do, options, keep, wants)
+        return *_spread(results, (True, True, True, *wants)), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, None, None]:
-        found = below(apply, AttentionTangent, *ctx.saved_tensors, *tangents[:5], ctx.options)
-        return found[0], None, None
+        results = below(apply, AttentionTangent, *ctx.saved_tensors, *tangents[:5], ctx.options)
+        return results[0], None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple[tuple[Tensor, ...], tuple]:
@@ -194,9 +194,9 @@ class AttentionBackward(Function):
         if any(wants):
             common["into"] = into
         with own_precision(q):
-            *found, dS = options.passes.backward(Saved(q, k, v, *stats), do, keep=keep, **common)
+            *results, dS = options.passes.backward(Saved(q, k, v, *stats), do, keep=keep, **common)
         more = (x.to(y.dtype) for x, y in zip(into, (bias, table), strict=True) if x is not None)
-        return *found, *more, dS
+        return *results, *more, dS
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -211,8 +211,8 @@ class AttentionBackward(Function):
         directions = _spread(grads[:-1], (True, True, True, *ctx.wants))
         if all(g is None for g in directions) or not any(needs):
             return (None,) * 14
-        found = apply(AttentionSecond, *ctx.saved_tensors, *directions, ctx.options, needs)
-        *h, ho = _spread(found, needs)
+        results = apply(AttentionSecond, *ctx.saved_tensors, *directions, ctx.options, needs)
+        *h, ho = _spread(results, needs)
         return *h, *(None,) * 5, ho, None, None, None
 
     @staticmethod
@@ -222,15 +222,15 @@ class AttentionBackward(Function):
 
         def derivative(*args: Any) -> tuple[Tensor, ...]:
             *ten, do, dS = args[:12]
-            moved, turned = args[12:17], args[17]
-            found: Any = (None,) * (3 + sum(wants))
-            if any(t is not None for t in moved):
+            tangents_x, tangent_do = args[12:17], args[17]
+            results: Any = (None,) * (3 + sum(wants))
+            if any(t is not None for t in tangents_x):
                 needs = (True, True, True, *wants, False)
-                found = apply(AttentionSecond, *ten, do, dS, *moved, options, needs)
-            if turned is not None:
-                linear = apply(AttentionBackward, *ten, turned, options, False, wants)[:-1]
-                found = [y if x is None else x + y for x, y in zip(found, linear, strict=True)]
-            return tuple(found)
+                results = apply(AttentionSecond, *ten, do, dS, *tangents_x, options, needs)
+            if tangent_do is not None:
+                linear = apply(AttentionBackward, *ten, tangent_do, options, False, wants)[:-1]
+                results = [y if x is None else x + y for x, y in zip(results, linear, strict=True)]
+            return tuple(results)
 
         return *below(derivative, *ctx.saved_tensors, *tangents[:5], tangents[10]), None
 
@@ -238,14 +238,14 @@ class AttentionBackward(Function):
     def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple[tuple[Tensor, ...], tuple]:
         (*ten, do, options, _, wants), num = args, info.batch_size
         folded, do = _folded(ten, in_dims, num, each=any(wants)), fold(do, in_dims[10], num)
-        *found, dS = AttentionBackward.apply(*folded, do, options.folded(num), False, wants)
+        *results, dS = AttentionBackward.apply(*folded, do, options.folded(num), False, wants)
         each: list[Any] = [
-            None if x is None else unfold(x, num) for x in _spread(found, (True, True, True, *wants))
+            None if x is None else unfold(x, num) for x in _spread(results, (True, True, True, *wants))
         ]
         for i in (3, 4):
             if each[i] is not None and _batch(ten[i], in_dims[i], num) == 1:
                 each[i] = each[i].sum(1, keepdim=True)
-        return (*_there(each), dS), (*(0,) * len(found), None)
+        return (*_not_none(each), dS), (*(0,) * len(results), None)
 
 
 class AttentionTangent(Function):
@@ -270,19 +270,19 @@ class AttentionTangent(Function):
         ten, t = ctx.saved_tensors[:10], ctx.saved_tensors[10:]
         ten = (*ten[:7], ten[7].detach(), *ten[8:])
 
-        def one(t: Several, u: Tensor) -> list[Tensor | None]:
+        def single(t: Several, u: Tensor) -> list[Tensor | None]:
             in_x, in_t = [None] * 5, [None] * 5
             if any(wanted[:5]):
-                found = apply(AttentionSecond, *ten, u, u.new_empty(0), *t, options, (*wanted[:5], False))
-                in_x = _spread(found, wanted[:5])
+                results = apply(AttentionSecond, *ten, u, u.new_empty(0), *t, options, (*wanted[:5], False))
+                in_x = _spread(results, wanted[:5])
             if any(wanted[10:15]):
                 wants = (wanted[13], wanted[14])
-                found = apply(AttentionBackward, *ten, u, options, False, wants)
-                in_t = _spread(found, (True, True, True, *wants))
+                results = apply(AttentionBackward, *ten, u, options, False, wants)
+                in_t = _spread(results, (True, True, True, *wants))
             return [*in_x, *in_t]
 
-        found = _each_direction(one, t, u) if _several(t) else one(t, u)
-        return *found[:5], *(None,) * 5, *found[5:], None
+        results = _each_direction(single, t, u) if _several(t) else single(t, u)
+        return _wanted(ctx, *results[:5], *(None,) * 5, *results[5:], None)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor]:
@@ -290,19 +290,19 @@ class AttentionTangent(Function):
 
         def derivative(*args: Any) -> Any:
             ten, t, s, dt = args[:10], args[10:15], args[15:20], args[20:25]
-            found = None
+            total = None
             if any(x is not None for x in s):
                 if _several(t):
                     each = [
                         apply(AttentionSecondTangent, *ten, *_entry(t, j), *s, options)[0] for j in _range(t)
                     ]
-                    found = torch.stack(each)
+                    total = torch.stack(each)
                 else:
-                    found = apply(AttentionSecondTangent, *ten, *t, *s, options)[0]
+                    total = apply(AttentionSecondTangent, *ten, *t, *s, options)[0]
             if any(x is not None for x in dt):
                 linear = apply(AttentionTangent, *ten, *dt, options)[0]
-                found = linear if found is None else found + linear
-            return (found,)
+                total = linear if total is None else total + linear
+            return (total,)
 
         return below(derivative, *ctx.saved_tensors, *tangents[:5], *tangents[10:15])
 
@@ -334,19 +334,19 @@ class AttentionSecond(Function):
         ten, do, g = ctx.saved_tensors[:10], ctx.saved_tensors[10], ctx.saved_tensors[12:]
         plain, x = ctx.options.plain(ten)
 
-        def one(g: Several, *cotangents: Tensor | None) -> list[Tensor | None]:
+        def single(g: Several, *cotangents: Tensor | None) -> list[Tensor | None]:
             outputs = _spread(cotangents, ctx.needs)
             outputs = [_or_zeros(c, y) for c, y in zip(outputs, (*ten[:5], do), strict=True)]
             directions = [_or_zeros(t, y) for t, y in zip(g, ten, strict=False)]
-            found = pulled(plain.second, (*x, do, *_there(directions)), _there(outputs))
+            results = pulled(plain.second, (*x, do, *_not_none(directions)), _not_none(outputs))
             return [
-                *plain.spread(found[: plain.num]),
-                found[plain.num],
-                *plain.spread(found[plain.num + 1 :]),
+                *plain.spread(results[: plain.num]),
+                results[plain.num],
+                *plain.spread(results[plain.num + 1 :]),
             ]
 
-        found = _each_direction(one, g, *grads, sums=6) if _several(g) else one(g, *grads)
-        return _wanted(ctx, *found[:5], *(None,) * 5, found[5], None, *found[6:], None, None)
+        results = _each_direction(single, g, *grads, sums=6) if _several(g) else single(g, *grads)
+        return _wanted(ctx, *results[:5], *(None,) * 5, results[5], None, *results[6:], None, None)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -357,17 +357,19 @@ class AttentionSecond(Function):
             ten, do, g, moves = args[:10], args[10], args[12:17], args[17:]
             plain, x = options.plain(ten)
 
-            def one(g: Several, g_dot: Several) -> list[Tensor]:
+            def single(g: Several, g_dot: Several) -> list[Tensor]:
                 g, g_dot = ([_or_zeros(t, y) for t, y in zip(s, ten, strict=False)] for s in (g, g_dot))
                 point = [*ten[:5], do]
                 along = [_or_zeros(t, y) for t, y in zip((*moves[:5], moves[10]), point, strict=True)]
-                found = pushed(plain.second, (*x, do, *_there(g)), (*_there(along), *_there(g_dot)))
-                full = [*plain.spread(found[: plain.num]), found[plain.num]]
+                results = pushed(
+                    plain.second, (*x, do, *_not_none(g)), (*_not_none(along), *_not_none(g_dot))
+                )
+                full = [*plain.spread(results[: plain.num]), results[plain.num]]
                 return [given(t) for t, need in zip(full, needs, strict=True) if need]
 
             if not _several(g):
-                return tuple(one(g, moves[12:17]))
-            each = [one(_entry(g, j), _entry(moves[12:17], j)) for j in _range(g)]
+                return tuple(single(g, moves[12:17]))
+            each = [single(_entry(g, j), _entry(moves[12:17], j)) for j in _range(g)]
             return tuple(map(torch.stack, zip(*each, strict=True)))
 
         return below(derivative, *ctx.saved_tensors, *tangents[:17])
@@ -409,11 +411,11 @@ class AttentionSecondTangent(Function):
         ten = ctx.saved_tensors[:10]
         plain, x = ctx.options.plain(ten)
         t, s = (
-            _there(_or_zeros(g, y) for g, y in zip(ctx.saved_tensors[i : i + 5], ten, strict=False))
+            _not_none(_or_zeros(g, y) for g, y in zip(ctx.saved_tensors[i : i + 5], ten, strict=False))
             for i in (10, 15)
         )
-        found = pulled(plain.second_tangent, (*x, *t, *s), grads[0])
-        in_x, in_t, in_s = (plain.spread(found[i * plain.num : (i + 1) * plain.num]) for i in range(3))
+        results = pulled(plain.second_tangent, (*x, *t, *s), grads[0])
+        in_x, in_t, in_s = (plain.spread(results[i * plain.num : (i + 1) * plain.num]) for i in range(3))
         return _wanted(ctx, *in_x, *(None,) * 5, *in_t, *in_s, None)
 
     @staticmethod
@@ -425,8 +427,8 @@ class AttentionSecondTangent(Function):
             ten, t, s = args[:10], args[10:15], args[15:20]
             moves = args[20:25], args[30:35], args[35:40]
             plain, x = options.plain(ten)
-            point = [*x, *(y for g in (t, s) for y in _there(map(_or_zeros, g, ten)))]
-            along = [y for g in moves for y in _there(map(_or_zeros, g, ten))]
+            point = [*x, *(y for g in (t, s) for y in _not_none(map(_or_zeros, g, ten)))]
+            along = [y for g in moves for y in _not_none(map(_or_zeros, g, ten))]
             return (pushed(plain.second_tangent, point, along),)
 
         return below(derivative, *ctx.saved_tensors, *tangents[:20])
@@ -442,8 +444,8 @@ class AttentionSecondTangent(Function):
                 None if x is None else fold_wide(x, dim, num, batch) if i % 5 > 2 else fold(x, dim, num)
             )
         folded = _folded(ten, in_dims, num, each=True)
-        (found,) = AttentionSecondTangent.apply(*folded, *moves, args[20].folded(num))
-        return (unfold(found, num),), (0,)
+        (results,) = AttentionSecondTangent.apply(*folded, *moves, args[20].folded(num))
+        return (unfold(results, num),), (0,)
 
 
 def _second(ten: Several, do: Tensor | None, dS: Tensor, g: Several, options: Options, needs: Any) -> Any:
@@ -459,12 +461,12 @@ def _second(ten: Several, do: Tensor | None, dS: Tensor, g: Several, options: Op
     common["needs"] = (*needs[:3], needs[5])
     with own_precision(given(q)):
         *h, ho = options.passes.second(Saved(q, k, v, *stats), do, dS, tuple(g[:3]), **common)
-    found = (
+    results = (
         *h,
         *(None if x is None else x.to(y.dtype) for x, y in zip(into, (bias, table), strict=True)),
         ho,
     )
-    return tuple(x if several else x.squeeze_(0) for x in found if x is not None)  # not a view
+    return tuple(x if several else x.squeeze_(0) for x in results if x is not None)  # not a view
 
 
 def _second_batched(
@@ -480,9 +482,9 @@ def _second_batched(
         led = [None if x is None else lead(x, dim, num) for x, dim in zip(g, g_dims, strict=True)]
         inner = [x.shape[:2] for x in led if x is not None and x.dim() == 6]
         led = [x.flatten(0, 1) if x is not None and inner else x for x in led]
-        found = function.apply(*ten, *middle, *led, *last)
-        found = tuple(x.unflatten(0, inner[0]) for x in found) if inner else found
-        return found, (0,) * len(found)
+        results = function.apply(*ten, *middle, *led, *last)
+        results = tuple(x.unflatten(0, inner[0]) for x in results) if inner else results
+        return results, (0,) * len(results)
     axis = max(x.dim() - (dim is not None) for x, dim in zip(g, g_dims, strict=True) if x is not None) - 4
     batch = _batch(ten[0], ten_dims[0], num)
     turned: list[Tensor | None] = []
@@ -495,11 +497,11 @@ def _second_batched(
         middle = fold(middle[0], middle_dims[0], num), ten[0].new_empty(0)
     options, *needs = last
     folded = _folded(ten, ten_dims, num, each=True)
-    found = iter(function.apply(*folded, *middle, *turned, options.folded(num), *needs))
+    results = iter(function.apply(*folded, *middle, *turned, options.folded(num), *needs))
     outputs = []
     for i, need in enumerate(needs[0] if needs else (*(False,) * 5, True)):
         if need:
-            x = next(found).unflatten(axis, (num, -1))
+            x = next(results).unflatten(axis, (num, -1))
             alone = i in (3, 4) and _batch(ten[i], ten_dims[i], num) == 1
             outputs.append(x.sum(axis + 1, keepdim=True) if alone else x)
     return tuple(outputs), (axis,) * len(outputs)
@@ -512,14 +514,14 @@ def _folded(tensors: Several, dims: Any, num: int, *, each: bool) -> list[Tensor
     """
     q, k, v, bias, table, hidden, noise, *stats = tensors
     batch = _batch(given(q), dims[0], num)
-    found: list[Any] = [fold(given(x), dim, num) for x, dim in zip((q, k, v), dims, strict=False)]
+    folded: list[Any] = [fold(given(x), dim, num) for x, dim in zip((q, k, v), dims, strict=False)]
     for i, x in ((3, bias), (4, table), (5, hidden), (6, noise)):
         shared = x is not None and dims[i] is None and x.shape[0] == 1 and not (each and i < 5)
-        found.append(x if shared else fold_wide(x, dims[i], num, batch))
+        folded.append(x if shared else fold_wide(x, dims[i], num, batch))
     if stats:
         o, lse, P = map(given, stats)
-        found += [fold(o, dims[7], num), fold(lse, dims[8], num), P.new_empty(0)]
-    return found
+        folded += [fold(o, dims[7], num), fold(lse, dims[8], num), P.new_empty(0)]
+    return folded
 
 
 def _batch(x: Tensor, dim: int | None, num: int) -> int:
@@ -532,8 +534,8 @@ def _each_direction(
 ) -> list[Tensor | None]:
     """`function` of one direction after the other; the first results are summed, the others stacked."""
     each = [function(_entry(g, j), *_entry(cotangents, j)) for j in _range(g)]
-    found = [None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True)]
-    return [x.sum(0) if x is not None and i < sums else x for i, x in enumerate(found)]
+    results = [None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True)]
+    return [x.sum(0) if x is not None and i < sums else x for i, x in enumerate(results)]
 
 
 def _several(g: Several) -> bool:
@@ -553,7 +555,7 @@ def _wanted(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(x if need else None for x, need in zip(grads, ctx.needs_input_grad, strict=True))
 
 
-def _there(g: Iterable[Tensor | None]) -> list[Tensor]:
+def _not_none(g: Iterable[Tensor | None]) -> list[Tensor]:
     return [x for x in g if x is not None]
 
 
@@ -567,9 +569,9 @@ def _zeros(tensors: Several, wants: Any, *lead: int) -> tuple[Tensor | None, ...
     return tuple(widen(x[:0]).new_zeros(*lead, *x.shape) if w and x is not None else None for x, w in pairs)
 
 
-def _spread(found: Any, flags: Any) -> list[Tensor | None]:
+def _spread(results: Any, flags: Any) -> list[Tensor | None]:
     """Results in the places of the flags that are set."""
-    each = iter(found)
+    each = iter(results)
     return [next(each) if flag else None for flag in flags]
 
 

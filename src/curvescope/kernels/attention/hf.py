@@ -78,7 +78,7 @@ def hf_attention(
     window = getattr(attention_mask, WINDOW, sliding_window)
     extras = {"softcap": kwargs.get("softcap"), "bias": kwargs.get("position_bias"), "dropout": dropout}
     if attention_mask is not None and attention_mask.dim() == 4:
-        found = _plain(query, key, value, attention_mask, scaling, **extras)
+        o = _plain(query, key, value, attention_mask, scaling, **extras)
     else:
         lengths = None if attention_mask is None else _lengths(attention_mask, window)
         fits = (attention_mask is None or lengths is not None) and not (
@@ -86,11 +86,11 @@ def hf_attention(
         )
         if fits and not any(x is not None for x in (extras["softcap"], extras["bias"])) and not dropout:
             how = {"causal": causal, "scale": scaling, "lengths": lengths, "window": window}
-            found = attention(query, key, value, **how, second_order=_second_order.get())
+            o = attention(query, key, value, **how, second_order=_second_order.get())
         else:
             whole = _whole_mask(attention_mask, query, key, causal, window)
-            found = _plain(query, key, value, whole, scaling, **extras)
-    return found.transpose(1, 2).contiguous(), None
+            o = _plain(query, key, value, whole, scaling, **extras)
+    return o.transpose(1, 2).contiguous(), None
 
 
 def hf_mask(**given: Any) -> Tensor | None:
@@ -159,8 +159,8 @@ def _whole_mask(
     if seen is not None and window is not None:
         seen = seen & (col[None] > row - window)
     if keys is not None:
-        there = torch.nn.functional.pad(keys.bool(), (0, Lk - keys.shape[1]))[:, None, None]
-        return there if seen is None else there & seen
+        visible = torch.nn.functional.pad(keys.bool(), (0, Lk - keys.shape[1]))[:, None, None]
+        return visible if seen is None else visible & seen
     return None if seen is None else seen[None, None]
 
 

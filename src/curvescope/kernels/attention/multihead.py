@@ -132,11 +132,11 @@ def _visible_keys(
         hidden = _hidden(padding)
         if hidden is None:
             return None
-        found = (~hidden).sum(1)
+        num_visible = (~hidden).sum(1)
         back = hidden[:, :-1] & ~hidden[:, 1:]  # a visible key after a hidden one
-        if bool(back.any() | (found == 0).any()):
+        if bool(back.any() | (num_visible == 0).any()):
             return None
-        lengths = found if bool(hidden.any()) else None
+        lengths = num_visible if bool(hidden.any()) else None
     return VisibleKeys(causal, lengths)
 
 

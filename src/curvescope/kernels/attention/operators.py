@@ -60,8 +60,8 @@ def attention_backward(*args: Any) -> tuple[Tensor, ...]:
     """dQ, dK, dV, and the derivatives in bias and table."""
     *inputs, o, lse, do = args[:10]
     options, wants = _options(*args[10:15]), args[15]
-    *found, _ = AttentionBackward.forward(*inputs, o, lse, o.new_empty(0), do, options, False, wants)
-    return _in_place(found, (True, True, True, *wants), o)
+    *results, _ = AttentionBackward.forward(*inputs, o, lse, o.new_empty(0), do, options, False, wants)
+    return _in_place(results, (True, True, True, *wants), o)
 
 
 @attention_backward.register_fake
@@ -79,8 +79,8 @@ def attention_second(*args: Any) -> tuple[Tensor, ...]:
     """Derivatives of ⟨first(x, dO), g⟩ in q, k, v, bias, table and dO."""
     *inputs, o, lse, do = args[:10]
     nothing, options, needs = o.new_empty(0), _options(*args[15:20]), args[20]
-    found = AttentionSecond.forward(*inputs, o, lse, nothing, do, nothing, *args[10:15], options, needs)
-    return _in_place(found, needs, o)
+    results = AttentionSecond.forward(*inputs, o, lse, nothing, do, nothing, *args[10:15], options, needs)
+    return _in_place(results, needs, o)
 
 
 @attention_second.register_fake
@@ -94,9 +94,9 @@ def _like(x: Tensor | None, wanted: bool, q: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _in_place(found: Any, flags: Any, like: Tensor) -> tuple[Tensor, ...]:
+def _in_place(results: Any, flags: Any, like: Tensor) -> tuple[Tensor, ...]:
     """Results in the places of the flags that are set, tensors without entries in the others."""
-    each = iter(found)
+    each = iter(results)
     return tuple(next(each).contiguous() if flag else like.new_empty(0) for flag in flags)
 
 
@@ -108,8 +108,8 @@ def _save_forward(ctx: Any, inputs: tuple, output: tuple) -> None:
 def _pull_forward(ctx: Any, do: Tensor, _: Any) -> tuple[Any, ...]:
     *ten, lengths = ctx.saved_tensors
     wants = list(ctx.needs_input_grad[3:5])
-    found = attention_backward(*ten, do, lengths, *ctx.options, wants)
-    grads = [x if need else None for x, need in zip(found, ctx.needs_input_grad, strict=False)]
+    results = attention_backward(*ten, do, lengths, *ctx.options, wants)
+    grads = [x if need else None for x, need in zip(results, ctx.needs_input_grad, strict=False)]
     return *grads, *(None,) * (2 + NUM_OPTIONS)
 
 
@@ -122,8 +122,8 @@ def _pull_backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     *saved, lengths = ctx.saved_tensors
     needs = [*ctx.needs_input_grad[:5], ctx.needs_input_grad[9]]
     moves = [g if want else None for g, want in zip(grads, (True, True, True, *ctx.wants), strict=True)]
-    found = attention_second(*saved, *moves, lengths, *ctx.options, needs)
-    *h, ho = (x if need else None for x, need in zip(found, needs, strict=True))
+    results = attention_second(*saved, *moves, lengths, *ctx.options, needs)
+    *h, ho = (x if need else None for x, need in zip(results, needs, strict=True))
     return *h, *(None,) * 4, ho, *(None,) * (NUM_OPTIONS + 1)
 
 

@@ -29,9 +29,14 @@ class Extras:
     queries: int
 
     @property
+    def is_biased(self) -> bool:
+        """Return True if numbers are added to the scores."""
+        return self.bias is not None or self.table is not None
+
+    @property
     def empties(self) -> bool:
         """Return True if a row may have no visible key."""
-        return self.hidden is not None or self.bias is not None or self.table is not None
+        return self.hidden is not None or self.is_biased
 
     def add(self, scores: Tensor, tile: Tile) -> Tensor:
         """The scores of a tile (heads, group·rows, keys) plus bias and table, in place."""
@@ -56,12 +61,12 @@ class Extras:
 
     def tangent(self, tile: Tile, moves: Pair, like: Tensor) -> Tensor | None:
         """Direction of the scores of a tile that directions of bias and table add, as a new tensor."""
-        found = None
+        total = None
         for term in (self._bias(moves[0], tile), self._toeplitz(moves[1], tile)):
             if term is not None:
-                found = like.new_zeros(like.shape) if found is None else found
-                split(found, tile).add_(term)
-        return found
+                total = like.new_zeros(like.shape) if total is None else total
+                split(total, tile).add_(term)
+        return total
 
     def collect(self, into: Pair, dS: Tensor, tile: Tile) -> None:
         """Add the derivative in the scores of a tile to those of bias and table, each in its own shape."""

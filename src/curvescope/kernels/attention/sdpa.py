@@ -12,22 +12,24 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.nn import Parameter
 
 from curvescope.core.errors import ShapeError
 from curvescope.kernels.attention.function import attend, own_precision
 from curvescope.kernels.attention.mask import Mask
 from curvescope.kernels.attention.operators import compiled
-from curvescope.kernels.attention.plain_attention import Scores, plain_attention
+from curvescope.kernels.attention.plain_attention import (
+    Scores,
+    plain_attention,
+    pytorch_plain,
+    short_attention,
+)
 from curvescope.kernels.attention.third_order import ThirdOrder
+from curvescope.kernels.autograd import PLAIN
 from curvescope.kernels.backends import casting, forward_mode, transformed
 from curvescope.kernels.tensors import widen
 
 PATH: Literal["auto", "kernels", "plain"] = "auto"
-PLAIN_SCORES = {
-    "cpu": 1 << 21,
-    "cuda": 1 << 24,
-}  # most scores for plain operations
+PLAIN_SCORES = {"cpu": 1 << 21, "cuda": 1 << 24}  # most scores for plain operations
 FEW_SCORES = 400_000  # of all heads: up to here, calls cost more than arithmetic on a CPU
 
 
@@ -74,15 +76,21 @@ def sdpa(
                 "Explicit attn_mask should not be set when is_causal=True",
                 hint="put the future into attn_mask, or add numbers to the scores by score_bias",
             )
-    _check(query, key, value, dropout_p, enable_gqa, window, third_order)
+    if third_order not in ("warn", "error"):
+        raise CallError(f"expected third_order 'warn' or 'error', got {third_order!r}")
+    extended = score_bias is not None or window is not None or key_lengths is not None
+    if not (extended or dropout_p) and _is_short(query, key, value, attn_mask, is_causal):
+        size = query.shape[3] ** -0.5 if scale is None else float(scale)
+        return short_attention(query, key, value, attn_mask, is_causal, size)
+    _check(query, key, value, dropout_p, enable_gqa, window)
     casts = casting()
     if casts:
         query, key, value = _cast(query, key, value)
     with own_precision(query) if casts else nullcontext():
-        if PATH == "auto" and score_bias is None and window is None and key_lengths is None:
-            found = _torch(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-            if found is not None:
-                return found
+        if PATH == "auto" and not extended:
+            o = _torch(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            if o is not None:
+                return o
         lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
         heads = _heads(query, key, value, enable_gqa)
         lead_shape = (*lead, heads) if query.dim() > 2 else ()
@@ -122,6 +130,43 @@ def _causal(bias: Any, is_causal: bool, device: torch.device) -> tuple[Tensor | 
     return (None, True) if upper else (bias._materialize(device), False)
 
 
+def _is_short(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
+    """Return True if `short_attention` supports a call, and is its fastest way; measured on a CPU only.
+
+    The checks are written for speed: a forward pass of 16 tokens takes less than 50 microseconds.
+    """
+    if PATH != "auto" or torch.compiler.is_compiling() or casting():
+        return False
+    dtype, B, H, Lq, d = (q.dtype, *q.shape) if q.dim() == 4 else (None, 0, 0, 0, 0)
+    if dtype not in (torch.float32, torch.float64) or dtype != k.dtype or dtype != v.dtype:
+        return False
+    if not (
+        q.is_cpu and k.is_cpu and v.is_cpu and type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN
+    ):
+        return False
+    Lk = k.shape[-2]
+    if k.shape != (B, H, Lk, d) or v.shape[:-1] != (B, H, Lk) or not _few_scores(Lq * Lk, B * H):
+        return False
+    if not (q.numel() and k.numel() and v.numel()):
+        return False
+    records = (
+        q.requires_grad or k.requires_grad or v.requires_grad or (mask is not None and mask.requires_grad)
+    )
+    records = records and torch.is_grad_enabled()
+    if not transformed() and records == forward_mode():  # both: the softmax is written out; neither: fused
+        return False
+    return mask is None or (_mask_fits(mask, dtype, (B, H, Lq, Lk)) and _every_row_sees(mask))
+
+
+def _mask_fits(mask: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    """Return True if `short_attention` supports a mask for scores of a shape and dtype."""
+    if type(mask) not in PLAIN or not mask.is_cpu or mask.dtype not in (torch.bool, dtype):
+        return False
+    if mask.dim() == 2:
+        return mask.shape == shape[2:]
+    return mask.dim() == 4 and all(n in (1, size) for n, size in zip(mask.shape, shape, strict=True))
+
+
 def _torch(
     q: Tensor,
     k: Tensor,
@@ -153,13 +198,12 @@ def _torch(
         return None
     if mask is not None and mask.dtype == torch.bool:  # the plain form only adds
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
-    plain: Any = torch._scaled_dot_product_attention_math  # pyright: ignore[reportPrivateImportUsage]
-    return plain(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+    return pytorch_plain(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
 
 
 def _every_row_sees(mask: Tensor) -> bool:
     """Return True if the mask certainly leaves a key to every query; this looks at the numbers, on a CPU."""
-    if type(mask) not in (Tensor, Parameter) or mask.device.type != "cpu" or get_proxy_mode() is not None:
+    if type(mask) not in PLAIN or mask.device.type != "cpu" or get_proxy_mode() is not None:
         return False
     if is_functorch_wrapped_tensor(mask) or not mask.shape[-1]:
         return False
@@ -188,20 +232,20 @@ def _plain_is_faster(q: Tensor, k: Tensor) -> bool:
 
     The numbers were measured on one thread of a CPU, and on an H200.
     """
-    each = q.shape[-2] * k.shape[-2]
-    scores = each * max(q.shape[:-2].numel(), k.shape[:-2].numel())
+    each, heads = q.shape[-2] * k.shape[-2], max(q.shape[:-2].numel(), k.shape[:-2].numel())
     if q.device.type == "cpu":
-        return scores <= FEW_SCORES or (each <= 128 * 128 and scores <= PLAIN_SCORES["cpu"])
+        return _few_scores(each, heads)
     longest = 256 if q.dtype == torch.float32 else 128
-    return each <= longest * longest and scores <= PLAIN_SCORES["cuda"]
+    return each <= longest * longest and each * heads <= PLAIN_SCORES["cuda"]
 
 
-def _check(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, enable_gqa: bool, window: int | None, third_order: str
-) -> None:
+def _few_scores(each: int, heads: int) -> bool:
+    """Return True if heads with so many scores each are faster by plain operations on a CPU."""
+    return each * heads <= FEW_SCORES or (each <= 128 * 128 and each * heads <= PLAIN_SCORES["cpu"])
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, enable_gqa: bool, window: int | None) -> None:
     """Raise unless shapes, types and options fit each other."""
-    if third_order not in ("warn", "error"):
-        raise CallError(f"expected third_order 'warn' or 'error', got {third_order!r}")
     if not 0 <= dropout_p <= 1:
         raise CallError(f"expected a dropout probability between 0 and 1, got {dropout_p}")
     if window is not None and window < 1:

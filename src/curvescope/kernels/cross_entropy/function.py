@@ -38,8 +38,14 @@ from curvescope.kernels.backends import (
     transformed,
     use_triton,
 )
-from curvescope.kernels.cross_entropy.rows import Rows
-from curvescope.kernels.cross_entropy.sweeps import Plan, make_plan, probabilities, second_products, sweep
+from curvescope.kernels.cross_entropy.rows import RowStatistics
+from curvescope.kernels.cross_entropy.sweeps import (
+    SlicePlan,
+    make_plan,
+    probabilities,
+    second_products,
+    sweep,
+)
 from curvescope.kernels.tensors import given, plus, widen
 
 
@@ -74,11 +80,11 @@ def cross_entropy_head(
     if not 0 <= label_smoothing < 1:
         raise UsageError(f"expected a label_smoothing in [0, 1), got {label_smoothing}")
     plan = make_plan(h, W, label_smoothing, chunk, use_triton(backend, h, W, b))
-    everything = transformed() or forward_mode()
+    differentiates_all = transformed() or forward_mode()
     grad = torch.is_grad_enabled()
-    wants = tuple(t is not None and (everything or (grad and t.requires_grad)) for t in (h, W, b))
-    how = Options(plan, part, second_order, wants, label_smoothing if third_order else None)
-    return _Head.apply(h, W, b, targets.clamp(min=0), term_weights(h, targets, weights), how)[0]
+    wants = tuple(t is not None and (differentiates_all or (grad and t.requires_grad)) for t in (h, W, b))
+    options = HeadOptions(plan, part, second_order, wants, label_smoothing if third_order else None)
+    return _Head.apply(h, W, b, targets.clamp(min=0), term_weights(h, targets, weights), options)[0]
 
 
 class HeadCurvature:
@@ -100,7 +106,7 @@ class HeadCurvature:
         h, W, b = h.detach(), W.detach(), None if b is None else b.detach()
         terms = targets.clamp(min=0), term_weights(h, targets, weights)
         with torch.no_grad():
-            rows = Rows(*map(given, sweep(self._plan, (False,) * 3, h, W, b, *terms)[1:4]))
+            rows = RowStatistics(*map(given, sweep(self._plan, (False,) * 3, h, W, b, *terms)[1:4]))
         self._constants = (h, W, b, *terms, *rows, probabilities(self._plan, h, W, b, rows.lse))
 
     @torch.no_grad()
@@ -122,7 +128,7 @@ class HeadCurvature:
 def log_partition(
     h: Tensor, W: Tensor, b: Tensor | None, *, chunk: int | None = None, backend: Backend = "auto"
 ) -> Tensor:
-    """log Σ_c exp z_tc of each term, (T,), not recorded."""
+    """Compute log Σ_c exp z_tc of each term, (T,), without recording a graph."""
     plan = make_plan(h, W, 0.0, chunk, use_triton(backend, h, W, b))
     nothing = torch.zeros(h.shape[0], dtype=torch.int64, device=h.device)
     with torch.no_grad():
@@ -130,15 +136,15 @@ def log_partition(
 
 
 def term_weights(h: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-    """w (T,), zero where the target is ignored."""
+    """Weights w (T,), zero for ignored targets."""
     counted = (targets != IGNORED).to(widen(h[:0]).dtype)
     return counted if weights is None else counted * weights.to(counted)
 
 
-class Options(NamedTuple):
+class HeadOptions(NamedTuple):
     """Options of the head; `wants` are the gradients that the forward pass computes at once."""
 
-    plan: Plan
+    plan: SlicePlan
     part: str
     second_order: bool
     wants: tuple[bool, ...]
@@ -151,35 +157,37 @@ class _Head(Function):
     """h, W, b ↦ L. The forward pass also computes the gradients for a cotangent of one."""
 
     @staticmethod
-    def forward(h: Tensor, W: Tensor, b: Tensor | None, targets: Tensor, w: Tensor, how: Options) -> Tensors:
-        return sweep(how.plan, how.wants, h, W, b, targets, w)
+    def forward(
+        h: Tensor, W: Tensor, b: Tensor | None, targets: Tensor, w: Tensor, options: HeadOptions
+    ) -> Tensors:
+        return sweep(options.plan, options.wants, h, W, b, targets, w)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *tensors, ctx.how = inputs
-        _, lse, top, slope, *ctx.kept = output
-        ctx.mark_non_differentiable(lse, top, slope, *(t for t in ctx.kept if t is not None))
+        *tensors, ctx.options = inputs
+        _, lse, top, slope, *ctx.cached = output
+        ctx.mark_non_differentiable(lse, top, slope, *(t for t in ctx.cached if t is not None))
         ctx.save_for_backward(*tensors, lse, top, slope)
-        ctx.save_for_forward(*ctx.kept)
+        ctx.save_for_forward(*ctx.cached)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        c, how = cotangents[0], ctx.how
+        c, options = cotangents[0], ctx.options
         if c is None:
             return (None,) * 6
         refuse_batched(c)
         h, W, b, *rest = ctx.saved_tensors
-        kept = ctx.kept
-        if kept is None:
+        cached = ctx.cached
+        if cached is None:
             with torch.no_grad():
-                kept = sweep(how.plan, ctx.needs_input_grad[:3], h, W, b, *rest[:2])[4:]
+                cached = sweep(options.plan, ctx.needs_input_grad[:3], h, W, b, *rest[:2])[4:]
         if not recorded():
-            return *(None if t is None else c * t for t in kept), None, None, None
-        ctx.kept = kept if transformed() else None  # the graph of the gradients holds them now
-        if not how.second_order:
+            return *(None if t is None else c * t for t in cached), None, None, None
+        ctx.cached = cached if transformed() else None  # the graph of the gradients holds them now
+        if not options.second_order:
             h, W, b = h.detach(), W.detach(), None if b is None else b.detach()
-        return *_HeadGradient.apply(c, h, W, b, *rest, *kept, how), None, None, None
+        return *_HeadGradient.apply(c, h, W, b, *rest, *cached, options), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -197,49 +205,49 @@ class _HeadGradient(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        c, h, W, b, targets, w, lse, top, slope, *kept, ctx.how = inputs
-        of_c = kept if ctx.needs_input_grad[0] else [None, None, None]
-        p = probabilities(ctx.how.plan, h, W, b, lse) if ctx.how.second_order else None
+        c, h, W, b, targets, w, lse, top, slope, *cached, ctx.options = inputs
+        of_c = cached if ctx.needs_input_grad[0] else [None, None, None]
+        p = probabilities(ctx.options.plan, h, W, b, lse) if ctx.options.second_order else None
         constants = (h, W, b, targets, w * c.to(w.dtype), lse, top, slope, p)
-        ctx.save_for_backward(*constants, *of_c, *(() if ctx.how.plain is None else (c, w)))
-        ctx.save_for_forward(*constants, *kept)
+        ctx.save_for_backward(*constants, *of_c, *(() if ctx.options.plain is None else (c, w)))
+        ctx.save_for_forward(*constants, *cached)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         if all(t is None for t in cotangents):
             return (None,) * 13
-        constants, kept, point = ctx.saved_tensors[:9], ctx.saved_tensors[9:12], ctx.saved_tensors[12:]
+        constants, cached, point = ctx.saved_tensors[:9], ctx.saved_tensors[9:12], ctx.saved_tensors[12:]
         needs = ctx.needs_input_grad
-        if ctx.how.plain is not None and recorded() and not transformed():
+        if ctx.options.plain is not None and recorded() and not transformed():
             (h, W, b, targets, *_), (c, w) = constants, point
-            value = _plain(targets, w, ctx.how.plain)
+            value = _plain(targets, w, ctx.options.plain)
             return *plain_second("a cross-entropy", value, (h, W, b), c, cotangents), *(None,) * 9
         refuse_third()
-        along_c = _inner(cotangents, kept) if needs[0] else None
-        found = (None, None, None)
+        along_c = _inner(cotangents, cached) if needs[0] else None
+        gradients = (None, None, None)
         if any(needs[1:4]):
-            found = _run_second(ctx.how, needs[1:4], constants, cotangents)
-        return along_c, *found, *(None,) * 9
+            gradients = _run_second(ctx.options, needs[1:4], constants, cotangents)
+        return along_c, *gradients, *(None,) * 9
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         dc, directions = tangents[0], tangents[1:4]
-        constants, kept = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
-        needs = [t is not None for t in kept]
+        constants, cached = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
+        needs = [t is not None for t in cached]
         found: Tensors = [None, None, None]
         if any(t is not None for t in directions):
-            found = _run_second(ctx.how, needs, constants, directions)
+            found = _run_second(ctx.options, needs, constants, directions)
         if dc is not None:
-            found = [plus(u, None if t is None else dc * t) for u, t in zip(found, kept, strict=True)]
+            found = [plus(u, None if t is None else dc * t) for u, t in zip(found, cached, strict=True)]
         return tuple(
             torch.zeros_like(t) if u is None and t is not None else u
-            for u, t in zip(found, kept, strict=True)
+            for u, t in zip(found, cached, strict=True)
         )
 
 
 def _plain(targets: Tensor, w: Tensor, label_smoothing: float) -> Callable[..., Tensor]:
-    """The loss with all its logits, of h, W and b."""
+    """Return the loss as a function of h, W and b that stores all logits."""
 
     def value(h: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
         terms = F.cross_entropy(
@@ -250,21 +258,21 @@ def _plain(targets: Tensor, w: Tensor, label_smoothing: float) -> Callable[..., 
     return value
 
 
-def _run_second(how: Options, needs: Any, constants: Tensors, directions: Tensors) -> Tensors:
+def _run_second(options: HeadOptions, needs: Any, constants: Tensors, directions: Tensors) -> Tensors:
     """hh, hW, hb, None where not needed."""
 
     def core(constants: Tensors, directions: Tensors) -> Tensors:
-        return second_products(how.plan, how.part, needs, constants, directions)
+        return second_products(options.plan, options.part, needs, constants, directions)
 
     return launch(core, constants, directions)
 
 
 def _inner(directions: Any, gradients: Any) -> Tensor | None:
     """Σ ⟨direction, gradient⟩."""
-    found = None
+    total = None
     for u, t in zip(directions, gradients, strict=True):
-        found = found if u is None or t is None else plus(found, (u * t).sum())
-    return found
+        total = total if u is None or t is None else plus(total, (u * t).sum())
+    return total
 
 
 def _check(h: Tensor, W: Tensor, b: Tensor | None, targets: Tensor, weights: Tensor | None) -> None:
@@ -280,7 +288,7 @@ def _check(h: Tensor, W: Tensor, b: Tensor | None, targets: Tensor, weights: Ten
             + ", ".join(str(t.dtype) for t in (h, W, b) if t is not None)
         )
     if weights is not None and weights.requires_grad:
-        raise UsageError("expected weights that are constants, got some that require a gradient")
+        raise UsageError("expected constant weights, got weights that require a gradient")
     outside = (targets != IGNORED) & ((targets < 0) | (targets >= V))
     if bool(outside.any()):
         raise UsageError(f"expected targets below {V} (or {IGNORED} to ignore one), got others")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 
-class Rows(NamedTuple):
+class RowStatistics(NamedTuple):
     """Statistics of the logits of each term, (T,)."""
 
     lse: Tensor  # log Σ_c exp z_c
@@ -27,13 +27,13 @@ class Rows(NamedTuple):
 
 def loss_rows(
     z: Tensor, targets: Tensor, smoothing: float, *, gradient: bool, triton: bool
-) -> tuple[Tensor, Rows]:
+) -> tuple[Tensor, RowStatistics]:
     """Return ℓ and the statistics of each row; with `gradient`, overwrite z by D."""
     if triton:
         from curvescope.kernels.cross_entropy import triton_kernels
 
-        losses, *kept = triton_kernels.loss_rows(z, targets, smoothing, gradient)
-        return losses, Rows(*kept)
+        losses, *statistics = triton_kernels.loss_rows(z, targets, smoothing, gradient)
+        return losses, RowStatistics(*statistics)
     V, y = z.shape[1], targets[:, None]
     highest, top = z.max(1, keepdim=True)
     below = highest - z.gather(1, y)  # z_m − z_y
@@ -44,15 +44,15 @@ def loss_rows(
         losses = losses + smoothing * (highest - z.mean(1, keepdim=True))
     others = torch.where(top == y, mass, 1 + mass - (-below).exp())
     slope = smoothing * (V - 1) / V - others / (1 + mass)
-    kept = Rows(*(t[:, 0] for t in (highest + mass.log1p(), top, slope)))
+    statistics = RowStatistics(*(t[:, 0] for t in (highest + mass.log1p(), top, slope)))
     if gradient:
-        softmax_rows(z, kept.lse)
-        subtract_targets(z, targets, kept.slope, smoothing)
-    return losses[:, 0], kept
+        softmax_rows(z, statistics.lse)
+        subtract_targets(z, targets, statistics.slope, smoothing)
+    return losses[:, 0], statistics
 
 
 def curve_rows(z: Tensor, dot: Tensor, top: Tensor, lse: Tensor | None, *, triton: bool) -> None:
-    """`dot` becomes p∘(dot − p·dot); with lse, z are logits and become p, without it they are p."""
+    """Overwrite `dot` by p∘(dot − p·dot); z contains p, or with lse logits, which are overwritten by p."""
     if triton:
         from curvescope.kernels.cross_entropy import triton_kernels
 
@@ -65,12 +65,12 @@ def curve_rows(z: Tensor, dot: Tensor, top: Tensor, lse: Tensor | None, *, trito
 
 
 def softmax_rows(z: Tensor, lse: Tensor) -> None:
-    """z becomes p = exp(z − lse)."""
+    """Overwrite z by p = exp(z − lse)."""
     z.sub_(lse[:, None]).exp_()
 
 
 def subtract_targets(p: Tensor, targets: Tensor, slope: Tensor, smoothing: float) -> None:
-    """p becomes D = p − q, of which D_y is known."""
+    """Overwrite p by D = p − q, with the given D_y."""
     if smoothing:
         p.sub_(smoothing / p.shape[1])
     p.scatter_(1, targets[:, None], slope[:, None])

@@ -14,14 +14,20 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.kernels.backends import Tensors
-from curvescope.kernels.cross_entropy.rows import Rows, curve_rows, loss_rows, softmax_rows, subtract_targets
+from curvescope.kernels.cross_entropy.rows import (
+    RowStatistics,
+    curve_rows,
+    loss_rows,
+    softmax_rows,
+    subtract_targets,
+)
 from curvescope.kernels.tensors import given, widen
 
 SLICE_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}  # on a CPU a slice fits into the cache
 ALIGN = 64  # outputs are rounded up to this on a GPU, and so are rows of a slice
 
 
-class Plan(NamedTuple):
+class SlicePlan(NamedTuple):
     """Division of the logits into slices, and the backend of each slice."""
 
     smoothing: float
@@ -29,58 +35,58 @@ class Plan(NamedTuple):
     triton: bool
 
     def slices(self, T: int) -> list[slice]:
-        """The rows of each slice."""
+        """Rows of each slice."""
         return [slice(start, min(start + self.chunk, T)) for start in range(0, T, self.chunk)]
 
-    def room(self, W: Tensor, w: Tensor) -> Tensor:
-        """Memory for the logits of one slice, (rows, V); on a GPU `ALIGN` divides the way between rows."""
+    def buffer(self, W: Tensor, w: Tensor) -> Tensor:
+        """Buffer for the logits of one slice, (rows, V); on a GPU its row stride is a multiple of `ALIGN`."""
         rows, V = min(self.chunk, max(w.shape[0], 1)), W.shape[0]
         return w.new_empty(rows, V + (-V % ALIGN if self.triton else 0))[:, :V]
 
-    def laid(self, t: Tensor | None) -> Tensor | None:
-        """t (V, d) or (V,) with rows one behind the other, as `parts` are cut; on a CPU as it is."""
+    def laid_out(self, t: Tensor | None) -> Tensor | None:
+        """Make the rows of t, (V, d) or (V,), contiguous within `parts`; on a CPU return t unchanged."""
         return t.contiguous() if self.triton and t is not None else t
 
     def parts(self, V: int) -> list[slice]:
-        """The outputs: on a GPU as many as are multiples of `ALIGN`, and the few that are left.
+        """Split the outputs on a GPU into a multiple of `ALIGN` and the remaining ones.
 
-        With other numbers a matrix product runs at a third of its speed. Copies with zeros at their end
-        would do as well, and take the memory of W twice: for W and for its direction.
+        With other numbers a matrix product has a third of the speed. Zero padding would have the same effect,
+        but need the memory of W twice: for W and for its direction.
         """
         cut = V // ALIGN * ALIGN if self.triton else V
         return [part for part in (slice(0, cut), slice(cut, V)) if part.start < part.stop]
 
 
-def make_plan(h: Tensor, W: Tensor, smoothing: float, chunk: int | None, triton: bool) -> Plan:
-    """Slices of nearly equal size, none above the size for this kind of device."""
+def make_plan(h: Tensor, W: Tensor, smoothing: float, chunk: int | None, triton: bool) -> SlicePlan:
+    """Plan slices of nearly equal size, up to the limit for this kind of device."""
     if chunk is not None:
         if chunk < 1:
             raise UsageError(f"expected a chunk of at least one row, got {chunk}")
-        return Plan(smoothing, chunk, triton)
+        return SlicePlan(smoothing, chunk, triton)
     T = max(h.shape[0], 1)
     size = torch.finfo(widen(h[:0]).dtype).bits // 8
-    most = max(SLICE_BYTES.get(h.device.type, 256 * 2**20) // (max(W.shape[0], 1) * size), 1)
-    even = -(-T // -(-T // most))
-    rounded = -(-even // ALIGN) * ALIGN
-    return Plan(smoothing, min(rounded if rounded <= most else even, T), triton)
+    max_rows = max(SLICE_BYTES.get(h.device.type, 256 * 2**20) // (max(W.shape[0], 1) * size), 1)
+    num_rows = -(-T // -(-T // max_rows))
+    rounded = -(-num_rows // ALIGN) * ALIGN
+    return SlicePlan(smoothing, min(rounded if rounded <= max_rows else num_rows, T), triton)
 
 
 class Sums:
     """Sums over slices Z (C, V), for k directions: Z A in its rows (k, T, d), Zᵀ B (k, V, d), Zᵀ c (k, V).
 
-    `asked` selects which of the three are computed.
+    `selected` tells which of the three are computed.
     """
 
-    def __init__(self, plan: Plan, k: int, asked: Sequence[bool], h: Tensor, W: Tensor, w: Tensor):
+    def __init__(self, plan: SlicePlan, k: int, selected: Sequence[bool], h: Tensor, W: Tensor, w: Tensor):
         self._parts = plan.parts(W.shape[0])
-        self.Z_A = torch.zeros(k, *h.shape, dtype=w.dtype, device=h.device) if asked[0] else None
-        self.Zt_B = _zeros_like(W, k, w.dtype) if asked[1] else None
-        self.Zt_c = w.new_zeros(k, W.shape[0]) if asked[2] else None
+        self.Z_A = torch.zeros(k, *h.shape, dtype=w.dtype, device=h.device) if selected[0] else None
+        self.Zt_B = _zeros_like(W, k, w.dtype) if selected[1] else None
+        self.Zt_c = w.new_zeros(k, W.shape[0]) if selected[2] else None
 
     def add(
         self, j: int, rows: slice, Z: Tensor, A: Tensor | None, B: Tensor | None, c: Tensor | None
     ) -> None:
-        """One slice of direction j; a factor that is None adds nothing."""
+        """Add one slice of direction j; a factor of None adds nothing."""
         for part in self._parts:
             if self.Z_A is not None and A is not None:
                 _multiply(self.Z_A[j, rows], Z[:, part], A[part])
@@ -97,27 +103,29 @@ class Sums:
 
 
 def sweep(
-    plan: Plan, wants: Sequence[bool], h: Tensor, W: Tensor, b: Tensor | None, targets: Tensor, w: Tensor
+    plan: SlicePlan, wants: Sequence[bool], h: Tensor, W: Tensor, b: Tensor | None, targets: Tensor, w: Tensor
 ) -> Tensors:
     """Return L, three statistics of the rows, and w∘(D W), Dᵀ(w∘h), Dᵀw; None if not selected."""
-    W = given(plan.laid(W))
-    losses, room = torch.empty_like(w), plan.room(W, w)
-    kept = Rows(torch.empty_like(w), torch.empty_like(w, dtype=torch.int64), torch.empty_like(w))
+    W = given(plan.laid_out(W))
+    losses, buffer = torch.empty_like(w), plan.buffer(W, w)
+    statistics = RowStatistics(
+        torch.empty_like(w), torch.empty_like(w, dtype=torch.int64), torch.empty_like(w)
+    )
     sums, wh = Sums(plan, 1, wants, h, W, w), _weighted(w, h) if wants[1] else None
     for rows in plan.slices(h.shape[0]):
-        z = _logits(plan, room, rows, [(h, W)], b)
-        losses[rows], found = loss_rows(
+        z = _logits(plan, buffer, rows, [(h, W)], b)
+        losses[rows], slice_statistics = loss_rows(
             z, targets[rows], plan.smoothing, gradient=any(wants), triton=plan.triton
         )
-        for whole, part in zip(kept, found, strict=True):
-            whole[rows] = part
+        for statistic, part in zip(statistics, slice_statistics, strict=True):
+            statistic[rows] = part
         sums.add(0, rows, z, W, wh, w)
     gradients = (None if t is None else t[0] for t in sums.weighted(w, h.dtype))
-    return ((w * losses).sum().to(h.dtype), *kept, *gradients)
+    return ((w * losses).sum().to(h.dtype), *statistics, *gradients)
 
 
 @torch.no_grad()
-def probabilities(plan: Plan, h: Tensor, W: Tensor, b: Tensor | None, lse: Tensor) -> Tensor | None:
+def probabilities(plan: SlicePlan, h: Tensor, W: Tensor, b: Tensor | None, lse: Tensor) -> Tensor | None:
     """Return p (T, V) to cache between products on a CPU, or None if it exceeds one slice."""
     if h.device.type != "cpu" or plan.triton or h.dtype != lse.dtype or h.shape[0] > plan.chunk:
         return None
@@ -126,16 +134,16 @@ def probabilities(plan: Plan, h: Tensor, W: Tensor, b: Tensor | None, lse: Tenso
 
 
 def second_products(
-    plan: Plan, part: str, needs: Sequence[bool], constants: Tensors, directions: Tensors
+    plan: SlicePlan, part: str, needs: Sequence[bool], constants: Tensors, directions: Tensors
 ) -> Tensors:
     """hh (k, T, d), hW (k, V, d), hb (k, V), None where not needed; `part` is hessian, functional or ggn."""
     h, W, b, targets, w, lse, top, slope, p = constants
     h, W, targets, w, lse, top, slope = map(given, (h, W, targets, w, lse, top, slope))
-    W = given(plan.laid(W))
+    W = given(plan.laid_out(W))
     along, curved = _one_by_one(plan, directions), part != "functional"
     sums, wh = Sums(plan, len(along), needs, h, W, w), _weighted(w, h) if needs[1] and curved else None
     bends = _bends(needs, w, along) if part != "ggn" else []
-    room, dot_room = plan.room(W, w), plan.room(W, w) if curved else None
+    room, dot_room = plan.buffer(W, w), plan.buffer(W, w) if curved else None
     for rows in plan.slices(h.shape[0]):
         if p is None:
             z = _logits(plan, room, rows, [(h, W)], b)
@@ -156,11 +164,11 @@ def second_products(
     return sums.weighted(w, h.dtype)
 
 
-def _one_by_one(plan: Plan, directions: Tensors) -> list[Tensors]:
+def _one_by_one(plan: SlicePlan, directions: Tensors) -> list[Tensors]:
     """gh (T, d), gW (V, d), gb (V,) of each of the k directions."""
     k = next(t.shape[0] for t in directions if t is not None)
     each = zip(*([None] * k if t is None else t.unbind() for t in directions), strict=True)
-    return [(gh, plan.laid(gW), gb) for gh, gW, gb in each]
+    return [(gh, plan.laid_out(gW), gb) for gh, gW, gb in each]
 
 
 def _bends(needs: Sequence[bool], w: Tensor, along: list[Tensors]) -> list[Tensors]:
@@ -173,7 +181,7 @@ def _bends(needs: Sequence[bool], w: Tensor, along: list[Tensors]) -> list[Tenso
 
 
 def _logits(
-    plan: Plan,
+    plan: SlicePlan,
     room: Tensor,
     rows: slice,
     products: Sequence[tuple[Tensor | None, Tensor | None]],

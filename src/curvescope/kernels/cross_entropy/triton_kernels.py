@@ -1,8 +1,9 @@
 """Rows of logits in Triton: the loss with its gradient, and the softmax's curvature along a direction.
 
-One program for each row, two sweeps over its V entries: first the sums, then what is written. A row that was
-read a moment ago comes from the cache. Arithmetic is in single precision. Rows lie `stride` ≥ V apart; what
-is between them may be read and written, whatever it is, so wide loads need no exception at a row's end.
+There is one program for each row, with two sweeps over its V entries: the first computes sums, the second
+writes. In the second sweep the row is in the cache. Arithmetic is in single precision. Rows are `stride` ≥ V
+apart, and entries between them may be read and written, so that wide loads need no exception at the end of a
+row.
 """
 
 # pyright: reportIndexIssue=false

@@ -9,7 +9,7 @@ nothing (RMS norm). J = ∂x̂/∂x is symmetric, and so is everything below. Wi
     h_x  = J(g∘(s − r⟨x̂u⟩γ) − r⟨x̂ḡ⟩u) − r⟨u∘Jḡ⟩ x̂,
     h_γ  = Σ g∘J u,
 
-sums over tokens. Between two directions only x, g and three numbers per token are kept, as autograd does.
+sums over tokens. Between two directions only x, g and three numbers per token are stored, as in autograd.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_WIDTH = 16384  # widest row in Triton
 _LAYER_NORM = torch.ops.aten.native_layer_norm_backward
 
 
-class Form(NamedTuple):
+class NormForm(NamedTuple):
     """Kind of norm, and how it runs."""
 
     center: bool
@@ -69,7 +69,7 @@ def layer_norm(
     v comes), and stores nothing for the second derivative in x and γ. With `third_order`, plain operations
     are used if a third derivative is recorded; otherwise that raises.
     """
-    form = Form(True, eps, 0.0, second_order, _in_triton(backend, x, weight, bias), third_order)
+    form = NormForm(True, eps, 0.0, second_order, _in_triton(backend, x, weight, bias), third_order)
     return _normalize(x, weight, bias, form)
 
 
@@ -88,7 +88,7 @@ def rms_norm(
 
     Without γ the gain is one, whatever the offset.
     """
-    form = Form(False, eps, offset, second_order, _in_triton(backend, x, weight), third_order)
+    form = NormForm(False, eps, offset, second_order, _in_triton(backend, x, weight), third_order)
     return _normalize(x, weight, None, form)
 
 
@@ -96,7 +96,7 @@ def _in_triton(backend: Backend, x: Tensor, *others: Tensor | None) -> bool:
     return use_triton(backend, x, *others) and (backend == "triton" or x.shape[-1] <= MAX_WIDTH)
 
 
-def _normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
+def _normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, form: NormForm) -> Tensor:
     for name, t in (("weight", weight), ("bias", bias)):
         if t is not None and t.shape != x.shape[-1:]:
             raise ShapeError(f"expected a {name} of {tuple(x.shape[-1:])}, got {tuple(t.shape)}")
@@ -111,7 +111,7 @@ class _Norm(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form) -> tuple[Tensor, ...]:
+    def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, form: NormForm) -> tuple[Tensor, ...]:
         if form.triton and not transformed():
             from curvescope.kernels.norms import triton_kernels
 
@@ -154,9 +154,11 @@ class _NormGradient(Function):
 
     @staticmethod
     def forward(
-        dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, form: Form, needs: Any
+        dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, form: NormForm, needs: Any
     ) -> Any:
-        keep = form.second_order or forward_mode() or transformed()  # torch.vmap takes no None from here
+        keep = (
+            form.second_order or forward_mode() or transformed()
+        )  # torch.vmap does not support None as an output
         return tuple(_run_first(form, needs, keep, dy, x, weight, mean, rstd))
 
     @staticmethod
@@ -201,8 +203,8 @@ class _NormGradient(Function):
         return *(x.new_zeros(shape) if t is None and n else t for t, n, shape in full), None
 
 
-def _plain(form: Form) -> Callable[..., Tensor]:
-    """The norm in plain arithmetic, of x, γ and β."""
+def _plain(form: NormForm) -> Callable[..., Tensor]:
+    """Return the norm as a function of x, γ and β in plain arithmetic."""
 
     def value(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if form.center:
@@ -213,7 +215,7 @@ def _plain(form: Form) -> Callable[..., Tensor]:
 
 
 def _run_first(
-    form: Form, needs: Any, keep: bool, dy: Tensor, x: Tensor, weight: Tensor | None, *stats: Tensor
+    form: NormForm, needs: Any, keep: bool, dy: Tensor, x: Tensor, weight: Tensor | None, *stats: Tensor
 ) -> Tensors:
     """dx, dγ, dβ (None where not needed) and ⟨x̂ḡ⟩ (None unless `keep`)."""
     if form.triton:
@@ -227,7 +229,7 @@ def _run_first(
     return launch(core, (x, weight, *stats), (dy,))
 
 
-def _run_second(form: Form, needs: Any, constants: Tensors, directions: Tensors) -> Tensors:
+def _run_second(form: NormForm, needs: Any, constants: Tensors, directions: Tensors) -> Tensors:
     """h_g, h_x, h_γ, None where not needed."""
     if form.triton:
         from curvescope.kernels.norms.triton_kernels import second as run
@@ -240,7 +242,7 @@ def _run_second(form: Form, needs: Any, constants: Tensors, directions: Tensors)
     return launch(core, constants, directions)
 
 
-def _forward(form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
+def _forward(form: NormForm, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
     d, wide = x.shape[-1], widen(x)
     gain, shift = (None if t is None else widen(t) for t in (weight, bias))
     if form.center:
@@ -251,8 +253,8 @@ def _forward(form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None) 
     return y.to(x.dtype), torch.zeros_like(rstd), rstd
 
 
-def _first(form: Form, needs: Any, keep: bool, constants: Tensors, directions: Tensors) -> Tensors:
-    """dx (k, …, d), dγ (k, d), dβ (k, d), ⟨x̂ḡ⟩ (k, …, 1), None where not asked for."""
+def _first(form: NormForm, needs: Any, keep: bool, constants: Tensors, directions: Tensors) -> Tensors:
+    """dx (k, …, d), dγ (k, d), dβ (k, d), ⟨x̂ḡ⟩ (k, …, 1); None for those not requested."""
     (x, mean, rstd, weight), g = _rows(*(constants[i] for i in (0, 2, 3, 1))), widen(given(directions[0]))
     shape, dtype = g.shape, given(constants[0]).dtype
     gain, g = _gain(form, weight), g.reshape(shape[0], -1, shape[-1])
@@ -272,7 +274,7 @@ def _first(form: Form, needs: Any, keep: bool, constants: Tensors, directions: T
     return dx, dweight, g.sum(1).to(dtype) if needs[2] else None, c
 
 
-def _second(form: Form, needs: Any, constants: Tensors, directions: Tensors) -> Tensors:
+def _second(form: NormForm, needs: Any, constants: Tensors, directions: Tensors) -> Tensors:
     """h_g (k, …, d), h_x (k, …, d), h_γ (k, d) for directions u, s, t; dy and c only for the last two."""
     whole = given(constants[0])
     x, mean, rstd, weight, g, c = _rows(*constants)
@@ -337,7 +339,13 @@ def _curved(
 
 
 def _pull(
-    form: Form, v: Tensor, x: Tensor, x_hat: Tensor, mean: Tensor, rstd: Tensor, along: Tensor | None = None
+    form: NormForm,
+    v: Tensor,
+    x: Tensor,
+    x_hat: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    along: Tensor | None = None,
 ) -> Tensor:
     """J v, with ⟨x̂v⟩ if it is known; for one direction of a layer norm torch has a kernel."""
     if form.center and v.ndim == 2:
@@ -347,12 +355,12 @@ def _pull(
     return Jv.sub_(rstd * v.mean(-1, keepdim=True)) if form.center else Jv
 
 
-def _normalized(form: Form, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+def _normalized(form: NormForm, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
     """x̂."""
     return (x - mean).mul_(rstd) if form.center else x * rstd
 
 
-def _gain(form: Form, weight: Tensor | None) -> Tensor | None:
+def _gain(form: NormForm, weight: Tensor | None) -> Tensor | None:
     """Factor of x̂."""
     return weight if weight is None or not form.offset else weight + form.offset
 

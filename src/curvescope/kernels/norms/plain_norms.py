@@ -17,9 +17,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.tensors import nodes
+from curvescope.core.tensors import graph_nodes
 from curvescope.kernels.tensors import given, widen
 
+# For inputs in half precision, PyTorch 2.6 takes the ε of that precision (0.008 for bfloat16) and later
+# versions that of float32. The result for 10⁻³ tells: about 0.01 or about 1.
+_PROBE = torch.tensor([1e-3], dtype=torch.bfloat16, device="cpu")
+EPS_OF_THE_INPUT = float(torch.rms_norm(_PROBE, (1,))) < 0.5
 FUSED = ("LayerNormBackward", "BatchNormBackward", "RmsNormBackward", "GroupNormBackward")
 
 
@@ -34,8 +38,8 @@ def plain_norms() -> Iterator[None]:
 
 
 def refuse_fused_norms(s: Tensor) -> None:
-    """Raise when the graph of s holds a norm that was not replaced: scripted code, torch.ops."""
-    for node in nodes(s):
+    """Raise if the graph of s contains a norm that was not replaced, from scripted code or torch.ops."""
+    for node in graph_nodes(s):
         if any(word in type(node).__name__ for word in FUSED):
             raise CurvescopeError(
                 f"the module calls a norm of torch's ({type(node).__name__}) where it cannot be replaced, "
@@ -94,7 +98,9 @@ def plain_rms_norm(
 
 
 def default_eps(input: Tensor) -> float:
-    """Default ε of F.rms_norm, which depends on the precision of its arithmetic (single for half)."""
+    """Default ε of F.rms_norm: of the precision of its arithmetic (single for half), or of its input."""
+    if EPS_OF_THE_INPUT:
+        return torch.finfo(input.dtype).eps
     return torch.finfo(widen(input[:0] if input.dim() else input).dtype).eps
 
 

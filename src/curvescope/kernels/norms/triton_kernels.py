@@ -76,7 +76,7 @@ def _backward_kernel(
     GAIN: tl.constexpr,
     SHIFT: tl.constexpr,
     KEEP: tl.constexpr,
-    TURNS: tl.constexpr,
+    ROWS_PER_PROGRAM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     first, step = tl.program_id(1), tl.num_programs(1)
@@ -88,14 +88,14 @@ def _backward_kernel(
         gain = tl.load(w_ptr + cols, mask=inside, other=0.0).to(tl.float32) + offset
     dw = tl.zeros((BLOCK,), tl.float32)
     db = tl.zeros((BLOCK,), tl.float32)
-    for turn in range(TURNS):
-        row = (first + turn * step).to(tl.int64)
+    for row_number in range(ROWS_PER_PROGRAM):
+        row = (first + row_number * step).to(tl.int64)
         live = row < num_rows
         at = row * d + cols
-        seen = inside & live
-        there = direction * num_rows * d + at
-        g = tl.load(g_ptr + there, mask=seen, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + at, mask=seen, other=0.0).to(tl.float32)
+        mask = inside & live
+        offsets = direction * num_rows * d + at
+        g = tl.load(g_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=live, other=0.0)
         x_hat = tl.where(inside, (x - tl.load(mean_ptr + row, mask=live, other=0.0)) * rstd, 0.0)
         pulled = g * gain
@@ -104,7 +104,7 @@ def _backward_kernel(
             dx = pulled - x_hat * c
             if CENTER:
                 dx = dx - tl.sum(pulled, axis=0) / d
-            tl.store(dx_ptr + there, rstd * dx, mask=seen)
+            tl.store(dx_ptr + offsets, rstd * dx, mask=mask)
         if KEEP:
             tl.store(c_ptr + direction * num_rows + row, c, mask=live)
         if GAIN:
@@ -143,7 +143,7 @@ def _second_kernel(
     COTANGENT: tl.constexpr,
     INPUT: tl.constexpr,
     GAIN: tl.constexpr,
-    TURNS: tl.constexpr,
+    ROWS_PER_PROGRAM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     first, step = tl.program_id(1), tl.num_programs(1)
@@ -160,23 +160,23 @@ def _second_kernel(
     if ALONG_B:
         t = tl.load(t_ptr + direction * d + cols, mask=inside, other=0.0).to(tl.float32)
     hw = tl.zeros((BLOCK,), tl.float32)
-    for turn in range(TURNS):
-        row = (first + turn * step).to(tl.int64)
+    for row_number in range(ROWS_PER_PROGRAM):
+        row = (first + row_number * step).to(tl.int64)
         live = row < num_rows
         at = row * d + cols
-        seen = inside & live
-        there = direction * num_rows * d + at
-        x = tl.load(x_ptr + at, mask=seen, other=0.0).to(tl.float32)
+        mask = inside & live
+        offsets = direction * num_rows * d + at
+        x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=live, other=0.0)
         x_hat = tl.where(inside, (x - tl.load(mean_ptr + row, mask=live, other=0.0)) * rstd, 0.0)
         g = tl.zeros((BLOCK,), tl.float32)
         if INPUT or GAIN:
-            g = tl.load(g_ptr + at, mask=seen, other=0.0).to(tl.float32)
+            g = tl.load(g_ptr + at, mask=mask, other=0.0).to(tl.float32)
         hg = x_hat * s + t
         v = g * s
         moved = tl.zeros((BLOCK,), tl.float32)
         if ALONG_X:
-            u = tl.load(u_ptr + there, mask=seen, other=0.0).to(tl.float32)
+            u = tl.load(u_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
             along = tl.sum(x_hat * u, axis=0) / d
             Ju = u - x_hat * along
             if CENTER:
@@ -187,12 +187,12 @@ def _second_kernel(
             if INPUT:
                 v -= rstd * (along * gain * g + tl.load(c_ptr + row, mask=live, other=0.0) * u)
         if COTANGENT:
-            tl.store(hg_ptr + there, hg, mask=seen)
+            tl.store(hg_ptr + offsets, hg, mask=mask)
         if INPUT:
             hx = v - x_hat * (tl.sum(x_hat * v, axis=0) / d + tl.sum(moved * gain, axis=0) / d)
             if CENTER:
                 hx = hx - tl.sum(v, axis=0) / d
-            tl.store(hx_ptr + there, rstd * hx, mask=seen)
+            tl.store(hx_ptr + offsets, rstd * hx, mask=mask)
         if GAIN:
             hw += moved
     if GAIN:
@@ -225,7 +225,7 @@ def forward(form: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) ->
 
 
 def backward(form: Any, needs: Any, keep: bool, constants: Tensors, directions: Tensors) -> Tensors:
-    """dx (k, …, d), dγ (k, d), dβ (k, d), ⟨x̂ḡ⟩ (k, …, 1), None where not asked for."""
+    """dx (k, …, d), dγ (k, d), dβ (k, d), ⟨x̂ḡ⟩ (k, …, 1); None for those not requested."""
     x, weight, mean, rstd = constants
     assert x is not None
     dy = directions[0]
@@ -248,14 +248,14 @@ def backward(form: Any, needs: Any, keep: bool, constants: Tensors, directions: 
             GAIN=bool(needs[1]),
             SHIFT=bool(needs[2]),
             KEEP=keep,
-            TURNS=_turns(rows, programs),
+            ROWS_PER_PROGRAM=_rows_per_program(rows, programs),
             **_shape(d),
         )
     return dx, *(None if p is None else p.sum(1).to(x.dtype) for p in partial), c
 
 
 def second(form: Any, needs: Any, constants: Tensors, directions: Tensors) -> Tensors:
-    """h_g (k, …, d), h_x (k, …, d), h_γ (k, d) for directions (u, s, t), None where not asked for."""
+    """h_g (k, …, d), h_x (k, …, d), h_γ (k, d) for directions (u, s, t); None for those not requested."""
     x, mean, rstd, weight, g, c = constants
     assert x is not None
     u, s, t = (None if v is None else v.contiguous() for v in directions)
@@ -282,7 +282,7 @@ def second(form: Any, needs: Any, constants: Tensors, directions: Tensors) -> Te
             COTANGENT=h_g is not None,
             INPUT=h_x is not None,
             GAIN=h_w is not None,
-            TURNS=_turns(rows, programs),
+            ROWS_PER_PROGRAM=_rows_per_program(rows, programs),
             **_shape(d),
         )
     return h_g, h_x, None if h_w is None else h_w.sum(1).to(x.dtype)
@@ -292,20 +292,20 @@ def _partial(x: Tensor, k: int, programs: int) -> Tensor:
     return torch.empty(k, programs, x.shape[-1], dtype=torch.float32, device=x.device)
 
 
-def _turns(rows: int, programs: int) -> int:
-    """Rows that a program takes, as a power of two: few different numbers, so few compilations."""
+def _rows_per_program(rows: int, programs: int) -> int:
+    """Number of rows per program, a power of two, so that few kernels are compiled."""
     return triton.next_power_of_2(triton.cdiv(rows, programs))
 
 
-def _given(stand_in: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+def _given(placeholder: Tensor, *tensors: Tensor | None) -> list[Tensor]:
     """Replace None, which a kernel cannot take, by any pointer that it will not use. Gains are made
     contiguous.
     """
-    return [stand_in if t is None else t if t.ndim > 1 else t.contiguous() for t in tensors]
+    return [placeholder if t is None else t if t.ndim > 1 else t.contiguous() for t in tensors]
 
 
 def _shape(d: int) -> dict[str, int]:
-    """The block that holds a row, and the warps that share it."""
+    """Block size for a row, and number of warps."""
     if d > MAX_WIDTH:
         raise ShapeError(f"expected rows of at most {MAX_WIDTH}, got {d}", hint="use backend='torch'")
     block = triton.next_power_of_2(d)

@@ -2,6 +2,6 @@
 basis.
 """
 
-from curvescope.kernels.projection.function import in_triton, take_out
+from curvescope.kernels.projection.function import in_triton, subtract_projection
 
-__all__ = ["in_triton", "take_out"]
+__all__ = ["in_triton", "subtract_projection"]

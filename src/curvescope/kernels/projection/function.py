@@ -4,9 +4,9 @@ For rows Q (m, n), coefficients c (m,) and a vector w (n,),
 
     x = w − Qᵀ c,     ‖x‖²,     Q x.
 
-The share of a tile of entries in these sums needs only the entries of x in that tile: so each tile of Q comes
-from memory once, and a second time from the cache. Shares of tiles are summed pairwise in float32, and added
-up in float64.
+A tile's part of these sums needs only the entries of x in the tile. So each tile of Q is read from memory
+once, and a second time from the cache. Parts are summed pairwise within a tile in float32, and over tiles in
+float64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def in_triton(w: Tensor, *rows: Tensor | None) -> bool:
     return w.dtype == torch.float32 and use_triton("auto", w, *rows)
 
 
-def take_out(
+def subtract_projection(
     w: Tensor, near: Tensor, far: Tensor | None, c: Tensor, *, out: Tensor, backend: Backend = "auto"
 ) -> Tensor:
     """out = w − Qᵀ c for the rows Q of `near` (m₁, n), then of `far` (m₂, n): (‖out‖², Q out) in float64.
@@ -38,7 +38,7 @@ def take_out(
     if use_triton(backend, w, near, far, out):
         from curvescope.kernels.projection import triton_kernels
 
-        return triton_kernels.take_out(w, near, far, c, out)
+        return triton_kernels.subtract_projection(w, near, far, c, out)
     rows = near if far is None else torch.cat([near.to(w.dtype), far.to(w.dtype)])
     rows = rows.to(w.dtype)
     out.copy_(w - rows.T @ c.to(w.dtype))

@@ -1,4 +1,4 @@
-"""The pass of `function.py` in Triton: a program takes one tile of entries after the other, with all rows.
+"""The pass of `function.py` in Triton: a program processes its tiles of entries one by one, with all rows.
 
 A tile of BLOCK entries of m rows is read from memory for x = w − Qᵀ c, and again for Q x while it is in the
 cache. A multiprocessor runs only as many programs as have space in its cache for their tiles. A program adds
@@ -21,19 +21,19 @@ BLOCK = 128  # entries of a tile: a warp reads 512 bytes of a row, and sums them
 ROWS = 32  # of them at a time
 WARPS = 8
 CACHE = 200 * 2**10  # bytes of tiles on a multiprocessor at a time, of the 256 KiB of its cache
-MOST, LEAST = 8, 2  # programs on a multiprocessor
+MAX_PROGRAMS, MIN_PROGRAMS = 8, 2  # programs on a multiprocessor
 
 
 @triton.jit
 def _add_rows(total, q_ptr, c_ptr, m, stride, cols, inside, ROWS: tl.constexpr):
-    """total + Q ∘ c, some rows at a time over each other."""
+    """total + Q ∘ c, added some rows at a time."""
     rows = tl.arange(0, ROWS)
     for first in range(0, m, ROWS):
         at = first + rows
         live = at < m
         c = tl.load(c_ptr + at, mask=live, other=0.0)
-        there = at.to(tl.int64)[:, None] * stride + cols[None, :]
-        q = tl.load(q_ptr + there, mask=live[:, None] & inside[None, :], other=0.0)
+        offsets = at.to(tl.int64)[:, None] * stride + cols[None, :]
+        q = tl.load(q_ptr + offsets, mask=live[:, None] & inside[None, :], other=0.0)
         total += q.to(tl.float32) * c[:, None]
     return total
 
@@ -45,8 +45,8 @@ def _store_dots(x, q_ptr, sums_ptr, m, stride, cols, inside, ROWS: tl.constexpr)
     for first in range(0, m, ROWS):
         at = first + rows
         live = at < m
-        there = at.to(tl.int64)[:, None] * stride + cols[None, :]
-        q = tl.load(q_ptr + there, mask=live[:, None] & inside[None, :], other=0.0)
+        offsets = at.to(tl.int64)[:, None] * stride + cols[None, :]
+        q = tl.load(q_ptr + offsets, mask=live[:, None] & inside[None, :], other=0.0)
         before = tl.load(sums_ptr + at, mask=live, other=0.0)
         tl.store(sums_ptr + at, before + tl.sum(q.to(tl.float32) * x[None, :], axis=1), mask=live)
 
@@ -84,7 +84,7 @@ def _take_out_kernel(
         _store_dots(x, far_ptr, own + 1 + m_near, m_far, far_stride, cols, inside, ROWS)
 
 
-def take_out(w: Tensor, near: Tensor, far: Tensor | None, c: Tensor, out: Tensor) -> Tensor:
+def subtract_projection(w: Tensor, near: Tensor, far: Tensor | None, c: Tensor, out: Tensor) -> Tensor:
     """See `function.take_out`."""
     c = c.to(torch.float32).contiguous()
     rows = near, near[:0] if far is None else far
@@ -114,4 +114,4 @@ def _programs(w: Tensor, near: Tensor, far: Tensor | None, tiles: int) -> int:
     """Number of programs: as many as have tiles that fit into the caches, and at most one per tile."""
     each = BLOCK * sum(len(q) * q.element_size() for q in (near, far) if q is not None)
     units = torch.cuda.get_device_properties(w.device).multi_processor_count if w.is_cuda else 2
-    return max(1, min(tiles, units * max(LEAST, min(MOST, CACHE // max(each, 1)))))
+    return max(1, min(tiles, units * max(MIN_PROGRAMS, min(MAX_PROGRAMS, CACHE // max(each, 1)))))

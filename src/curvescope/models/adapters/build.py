@@ -9,7 +9,7 @@ from math import prod
 
 from torch import nn
 
-from curvescope.core.blocks import Block, whole
+from curvescope.core.blocks import Block, parameter_block
 from curvescope.core.errors import ShapeError
 from curvescope.models.adapters.table import Family, ParameterSlice
 
@@ -71,7 +71,7 @@ def _lora_named(others: Mapping[str, Block], blocks: Mapping[str, Block]) -> dic
             adapter = "" if match["adapter"] == "default" else f".{match['adapter']}"
             name = f"{owners[0]}{rest_of_them}.{match['kind']}{adapter}"
             linear = block.parameter.endswith(".weight") and len(block.shape) == 2
-            block = whole(name, block.parameter, block.split, transposed=linear)
+            block = parameter_block(name, block.parameter, block.split, transposed=linear)
         renamed[name] = block
     return renamed
 
@@ -79,7 +79,7 @@ def _lora_named(others: Mapping[str, Block], blocks: Mapping[str, Block]) -> dic
 def rest(module: nn.Module, taken: set[str]) -> dict[str, Block]:
     """Return blocks for the parameters that are not `taken`, with their own names and layout."""
     remaining = {key: p for key, p in module.named_parameters() if key not in taken and p.numel()}
-    return {key: whole(key, key, p.shape) for key, p in remaining.items()}
+    return {key: parameter_block(key, key, p.shape) for key, p in remaining.items()}
 
 
 def plain_name(name: str) -> str:
@@ -176,9 +176,7 @@ def _axes(cut: ParameterSlice, role: str) -> str:
 
 
 def _split(axes: str, shape: tuple[int, ...], known: Mapping[str, int], parameter: str) -> tuple[int, ...]:
-    """Return the stored shape, with every axis that holds several letters split. Trailing axes may be
-    flattened.
-    """
+    """Return the stored shape with one axis per letter; trailing axes may be flattened."""
     groups = axes.split()
     flat = (*shape[: len(groups) - 1], prod(shape[len(groups) - 1 :]))
     sizes: list[int] = []

@@ -84,7 +84,7 @@ GPT_NEO = Family(
 
 
 def _gpt_neox_facts(config: Any) -> dict[str, Any]:
-    """Return True if attention and feed-forward read the same stream, x + attn(ln1 x) + ff(ln2 x)."""
+    """Return if attention and feed-forward read the same stream, x + attn(ln1 x) + ff(ln2 x)."""
     return {"parallel": bool(config.use_parallel_residual)}
 
 
@@ -122,7 +122,7 @@ GPT_NEOX = Family(
 
 
 def _opt_facts(config: Any) -> dict[str, Any]:
-    """The smallest-but-one OPT (350m) is post-norm."""
+    """Return the position of the norms; only OPT-350m is post-norm."""
     return {"norm": "pre" if config.do_layer_norm_before else "post"}
 
 
@@ -158,7 +158,7 @@ OPT = Family(
 
 
 def _gated(config: Any) -> dict[str, Any]:
-    """W_2 (a(x W_g) ∘ x W_u)."""
+    """Return the fact that the feed-forward is gated: (a(x W_g) ∘ x W_u) W_2."""
     return {"gated": True}
 
 
@@ -234,7 +234,7 @@ GEMMA2 = replace(
     config={"activation": "hidden_activation"},
     notes=(*GEMMA.notes, "each sublayer's output is normalized again before it is added"),
 )
-"""Gemma 2 and 3: Gemma with norms behind the sublayers too, and in Gemma 3 on queries and keys."""
+"""Gemma 2 and 3: Gemma with norms after the sublayers, too, and in Gemma 3 on queries and keys."""
 
 _STACKED = {
     "W_g": ParameterSlice("mlp.experts.gate_up_proj", "e po i", part=0, parts=2),
@@ -404,9 +404,7 @@ def _t5_feed_forward(module: str) -> dict[str, ParameterSlice]:
 
 
 def _t5_facts(config: Any) -> dict[str, Any]:
-    """Return the number of layers of both stacks, and if the feed-forward is gated, W_2 (a(x W_g) ∘ x
-    W_u).
-    """
+    """Return the number of layers of both stacks, and whether the feed-forward is gated."""
     encoder, decoder = config.num_layers, config.num_decoder_layers if config.is_encoder_decoder else 0
     layers = {"n_layers": encoder + decoder, "n_encoder_layers": encoder}
     return {**layers, **({"gated": True} if config.is_gated_act else {})}
@@ -494,9 +492,7 @@ MAMBA = Family(
 
 
 def _rwkv_as_trained(module: Any) -> list[Change]:
-    """Return changes that switch RWKV's division by powers of 2 off, unless a pass has already divided the
-    weights.
-    """
+    """Return changes that switch off RWKV's division by powers of 2, unless weights are already divided."""
     body = getattr(module, "rwkv", module)
     if body.layers_are_rescaled or not body.config.rescale_every:
         return []

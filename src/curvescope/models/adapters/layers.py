@@ -1,11 +1,10 @@
 """Detection of layers in any module by its structure: attention, and the modules next to it.
 
-A layer is the module around an attention: PyTorch's own layers, or a block of the user's own with an
+A layer is the module around an attention: PyTorch's own layers, or a block of the user with an
 `nn.MultiheadAttention`, a packed attention (`models.running.module_replacements`) or an attention made of
-linear layers
-(`own_attention`) in it. The last kind must be in an `nn.ModuleList` or `nn.Sequential` unless there is only
-one. Norms and feed-forward networks are recognized by the usual names of libraries; other modules keep their
-names. Layers are numbered in the order in which the module registers them.
+linear layers (`own_attention`). The last kind must be in an `nn.ModuleList` or `nn.Sequential` unless there
+is only one. Norms and feed-forward networks are recognized by the usual names of libraries; other modules
+keep their names. Layers are numbered in the order in which the module registers them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,12 @@ from torch import nn
 from curvescope.core.blocks import Block
 from curvescope.core.seeds import generator
 from curvescope.models.adapters.build import WITH_HEADS, HeadCounts, cut_block
-from curvescope.models.adapters.own_attention import OwnAttention, own_attention, reads_another, without_hooks
+from curvescope.models.adapters.own_attention import (
+    OwnAttention,
+    own_attention,
+    takes_second_sequence,
+    without_hooks,
+)
 from curvescope.models.adapters.table import (
     ParameterSlice,
     affine,
@@ -63,10 +67,9 @@ HOLDERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)  # containers of layers
 
 @dataclass(frozen=True)
 class LayerPart:
-    """A role and its parameter slice, by the module's own names; `front` distinguishes several attentions of
-    a layer.
+    """A role and its parameter slice, by the module's own names.
 
-    Blocks of single heads exist only if `certain`.
+    `front` distinguishes several attentions of a layer. Blocks of single heads exist only if `certain`.
     """
 
     role: str
@@ -85,9 +88,7 @@ class DetectedLayer:
     by_names: bool = False  # its attention consists of linear layers that are recognized by name
 
     def blocks(self, number: int, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[Block, bool]]:
-        """Iterate over (block, is_head): blocks `L{number}.ROLE`, and blocks of heads,
-        `L{number}.h{j}.ROLE`.
-        """
+        """Iterate over (block, is_head): blocks `L{number}.ROLE`, and heads `L{number}.h{j}.ROLE`."""
         for part in self.parts:
             name, shape = part.cut.parameter, shapes.get(part.cut.parameter)
             if shape is None:
@@ -108,7 +109,7 @@ def find_layers(module: nn.Module) -> list[DetectedLayer]:
         for path, part in modules.items()
         if isinstance(part, nn.MultiheadAttention) or layout_of(part) is not None
     }
-    attention_by_path |= _own(module, modules, attention_by_path)
+    attention_by_path |= _linear_attentions(module, modules, attention_by_path)
     attentions: dict[str, list[str]] = {}  # by layer
     for path in (path for path in modules if path in attention_by_path):
         parent = path.rpartition(".")[0]
@@ -124,13 +125,13 @@ def find_layers(module: nn.Module) -> list[DetectedLayer]:
     ]
 
 
-def _own(
+def _linear_attentions(
     module: nn.Module, modules: Mapping[str, nn.Module], known: Collection[str]
 ) -> dict[str, OwnAttention]:
     """Return the attentions made of linear layers, by path, that are unambiguous and in a list of layers."""
-    every = module.named_parameters(remove_duplicate=False)
+    named_parameters = module.named_parameters(remove_duplicate=False)
     owners: dict[int, set[str]] = {}
-    for name, p in every:
+    for name, p in named_parameters:
         owners.setdefault(id(p), set()).add(name)
     candidates: dict[str, OwnAttention] = {}
     for path, part in modules.items():
@@ -139,7 +140,7 @@ def _own(
         tied = any(len(owners[id(p)]) > 1 for p in part.parameters())
         if path in known or inside or tied or not list(part.children()):
             continue
-        if name not in CROSS and not name.startswith("self") and reads_another(part):
+        if name not in CROSS and not name.startswith("self") and takes_second_sequence(part):
             continue
         attention = own_attention(part)
         if attention is not None:
@@ -173,7 +174,7 @@ def _parts(
             yield LayerPart(role, cut, heads, front, linear is None or linear.certain)
     if at in attentions and own[at] is None:
         return  # an attention on its own
-    for role, cut in _beside(prefix, modules, used):
+    for role, cut in _other_parts(prefix, modules, used):
         yield LayerPart(role, cut)
 
 
@@ -204,10 +205,9 @@ def _attention(path: str, part: Any) -> Iterator[tuple[str, ParameterSlice, Head
 def _feed_forward(
     prefix: str, modules: Mapping[str, nn.Module], attention: Collection[str]
 ) -> Iterator[tuple[str, ParameterSlice]]:
-    """Iterate over W_1 and W_2, or W_g, W_u and W_2 if gated, if exactly one pair of linear layers has such
-    names.
+    """Iterate over W_1 and W_2, or W_g, W_u and W_2 if gated, if exactly one pair of layers has such names.
 
-    The layers must be used in this order, next to no other linear layer except those of the `attention`.
+    The layers must be used in this order. The only other linear layers may be those of the `attention`.
     """
     pairs = []
     for first, second in FEED_FORWARD:
@@ -225,8 +225,8 @@ def _feed_forward(
     if len(gates) > 1 or (gates and not up):
         return
     holder = modules[front.removesuffix(".")]
-    beside = holder.named_children() if front == prefix else holder.named_modules()
-    others = {front + name for name, part in beside if isinstance(part, nn.Linear)}
+    neighbors = holder.named_children() if front == prefix else holder.named_modules()
+    others = {front + name for name, part in neighbors if isinstance(part, nn.Linear)}
     if others - {first, second, *gates, *attention} or not _in_order(holder, front, first, second):
         return
     for gate in gates:
@@ -269,7 +269,7 @@ def _run(module: Any, x: torch.Tensor) -> None:
         LOG.debug("%s cannot be run alone: %s", type(module).__name__, error)
 
 
-def _beside(
+def _other_parts(
     prefix: str, modules: Mapping[str, nn.Module], attention: Collection[str]
 ) -> Iterator[tuple[str, ParameterSlice]]:
     """Iterate over norms, feed-forward matrices and scales of a layer, by their names."""

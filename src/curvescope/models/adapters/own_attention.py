@@ -60,7 +60,7 @@ NUM_HEADS = (
     "nh",
 )
 NUM_KV_HEADS = ("n_kv_heads", "n_kv_head", "num_kv_heads", "kv_heads", "num_key_value_heads")
-OTHERS = (
+SECOND_SEQUENCE_NAMES = (
     "context",
     "memory",
     "mem",
@@ -112,12 +112,12 @@ def own_attention(part: nn.Module) -> OwnAttention | None:
     joined = [(name,) for name in PACKED if name in linear]
     if len(separate) + len(joined) > 1:
         return None
-    spelled = separate or joined or [(name,) for name in linear if _is_threefold(part, linear[name])]
-    choices = [tuple(linear[name] for name in names) for names in spelled]
+    candidates = separate or joined or [(name,) for name in linear if _is_threefold(part, linear[name])]
+    choices = [tuple(linear[name] for name in names) for names in candidates]
     choices = [names for names in choices if all(isinstance(getattr(part, n), nn.Linear) for n in names)]
-    outs = [linear[name] for name in OUT if name in linear]
-    if len(outs) == 1 and (separate or joined):
-        return _confirmed(part, choices[0], _linear_path(part, outs[0])) if choices else None
+    outputs = [linear[name] for name in OUT if name in linear]
+    if len(outputs) == 1 and (separate or joined):
+        return _confirmed(part, choices[0], _linear_path(part, outputs[0])) if choices else None
     pairs = [(names, out) for names in choices for out in linear.values() if out not in names]
     readings = [_confirmed(part, names, _linear_path(part, out), by_name=False) for names, out in pairs]
     confirmed = [reading for reading in readings if reading is not None]
@@ -157,14 +157,16 @@ def _confirmed(
     for heads in dict.fromkeys((_heads(part, names, out), _one_head(part, names, out))):
         if heads is None:
             continue
-        for mixed in (False, True) if len(names) == 1 and heads.query > 1 else (False,):
-            answer = _trial(part, names, out, heads, mixed)
-            if answer is None:  # it cannot be run alone
-                known = by_name and len(names) == 3 and _fits(part, names, out)
-                return OwnAttention(names, out, None) if known else None
-            if answer:
+        for is_interleaved in (False, True) if len(names) == 1 and heads.query > 1 else (False,):
+            behaves_as_attention = _behaves_as_attention(part, names, out, heads, is_interleaved)
+            if behaves_as_attention is None:  # it cannot be run alone
+                is_named = by_name and len(names) == 3 and _fits(part, names, out)
+                return OwnAttention(names, out, None) if is_named else None
+            if behaves_as_attention:
                 certain = _count(part, NUM_HEADS) == heads.query
-                return OwnAttention(names, out, heads if certain or len(names) == 1 else None, mixed, certain)
+                return OwnAttention(
+                    names, out, heads if certain or len(names) == 1 else None, is_interleaved, certain
+                )
     return None
 
 
@@ -203,12 +205,14 @@ def _fits(part: Any, names: tuple[str, ...], out: str) -> bool:
     return _heads(part, names, out) is not None or _one_head(part, names, out) is not None
 
 
-def _columns(heads: HeadCounts, names: tuple[str, ...], mixed: bool) -> dict[str, list[tuple[int, Tensor]]]:
+def _columns(
+    heads: HeadCounts, names: tuple[str, ...], is_interleaved: bool
+) -> dict[str, list[tuple[int, Tensor]]]:
     """Return the projection and its columns for each of Q, K, V and each head."""
     columns, start = {}, 0
     for i, x in enumerate("QKV"):
         n, k = heads.of(x), heads.size
-        if mixed:
+        if is_interleaved:
             columns[x] = [(0, torch.arange(k) + (3 * j + i) * k) for j in range(n)]
             continue
         start = 0 if len(names) == 3 else start
@@ -218,13 +222,15 @@ def _columns(heads: HeadCounts, names: tuple[str, ...], mixed: bool) -> dict[str
 
 
 @torch.no_grad()
-def _trial(part: nn.Module, names: tuple[str, ...], out: str, heads: HeadCounts, mixed: bool) -> bool | None:
+def _behaves_as_attention(
+    part: nn.Module, names: tuple[str, ...], out: str, heads: HeadCounts, is_interleaved: bool
+) -> bool | None:
     """Return True if the module behaves as attention with these columns; None if it cannot be run alone."""
-    columns = _columns(heads, names, mixed)
+    columns = _columns(heads, names, is_interleaved)
     changes = [(x, j, at, cols) for x in "QKV" for j, (at, cols) in enumerate(columns[x])]
     changes += [(x, j, at, cols[:1]) for x in "KV" for j, (at, cols) in enumerate(columns[x])]
     try:
-        y = _reads(part, names, out, [(at, cols) for _, _, at, cols in changes])
+        y = _output_layer_inputs(part, names, out, [(at, cols) for _, _, at, cols in changes])
     except Exception:  # the user's code may raise anything: it has another form, or expects other inputs
         return None
     if y is None or y.shape[2] != heads.query * heads.size:
@@ -252,20 +258,18 @@ def _trial(part: nn.Module, names: tuple[str, ...], out: str, heads: HeadCounts,
     return heads.size > 1  # with heads of one column, K and V cannot be distinguished
 
 
-def _reads(
+def _output_layer_inputs(
     part: nn.Module, names: tuple[str, ...], out: str, changes: list[tuple[int, Tensor]]
 ) -> Tensor | None:
-    """Return the input of the output layer, (1 + changes, T, width): unchanged first, then one row per
-    change.
-    """
+    """Return the input of the output layer, (1 + changes, T, width): first unchanged, then per change."""
     copied: Any = without_hooks(part).double()  # the answer must not depend on the dtype
-    like = next(copied.parameters())
+    reference = next(copied.parameters())
     recorded: list[Tensor] = []
     calls: list[int] = []
 
     def random(i: int, *shape: int) -> Tensor:
-        drawn = torch.randn(shape, generator=generator(0, i), dtype=torch.float64)
-        return drawn.to(like.device, like.dtype)
+        values = torch.randn(shape, generator=generator(0, i), dtype=torch.float64)
+        return values.to(reference.device, reference.dtype)
 
     def replaced(i: int) -> Any:
         def hook(module: Any, _: Any, output: Tensor) -> Tensor:
@@ -295,9 +299,7 @@ def _reads(
 
 
 def without_hooks(part: nn.Module) -> nn.Module:
-    """Return a copy in eval mode that runs on random numbers; raise ValueError if its parameters are
-    sharded.
-    """
+    """Return a copy in eval mode without hooks; raise ValueError if the parameters are sharded."""
     if any(hasattr(p, "placements") for p in part.parameters()):
         raise ValueError("a trial needs unsharded parameters")
     copied = copy.deepcopy(part).eval()
@@ -314,6 +316,6 @@ def _other_arguments(part: nn.Module, x: Tensor) -> list[Any]:
     return [None if "mask" in p.name else x for p in needed if p.default is inspect.Parameter.empty]
 
 
-def reads_another(part: nn.Module) -> bool:
-    """Return True if the forward names a second sequence, so that it may be attention to an encoder."""
-    return any(name in OTHERS for name in list(inspect.signature(part.forward).parameters)[1:])
+def takes_second_sequence(part: nn.Module) -> bool:
+    """Return True if an argument of the forward names a second sequence, as in attention to an encoder."""
+    return any(name in SECOND_SEQUENCE_NAMES for name in list(inspect.signature(part.forward).parameters)[1:])

@@ -1,11 +1,11 @@
 """Named points of a model, at which activations are read or added during a pass.
 
-    embed                    the stream before the first layer; also called `in` and `L0.in` L3.in, L3.mid,
-    L3.out    the stream before a layer, after its attention, after the layer L3.attn.out, L3.ff.out   the
-    output of a sublayer, before a norm that follows it L3.attn.heads            the outputs of all heads, the
-    input of W_O; `L3.h1.out` is head 1's part final                    after the last norm: the input of the
-    unembedding encoder.layers.2         the (first) output of any submodule; `encoder.layers.2.in` is its
-    first input
+    embed                    the stream before the first layer; also called `in` and `L0.in`
+    L3.in, L3.mid, L3.out    the stream before a layer, after its attention, after the layer
+    L3.attn.out, L3.ff.out   the output of a sublayer, before a norm that follows it
+    L3.attn.heads            the outputs of all heads, the input of W_O; `L3.h1.out` is head 1's part
+    final                    after the last norm: the input of the unembedding
+    encoder.layers.2         the (first) output of any submodule; `encoder.layers.2.in` is its first input
 
 A point x is changed by adding δ. If the stream is a sum, as it is after attention, δ is added to the
 sublayer's output, so that it reaches the skip connection, too.
@@ -35,9 +35,7 @@ HEAD = re.compile(r"h(\d+)\.out")
 
 
 def find_point(model: Model, at: str) -> Point:
-    """Return the point with a name: of the stream, of a sublayer or head, or of a submodule's output or
-    input.
-    """
+    """Return the named point: of the stream, of a sublayer or head, or of a submodule's output or input."""
     known = point_names(model)
     if at in ("in", "embed") and "L0.in" in known:
         return replace(find_point(model, "L0.in"), name=at)
@@ -105,19 +103,16 @@ def _sublayer(model: Model, i: int, part: str) -> HookSite:
 
 
 def _middle(model: Model, i: int, block: nn.Module) -> Point:
-    """Return the point after the norm that follows attention (post-norm), or the sum of skip and
-    attention.
-    """
+    """Return the point between attention and feed-forward: after the post-norm, or the sum of both paths."""
     name, first = f"L{i}.mid", norm_module(model, f"L{i}.ln1")
     if model.facts.get("norm") == "post" and first is not None:
         site = HookSite(first, "output")
         return Point(name, site, ((1.0, site),))
-    given = norm_module(model, f"L{i}.ln1_post")
+    norm_after = norm_module(model, f"L{i}.ln1_post")
     added = _sublayer(model, i, "attn.out")
-    if (
-        given is not None and model.facts.get("kind") != "hooked_transformer"
-    ):  # in TransformerLens attn.out is after it
-        added = HookSite(given, "output")
+    # in TransformerLens attn.out is already the output of this norm
+    if norm_after is not None and model.facts.get("kind") != "hooked_transformer":
+        added = HookSite(norm_after, "output")
     read = ((skip_scale(model), HookSite(block, "input")), (1.0, added))
     return Point(name, added, read if skip_scale(model) else read[1:])
 
@@ -150,7 +145,7 @@ def _zoo(model: Model) -> Transformer:
     return model.module
 
 
-# ------------------------------------------------------------------------------------------- where layers are
+# ---------------------------------------------------------------------------------------- paths of layers
 
 
 def block_paths(model: Model) -> list[str]:

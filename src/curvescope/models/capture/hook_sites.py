@@ -173,7 +173,7 @@ def _check_once(name: str, count: int) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------- what is called
+# ------------------------------------------------------------------------------------- hooked functions
 
 
 def _hooked_method(original: Callable[..., Any], side: Side, hook: TensorHook) -> Callable[..., Any]:

@@ -76,7 +76,7 @@ def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None, own: b
     )
 
 
-# ------------------------------------------------------------------------------------- what is known of it
+# --------------------------------------------------------------------------------------- facts and notes
 
 
 def facts_of(module: Any, family: Family) -> dict[str, Any]:
@@ -115,9 +115,7 @@ def facts_of(module: Any, family: Family) -> dict[str, Any]:
 
 
 def task_of(module: nn.Module) -> str:
-    """Return the task of the head by the name of the class; `features` without a head, else `another
-    task`.
-    """
+    """Return the task of the head by the name of the class; `features` if there is no head."""
     name = type(inside(module)).__name__
     if name.endswith("ForConditionalGeneration") and is_paired(module):
         return "seq2seq-lm"
@@ -135,7 +133,7 @@ def task_of(module: nn.Module) -> str:
 
 
 def is_paired(module: Any) -> bool:
-    """Return True if a module is an encoder with a decoder, and not one of them alone."""
+    """Return True if a module has both an encoder and a decoder."""
     named = "decoder_input_ids" in inspect.signature(inside(module).forward).parameters
     return named and bool(getattr(module.config, "is_encoder_decoder", False))
 
@@ -173,7 +171,7 @@ def notes_of(module: Any, family: Family, *, known: bool) -> list[str]:
     facts = family.facts(config)
     if (first := facts.get("n_encoder_layers", 0)) and is_paired(module):
         notes.append(f"L{first} is the first layer of the decoder; the layers before it are the encoder")
-    if drops(module):
+    if uses_dropout(module):
         notes.append("dropout is switched off: curvature is that of the module in eval mode")
     if num_experts(config):
         notes.append(routing_note(config))
@@ -185,7 +183,7 @@ def notes_of(module: Any, family: Family, *, known: bool) -> list[str]:
     return notes
 
 
-def drops(module: Any) -> bool:
+def uses_dropout(module: Any) -> bool:
     """Return True if the module uses dropout in train mode."""
     rates = [m.p for m in module.modules() if isinstance(m, nn.Dropout)]
     rates += [getattr(module.config, "attention_dropout", 0.0) or 0.0]
@@ -246,7 +244,7 @@ def check_settings(module: Any, family: Family) -> list[str]:
     note = "while curvature is computed, " + " and ".join(differences)
     wide = Widening(tuple(repeated_layers(module))).changes(module) if is_half(module) else []
     before = (
-        None if own else _as_it_is(module, wide, experts)
+        None if own else _unmodified_outputs(module, wide, experts)
     )  # with its own settings the module may write into weights
     if before is None:
         note += "; the outputs were not compared"
@@ -256,7 +254,7 @@ def check_settings(module: Any, family: Family) -> list[str]:
     return [note]
 
 
-def _as_it_is(module: Any, wide: list[Change], experts: list[Change]) -> Tensor | None:
+def _unmodified_outputs(module: Any, wide: list[Change], experts: list[Change]) -> Tensor | None:
     """Return the outputs of the unmodified module; None if grouped experts do not support its dtype."""
     try:
         return small_outputs(module, wide)
@@ -308,7 +306,7 @@ Routing = Literal["differentiable", "frozen"]
 IMPLEMENTATION = "_experts_implementation_internal"  # attribute with the implementation of the experts
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 MIXTURE = "a mixture of"
-WORDS = {
+ROUTING_NOTES = {
     "differentiable": "their weights are differentiated; routing='frozen' holds them constant too",
     "frozen": "their weights are held constant, too (routing='frozen'), so that routers have no curvature",
 }
@@ -338,8 +336,8 @@ class Settings:
     routing: Routing = "differentiable"
 
     def __call__(self, module: Any) -> list[Change]:
-        held = held_routers(module) if self.routing == "frozen" else []
-        return [*self.own(module), *plain_experts(module), *held]
+        constant_routers = routers_held_constant(module) if self.routing == "frozen" else []
+        return [*self.own(module), *plain_experts(module), *constant_routers]
 
 
 def routers(module: nn.Module) -> list[nn.Module]:
@@ -347,7 +345,7 @@ def routers(module: nn.Module) -> list[nn.Module]:
     return [part for part in module.modules() if type(part).__name__.endswith("Router")]
 
 
-def held_routers(module: nn.Module) -> list[Change]:
+def routers_held_constant(module: nn.Module) -> list[Change]:
     """Return changes that make the routers' outputs constant."""
     return [Change(vars(part), "forward", partial(_constant, part.forward)) for part in routers(module)]
 
@@ -362,7 +360,7 @@ def routing_note(config: Any, routing: Routing = "differentiable") -> str:
     """Note on the curvature of a mixture of experts."""
     return (
         f"{MIXTURE} {num_experts(config)} experts: the choice of experts is held as it is at these "
-        f"parameters; {WORDS[routing]}"
+        f"parameters; {ROUTING_NOTES[routing]}"
     )
 
 

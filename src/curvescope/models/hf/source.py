@@ -52,10 +52,10 @@ def is_hub_id(source: str) -> bool:
 def read_hub(source: str, *, revision: str | None, dtype: torch.dtype) -> Model:
     """Load a model of the hub, from the cache if possible; HF_HUB_OFFLINE is respected."""
     transformers()
-    where: dict[str, Any] = {} if revision is None else {"revision": revision}
-    where |= {} if reachable() else {"local_files_only": True}
+    location: dict[str, Any] = {} if revision is None else {"revision": revision}
+    location |= {} if reachable() else {"local_files_only": True}
     name = source if revision is None else f"{source}@{revision}"
-    return _read(source, where, dtype=dtype, name=name)
+    return _read(source, location, dtype=dtype, name=name)
 
 
 def reachable() -> bool:
@@ -118,16 +118,16 @@ def transformers() -> Any:
     return package
 
 
-def _read(source: str, where: dict[str, Any], *, dtype: torch.dtype, name: str) -> Model:
-    """Read configuration, weights and tokenizer; `where` are keywords for all three."""
+def _read(source: str, location: dict[str, Any], *, dtype: torch.dtype, name: str) -> Model:
+    """Read configuration, weights and tokenizer; `location` are keywords for all three."""
     package = transformers()
-    where = {**where, "trust_remote_code": False}
+    location = {**location, "trust_remote_code": False}
     with _quiet(package):
         try:
-            config = package.AutoConfig.from_pretrained(source, **where)
+            config = package.AutoConfig.from_pretrained(source, **location)
             loader = _loader(package, config)
             # without this, transformers also looks for an adapter on the hub
-            local = {"local_files_only": True} if where.get("local_files_only") else {}
+            local = {"local_files_only": True} if location.get("local_files_only") else {}
             module, report = loader.from_pretrained(
                 source,
                 config=config,
@@ -135,13 +135,13 @@ def _read(source: str, where: dict[str, Any], *, dtype: torch.dtype, name: str) 
                 weights_only=True,
                 output_loading_info=True,
                 adapter_kwargs=local,
-                **where,
+                **location,
             )
         except Exception as error:  # errors of transformers, the hub, safetensors and json
-            raise one_sentence(error, name) from error
+            raise translate_error(error, name) from error
         _check_report(report, source)
-        wants = getattr(module, "main_input_name", "input_ids") == "input_ids"
-        tokenizer, note = read_tokenizer(package, source, where) if wants else (None, None)
+        reads_tokens = getattr(module, "main_input_name", "input_ids") == "input_ids"
+        tokenizer, note = read_tokenizer(package, source, location) if reads_tokens else (None, None)
         model = adapt(module.eval(), name=name, tokenizer=tokenizer, own=True)
     notes = [n for n in (note, _widened(config, dtype)) if n is not None]
     return replace(model, notes=(*model.notes, *notes)) if notes else model
@@ -219,7 +219,7 @@ _BROKEN_OFF = (
     "the download of {source} broke off",
     "load it again: finished files and large parts are cached",
 )
-_WORDS: dict[str, tuple[str, str | None]] = {
+_MESSAGES: dict[str, tuple[str, str | None]] = {
     "safetensors": ("could not read the weights in {source}", "the file may be truncated"),
     "trust_remote_code": (
         "{source} comes with its own code, which is never run",
@@ -246,11 +246,11 @@ _WORDS: dict[str, tuple[str, str | None]] = {
 }
 
 
-def one_sentence(error: Exception, source: str) -> CurvescopeError:
+def translate_error(error: Exception, source: str) -> CurvescopeError:
     """Translate an error of transformers or of the hub's client into an error that says what to do.
 
     Args:
-        error: What loading raised.
+        error: The error that loading raised.
         source: The model, as NAME or NAME@REVISION.
     """
     if isinstance(error, CurvescopeError):
@@ -260,16 +260,16 @@ def one_sentence(error: Exception, source: str) -> CurvescopeError:
     chain = list(_chain(error))
     kinds = {c.__name__ for e in chain for c in type(e).__mro__}
     name, _, revision = source.partition("@")
-    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
-    fields = {"source": source, "name": name, "revision": revision, "why": why}
+    reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+    fields = {"source": source, "name": name, "revision": revision, "why": reason}
     for kind, (message, hint) in _CAUSES.items():
         if kind in kinds:
             return UsageError(message.format(**fields), hint=hint)
-    for word, (message, hint) in _WORDS.items():
+    for word, (message, hint) in _MESSAGES.items():
         if any(word.lower() in f"{type(e).__module__} {e}".lower() for e in chain):
             return CurvescopeError(message.format(**fields), hint=hint)
-    first = str(error).strip().split("\n", 1)[0][:200].rstrip(". ")
-    return CurvescopeError(f"transformers could not load {source}: {type(error).__name__}: {first}")
+    first_line = str(error).strip().split("\n", 1)[0][:200].rstrip(". ")
+    return CurvescopeError(f"transformers could not load {source}: {type(error).__name__}: {first_line}")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -290,19 +290,25 @@ _FILES = (
     "vocab.json",
     "spiece.model",
 )
-NONE = "the model has no tokenizer: give text as ids, or pass a tokenizer to cs.text_data"
+NO_TOKENIZER = "the model has no tokenizer: give text as ids, or pass a tokenizer to cs.text_data"
 
 
-def read_tokenizer(package: Any, source: str, where: dict[str, Any]) -> tuple[HFTokenizer | None, str | None]:
+def read_tokenizer(
+    package: Any, source: str, location: dict[str, Any]
+) -> tuple[HFTokenizer | None, str | None]:
     """Return the tokenizer, or None and a note on why there is none."""
     folder = Path(source)
-    if folder.is_dir() and "gguf_file" not in where and not any((folder / name).exists() for name in _FILES):
-        return None, NONE
+    if (
+        folder.is_dir()
+        and "gguf_file" not in location
+        and not any((folder / name).exists() for name in _FILES)
+    ):
+        return None, NO_TOKENIZER
     try:
-        tokenizer = HFTokenizer(package.AutoTokenizer.from_pretrained(source, **where))
+        tokenizer = HFTokenizer(package.AutoTokenizer.from_pretrained(source, **location))
     except Exception as error:  # the model can be used without a tokenizer
-        first = str(error).strip().split("\n", 1)[0][:120].rstrip(". ")
-        return None, f"no tokenizer: {type(error).__name__}: {first}"
+        reason = str(error).strip().split("\n", 1)[0][:120].rstrip(". ")
+        return None, f"no tokenizer: {type(error).__name__}: {reason}"
     if tokenizer.vocab_size <= 1:
         return None, "no tokenizer: its files have only one token"
     return tokenizer, None
@@ -315,10 +321,10 @@ def read_lora(folder: Path, *, dtype: torch.dtype) -> Model:
     """Load the model named in a folder's adapter_config.json, with the folder's LoRA matrices in it."""
     base = _base(folder, _read_config(folder), dtype)
     try:
-        where = {"torch_device": "cpu", "is_trainable": True}  # only the LoRA matrices are trainable
-        module = _peft().PeftModel.from_pretrained(base.module, str(folder), **where)
+        options = {"torch_device": "cpu", "is_trainable": True}  # only the LoRA matrices are trainable
+        module = _peft().PeftModel.from_pretrained(base.module, str(folder), **options)
     except Exception as error:  # errors of PEFT, torch and safetensors
-        raise one_sentence(error, str(folder)) from error
+        raise translate_error(error, str(folder)) from error
     tokenizer = base.tokenizer
     if (folder / "tokenizer_config.json").exists():
         tokenizer, _ = read_tokenizer(transformers(), str(folder), {"trust_remote_code": False})

@@ -1,1 +1,1 @@
-"""Running a module: patches under its lock, kernels inside, casts left out."""
+"""Run a module: patches under its lock, replacements by kernels, skipped casts."""

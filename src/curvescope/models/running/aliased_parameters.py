@@ -63,9 +63,7 @@ class RefuseAliased(DispatchMode):
 
 
 def aliased_error(name: str) -> UsageError:
-    """Return the error for a parameter that is replaced by other values, but that the module also holds
-    elsewhere.
-    """
+    """Return the error for a replaced parameter that the module also holds in a closure or a list."""
     return UsageError(
         f"the module also holds {name!r} in a closure or a list, so the problem cannot be evaluated at "
         f"other parameters",

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from curvescope.core.errors import UsageError
-from curvescope.models.curvature_sources import Called, find_sources, repeated_layers
+from curvescope.models.curvature_sources import MethodCall, find_sources, repeated_layers
 from curvescope.models.model import Model
 from curvescope.models.running.patching import Change, evaluating, patched
 from curvescope.models.zoo.transformer import Layer, Transformer
@@ -62,8 +62,8 @@ class AttentionChange:
             S = torch.cat([self.key * S[..., :1] + self.bias, S[..., 1:]], dim=-1)
         if not self.extra:
             return softmax(S)
-        one_more = S.new_full((*S.shape[:-1], 1), math.log(self.extra))
-        return softmax(torch.cat([S, one_more], dim=-1))[..., :-1]
+        extra_score = S.new_full((*S.shape[:-1], 1), math.log(self.extra))
+        return softmax(torch.cat([S, extra_score], dim=-1))[..., :-1]
 
 
 UNCHANGED_ATTENTION = AttentionChange()
@@ -90,18 +90,18 @@ def patterns(
     return weights
 
 
-def attentions(model: Model) -> list[Called]:
+def attentions(model: Model) -> list[MethodCall]:
     """Return the attention of each layer: the modules named by its roles, else the full layer."""
     sources = [calls for name, calls in find_sources(model).items() if SOURCE.fullmatch(name)]
     if sources and all(len(calls) == 1 for calls in sources):
         return [calls[0] for calls in sources]
     layers = repeated_layers(model.module)
     if not layers:
-        raise _not_reached(model.name, "no part of it is known to be a layer")
-    return [Called(layer) for layer in layers]
+        raise _unsupported(model.name, "no part of it is known to be a layer")
+    return [MethodCall(layer) for layer in layers]
 
 
-def _not_reached(name: str, why: str) -> UsageError:
+def _unsupported(name: str, why: str) -> UsageError:
     return UsageError(f"the attention of {name} cannot be changed: {why}")
 
 
@@ -129,11 +129,13 @@ def _changes(model: Model, intervention: AttentionChange, record: Record | None 
 def _check(model: Model, intervention: AttentionChange) -> None:
     """Raise if there is no softmax, or if the scores are not only products of queries and keys."""
     if model.facts.get("attention", "softmax") != "softmax":
-        raise _not_reached(model.name, "it is linear, without a softmax")
+        raise _unsupported(model.name, "it is linear, without a softmax")
     config = getattr(model.module, "config", None)
-    added = getattr(config, "attn_logit_softcapping", None) is not None or getattr(config, "alibi", False)
-    if intervention.key != 1.0 and added:
-        raise _not_reached(model.name, "its scores are not products of queries and keys alone")
+    has_other_terms = getattr(config, "attn_logit_softcapping", None) is not None or getattr(
+        config, "alibi", False
+    )
+    if intervention.key != 1.0 and has_other_terms:
+        raise _unsupported(model.name, "its scores are not products of queries and keys alone")
 
 
 def _first_layer(model: Model) -> nn.Module:
@@ -154,15 +156,15 @@ def _listed_layers(module: nn.Module) -> list[nn.Module]:
     return max(alike, key=lambda modules: sum(p.numel() for m in modules for p in m.parameters()), default=[])
 
 
-# ---------------------------------------------------------------------------------------- what is called
+# -------------------------------------------------------------------------------------- patched methods
 
 
 def _attending_call(name: str, original: Any, intervention: AttentionChange, record: Record | None) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _Attention(intervention, record) as mode:
+        with _AttentionMode(intervention, record) as mode:
             output = original(*args, **kwargs)
         if mode.count != 1:
-            raise _not_reached(name, f"a layer has {mode.count} softmaxes over the scores of heads, not one")
+            raise _unsupported(name, f"a layer has {mode.count} softmaxes over the scores of heads, not one")
         return output
 
     return call
@@ -189,12 +191,12 @@ def _scaled_start(original: Any, scale: float) -> Any:
     return call
 
 
-class _Attention(TorchFunctionMode):
+class _AttentionMode(TorchFunctionMode):
     """Mode that replaces softmaxes over scores, and PyTorch's attention."""
 
     def __init__(self, intervention: AttentionChange, record: Record | None):
         super().__init__()
-        self.count, self._how, self._record = 0, intervention, record
+        self.count, self._intervention, self._record = 0, intervention, record
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
@@ -208,13 +210,13 @@ class _Attention(TorchFunctionMode):
     ) -> Tensor:
         if input.dim() != 4 or dim not in (-1, 3):
             return func(input, dim, *more, **options)
-        return self._gated_weights(self._how.weights(input, lambda S: func(S, -1, *more, **options)))
+        return self._gated_weights(self._intervention.weights(input, lambda S: func(S, -1, *more, **options)))
 
     def _gated_weights(self, P: Tensor) -> Tensor:
         self.count += 1
         if self._record is not None:
             self._record(P.detach())
-        return P if self._how.gate == 1.0 else self._how.gate * P
+        return P if self._intervention.gate == 1.0 else self._intervention.gate * P
 
     def _attention(
         self,
@@ -240,4 +242,4 @@ class _Attention(TorchFunctionMode):
         if attn_mask is not None:
             hidden = attn_mask.dtype == torch.bool
             S = S.masked_fill(~attn_mask, -torch.inf) if hidden else S + attn_mask
-        return self._gated_weights(self._how.weights(S, lambda x: x.softmax(-1))) @ value
+        return self._gated_weights(self._intervention.weights(S, lambda x: x.softmax(-1))) @ value

@@ -28,7 +28,7 @@ from curvescope.models.running.patching import Change, patched
 _GLOBAL: dict[str, Any] = vars(sys.modules["torch.nn.modules.module"])
 _OWN = ("_backward_hooks", "_backward_pre_hooks")
 _OF_ALL = ("_global_backward_hooks", "_global_backward_pre_hooks")
-_SETTING_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
+_SETTING_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad)
 
 _GRAD_FN = vars(torch._C.TensorBase)["grad_fn"].__get__
 
@@ -39,9 +39,10 @@ def eager(module: nn.Module, *, tensor_hooks: bool = False) -> Iterator[None]:
 
     Args:
         module: The module that is run inside.
-        tensor_hooks: Let it set backward hooks on tensors, because no derivative is taken.
+        tensor_hooks: Let it set backward hooks on tensors, because no derivative is taken. Without
+            gradients PyTorch refuses them, so they are always ignored there.
     """
-    ignores = torch.is_grad_enabled() and not tensor_hooks
+    ignores = not torch.is_grad_enabled() or not tensor_hooks
     tensors = IgnoreTensorHooks() if ignores else nullcontext()
     with uncompiled(), patched(_without_backward_hooks(module)), tensors:
         yield
@@ -58,7 +59,7 @@ def differentiating() -> Iterator[None]:
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Run compiled modules and functions as they are written. Compiled graphs stay in torch's cache."""
+    """Run compiled modules and functions without their compiled graphs, which stay in torch's cache."""
     loaded = "torch._dynamo" in sys.modules  # otherwise nothing was compiled, and the import takes seconds
     return torch.compiler.set_stance("force_eager") if loaded else nullcontext()
 
@@ -79,7 +80,7 @@ def _without_backward_hooks(module: nn.Module) -> list[Change]:
 
 
 class WithoutHooks:
-    """A node of autograd's graph as the user's code sees it, except that it takes no hooks."""
+    """A node of autograd's graph that ignores hooks."""
 
     def __init__(self, node: Any):
         self._node = node

@@ -22,8 +22,7 @@ def rounding(like: Tensor) -> float:
 
 
 def agrees(part: nn.Module, replacement: Callable[..., Tensor], *, sequences: bool = False) -> bool:
-    """Return True if both give the same outputs on random inputs, at the part's own parameters and at random
-    ones.
+    """Return True if both give the same outputs, at the part's own parameters and at random ones.
 
     Args:
         part: A submodule that takes one tensor.

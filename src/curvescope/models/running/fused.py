@@ -31,7 +31,7 @@ class InstalledReplacement:
 
     module: nn.Module
     method: str
-    ours: ReplacementFunction
+    replacement: ReplacementFunction
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Fused:
             second_order: False if only first derivatives, and J v through Jᵀu, are needed.
         """
         methods = [
-            Change(vars(r.module), r.method, partial(r.ours, second_order=second_order))
+            Change(vars(r.module), r.method, partial(r.replacement, second_order=second_order))
             for r in self.replacements
         ]
         return methods + (attention_is(module, NAME) if self.attention else [])
@@ -73,8 +73,8 @@ def _replacement(model: Model, part: nn.Module, kind: MethodReplacement) -> Inst
         return None
     candidates = kind.candidates(part)
     with model.whole(part) if candidates and not kind.certain else nullcontext():
-        taken = next((function for function in candidates if _fits(part, kind, function)), None)
-    return None if taken is None else InstalledReplacement(part, kind.method, taken)
+        chosen = next((function for function in candidates if _fits(part, kind, function)), None)
+    return None if chosen is None else InstalledReplacement(part, kind.method, chosen)
 
 
 def _fits(part: nn.Module, kind: MethodReplacement, function: ReplacementFunction) -> bool:

@@ -40,13 +40,13 @@ class KeepDouble(TorchFunctionMode):
             if func is Tensor.float:
                 return args[0]
             if func in (Tensor.to, Tensor.type):
-                args = (args[0], *(_kept(value) for value in args[1:]))
+                args = (args[0], *(_as_float64(value) for value in args[1:]))
             if "dtype" in options:
-                options["dtype"] = _kept(options["dtype"])
+                options["dtype"] = _as_float64(options["dtype"])
         return func(*args, **options)
 
 
-def _kept(value: Any) -> Any:
+def _as_float64(value: Any) -> Any:
     """Return an argument of a cast, with float64 instead of float32."""
     return torch.float64 if value is torch.float32 else value
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from curvescope.core.errors import ShapeError, UsageError, warn
-from curvescope.core.tensors import leaves_of
+from curvescope.core.tensors import graph_leaves
 from curvescope.kernels.norms.plain_norms import plain_norms, refuse_fused_norms
 
 Call = Callable[[nn.Module, Any, Mapping[str, Any]], Any]
@@ -19,8 +19,8 @@ Call = Callable[[nn.Module, Any, Mapping[str, Any]], Any]
 Output = str | int | Callable[[Any], Tensor]
 """Entry of a module's return value that is its output: a name, a position, or a function."""
 LABELS = ("labels", "label", "targets", "target")
-KNOWN = ("logits", "last_hidden_state")
-CHOOSE = "output='name', output=1 or output=lambda found: … selects it"
+OUTPUT_NAMES = ("logits", "last_hidden_state")
+SELECT_HINT = "output='name', output=1 or output=lambda returned: … selects it"
 
 
 def call_module(module: nn.Module, inputs: Any, options: Mapping[str, Any]) -> Any:
@@ -49,12 +49,12 @@ def read_output(returned: Any, output: Output | None = None) -> Tensor:
     elif output is not None:
         chosen = _chosen(returned, output)
     else:
-        chosen = returned if isinstance(returned, Tensor) else _usual(returned)
+        chosen = returned if isinstance(returned, Tensor) else _default_output(returned)
     if not isinstance(chosen, Tensor):
         raise ShapeError(
             "expected one tensor of outputs, or an object or a dictionary with logits, got "
-            f"{_words(returned)}",
-            hint=CHOOSE,
+            f"{_describe(returned)}",
+            hint=SELECT_HINT,
         )
     return chosen
 
@@ -66,12 +66,12 @@ def _chosen(returned: Any, output: str | int) -> Any:
         return returned[output]
     except (AttributeError, KeyError, IndexError, TypeError):
         raise UsageError(
-            f"expected the outputs at {output!r} of what the module returns, got {_words(returned)}"
+            f"expected the outputs at {output!r} of what the module returns, got {_describe(returned)}"
         ) from None
 
 
-def _usual(returned: Any) -> Any:
-    for name in KNOWN:
+def _default_output(returned: Any) -> Any:
+    for name in OUTPUT_NAMES:
         if isinstance(returned, Mapping) and name in returned:
             return returned[name]
         if hasattr(returned, name):
@@ -80,15 +80,18 @@ def _usual(returned: Any) -> Any:
         return next(iter(returned.values())) if len(returned) == 1 else None
     if not isinstance(returned, tuple | list):
         return None
-    able = [i for i, x in enumerate(returned) if isinstance(x, Tensor) and x.dim() and x.is_floating_point()]
-    if len(able) != 1:
+    candidates = [
+        i for i, x in enumerate(returned) if isinstance(x, Tensor) and x.dim() and x.is_floating_point()
+    ]
+    if len(candidates) != 1:
         return None
-    if able[0]:
+    (position,) = candidates
+    if position:
         warn(
-            f"the module returns {_words(returned)}: entry {able[0]} is used (output={able[0]} selects it "
-            "without this warning)"
+            f"the module returns {_describe(returned)}: entry {position} is used (output={position} selects "
+            "it without this warning)"
         )
-    return returned[able[0]]
+    return returned[position]
 
 
 def own_loss(module: nn.Module, batch: Any) -> Tensor:
@@ -106,18 +109,17 @@ def own_loss(module: nn.Module, batch: Any) -> Tensor:
         chosen = getattr(returned, "loss", returned)
     if not isinstance(chosen, Tensor):
         raise UsageError(
-            f"expected a model that returns its own loss, got {_words(returned)}",
+            f"expected a model that returns its own loss, got {_describe(returned)}",
             hint="does the batch have what the loss needs, such as labels? loss_fn=f computes any loss",
         )
     return chosen
 
 
 class Closure:
-    """Call whose output is the loss itself:
+    """Call whose output is the loss itself: `function(module, batch)`, one number, as (1,).
 
-    `function(module, batch)`, one number, as (1,). It is called with autograd enabled: it may take gradients
-    itself (a gradient penalty). Then its second derivatives are third derivatives of the module, for which
-    torch's norms are written out.
+    The function is called with autograd enabled, because it may take gradients itself (a gradient penalty).
+    Then its second derivatives are third derivatives of the module, for which torch's norms are written out.
     """
 
     def __init__(self, function: Callable[[nn.Module, Any], Tensor], unpack: Callable[[Any], Any]):
@@ -130,13 +132,13 @@ class Closure:
             returned = self._called(module, self.unpack(inputs))
         if not isinstance(returned, Tensor) or returned.numel() != 1 or not returned.is_floating_point():
             raise ShapeError(
-                f"expected one real number in a tensor from loss_fn(model, batch), got {_words(returned)}",
+                f"expected one real number in a tensor from loss_fn(model, batch), got {_describe(returned)}",
                 hint="return it without .item(), and take a mean or a sum",
             )
         if not grad_enabled:
             return returned.detach().reshape(1)
         parameter_ids = {id(p) for p in module.parameters() if p.requires_grad}
-        if parameter_ids and all(id(leaf) not in parameter_ids for leaf in leaves_of(returned)):
+        if parameter_ids and all(id(leaf) not in parameter_ids for leaf in graph_leaves(returned)):
             raise UsageError(
                 "expected loss_fn(model, batch) to compute its loss with the model it is given, but the "
                 "loss depends on no parameter of it",
@@ -146,9 +148,9 @@ class Closure:
 
     def _called(self, module: nn.Module, batch: Any) -> Any:
         if not self.differentiates:
-            with _Watching() as watching:
+            with _GradientDetector() as detector:
                 returned = self.function(module, batch)
-            if not watching.gradients:
+            if not detector.gradients:
                 return returned
             self.differentiates = True
         with plain_norms():
@@ -158,8 +160,8 @@ class Closure:
         return returned
 
 
-class _Watching(TorchFunctionMode):
-    """Mode that records if gradients are taken inside."""
+class _GradientDetector(TorchFunctionMode):
+    """Mode that records whether code inside takes gradients."""
 
     gradients = False
 
@@ -168,12 +170,12 @@ class _Watching(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _words(returned: Any) -> str:
+def _describe(returned: Any) -> str:
     """Describe a return value: `a dict of loss, hidden`."""
     if isinstance(returned, Mapping):
         return f"a {type(returned).__name__} of {', '.join(map(str, returned)) or 'nothing'}"
     if isinstance(returned, tuple | list):
-        return f"a {type(returned).__name__} of {', '.join(map(_words, returned)) or 'nothing'}"
+        return f"a {type(returned).__name__} of {', '.join(map(_describe, returned)) or 'nothing'}"
     return (
         f"a tensor {tuple(returned.shape)}"
         if isinstance(returned, Tensor)

@@ -27,10 +27,8 @@ from curvescope.models.running.equivalence_check import agrees
 from curvescope.models.zoo.transformer import Record, no_record
 
 Layout = Literal["stacked", "interleaved"]
-LAYOUTS: tuple[Layout, ...] = (
-    "stacked",
-    "interleaved",
-)  # Q of all heads, K, V; or head 0's Q, K, V, head 1's, …
+# rows of all heads of Q, then K, then V; or head 0's Q, K, V, then head 1's, …
+LAYOUTS: tuple[Layout, ...] = ("stacked", "interleaved")
 
 
 def has_parts(part: Any) -> bool:
@@ -44,9 +42,7 @@ def has_parts(part: Any) -> bool:
 def packed_attention(
     part: Any, x: Tensor, *, layout: Layout, causal: bool = False, second_order: bool = True
 ) -> Tensor:
-    """Return the formula at a module's parameters, (B, T, d) to (B, T, d), with norms of queries, keys
-    and y.
-    """
+    """Evaluate the formula at a module's parameters, with its norms: (B, T, d) to (B, T, d)."""
     h = part.num_heads
     heads = part.qkv(x).unflatten(-1, (3, h, -1) if layout == "stacked" else (h, 3, -1))
     axis = 2 if layout == "stacked" else 3
@@ -72,12 +68,12 @@ def layout_of(part: nn.Module) -> Layout | None:
 
 
 def candidates(part: Any) -> list[Any]:
-    """Return the replacements to try for a module; with more arguments than x the module itself is called."""
+    """Return the replacements to try. With more arguments than x they call the module itself."""
     if not has_parts(part):
         return []
     original = part.forward
 
-    def standing_in(layout: Layout, causal: bool) -> Any:
+    def replacement_forward(layout: Layout, causal: bool) -> Any:
         def forward(x: Tensor, *more: Any, second_order: bool = True, **options: Any) -> Tensor:
             if any(value is not None for value in (*more, *options.values())):
                 return original(x, *more, **options)
@@ -85,7 +81,7 @@ def candidates(part: Any) -> list[Any]:
 
         return forward
 
-    return [standing_in(layout, causal) for layout in LAYOUTS for causal in (False, True)]
+    return [replacement_forward(layout, causal) for layout in LAYOUTS for causal in (False, True)]
 
 
 GATES: tuple[Name, ...] = ("silu", "gelu_tanh", "gelu")
@@ -95,8 +91,7 @@ ReplacementFunction = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class MethodReplacement:
-    """Replacement of a method in classes whose names have this ending; the first candidate that agrees is
-    used.
+    """Replacement of a method in classes whose names have this ending: the first candidate that agrees.
 
     Candidates that are `certain` belong to a class of this package and are not tested. Others are tested on
     rows, or on `sequences` of rows.

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 PATIENCE = 0.1  # seconds between checks for Ctrl-C while a thread waits for another
 _ABSENT = object()
-_alone = RLock()
+_patch_lock = RLock()
 _held_by_thread = local()  # the modules that this thread has locked
 _numbers = count()
 _locks: WeakKeyDictionary[nn.Module, tuple[int, Any]] = WeakKeyDictionary()
@@ -44,7 +44,7 @@ def locked(module: nn.Module) -> Iterator[None]:
     if any(module is other for other in entered):
         yield
         return
-    with uninterrupted(), _alone:
+    with uninterrupted(), _patch_lock:
         all_locks = {_locks.setdefault(part, (next(_numbers), RLock())) for part in module.modules()}
     locks, held = [lock for _, lock in sorted(all_locks, key=lambda entry: entry[0])], []
     try:
@@ -141,7 +141,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         yield
 
 
-# ------------------------------------------------------------------------------------------------- places
+# ------------------------------------------------------------------------------------------------- patches
 
 
 class _PatchedItem:
@@ -166,29 +166,29 @@ def patched(changes: Iterable[Change]) -> Iterator[None]:
         yield
         return
     try:
-        with uninterrupted(), _alone:
+        with uninterrupted(), _patch_lock:
             for change in pending:
-                _put(owner, change)
+                _apply(owner, change)
         yield
     finally:
         try:
-            _take_back(owner, pending)
-        finally:  # again, for an interrupt that came before the first try had begun
-            _take_back(owner, pending)
+            _undo(owner, pending)
+        finally:  # repeated, in case an interrupt came before the first call
+            _undo(owner, pending)
 
 
-def _put(owner: object, change: Change) -> None:
+def _apply(owner: object, change: Change) -> None:
     holder, name, value = change
     item = _patched_items.setdefault((id(holder), name), _PatchedItem(holder.get(name, _ABSENT)))
     item.layers.append((owner, value))
     holder[name] = value
 
 
-def _take_back(owner: object, changes: list[Change]) -> None:
+def _undo(owner: object, changes: list[Change]) -> None:
     """Undo the changes, and empty the list of changes."""
     if not changes:
         return
-    with uninterrupted(), _alone:
+    with uninterrupted(), _patch_lock:
         for holder, name, _ in changes:
             item = _patched_items.get((id(holder), name))
             if item is None:
@@ -207,7 +207,7 @@ def _take_back(owner: object, changes: list[Change]) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block; only for code that takes no time.
+    """Delay Ctrl-C until the end of the block, which must be short.
 
     Signals only reach the main thread, so other threads need nothing.
     """

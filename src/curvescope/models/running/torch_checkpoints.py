@@ -23,11 +23,13 @@ from torch.utils.checkpoint import CheckpointFunction
 from curvescope.core.errors import UsageError
 from curvescope.models.running.patching import Change, patched
 
-REFUSED = (
+UNSUPPORTED_CHECKPOINT = (
     "the module uses torch.utils.checkpoint, which this package does not support in this version of torch"
 )
-_place: dict[str, Any] = torch.utils.checkpoint.__dict__
-_ours: ContextVar[bool] = ContextVar("curvescope_passing_through", default=False)  # one value per thread
+_checkpoint_module: dict[str, Any] = torch.utils.checkpoint.__dict__
+_in_our_pass: ContextVar[bool] = ContextVar(
+    "curvescope_passing_through", default=False
+)  # one value per thread
 
 
 @contextmanager
@@ -39,17 +41,19 @@ def passing_through() -> Iterator[None]:
     """
     changes = [
         Change(
-            _place, name, _Helper(original.theirs if isinstance(original, _Helper) else original, replacement)
+            _checkpoint_module,
+            name,
+            _Helper(original.original if isinstance(original, _Helper) else original, replacement),
         )
         for name, replacement in HELPERS.items()
-        if (original := _place.get(name)) is not None
+        if (original := _checkpoint_module.get(name)) is not None
     ]
-    token = _ours.set(True)
+    token = _in_our_pass.set(True)
     try:
-        with patched(changes), nullcontext() if LAST in _place else _refusing():
+        with patched(changes), nullcontext() if LAST in _checkpoint_module else _refusing():
             yield
     finally:
-        _ours.reset(token)
+        _in_our_pass.reset(token)
 
 
 @final
@@ -57,21 +61,21 @@ class _Helper:
     """Replacement of a helper of torch: `replacement` in our own passes, else `original`."""
 
     def __init__(self, original: Any, replacement: Callable[..., Any]):
-        self.theirs, self._function = original, replacement
+        self.original, self._function = original, replacement
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return (self._function if _ours.get() else self.theirs)(*args, **kwargs)
+        return (self._function if _in_our_pass.get() else self.original)(*args, **kwargs)
 
     def apply(self, *args: Any) -> Any:
         """Call the helper like an autograd function."""
-        return (self._function if _ours.get() else self.theirs.apply)(*args)
+        return (self._function if _in_our_pass.get() else self.original.apply)(*args)
 
 
 def _reentrant(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
     return function(*args)
 
 
-def _around(
+def _with_context(
     function: Callable[..., Any], preserve: bool = True, context_fn: Any = None, *_: Any, **__: Any
 ) -> Iterator[None]:
     """Run torch's context around the function in the forward pass, if it has one."""
@@ -90,18 +94,20 @@ def _no_hook(frame: Any) -> AbstractContextManager[None]:
 def _refusing() -> Iterator[None]:
     """Make checkpoints inside raise, because they would recompute with other weights."""
     try:
-        with torch.autograd.graph.disable_saved_tensors_hooks(REFUSED):
+        with torch.autograd.graph.disable_saved_tensors_hooks(UNSUPPORTED_CHECKPOINT):
             yield
     except RuntimeError as error:
-        if str(error) != REFUSED:
+        if str(error) != UNSUPPORTED_CHECKPOINT:
             raise
-        raise UsageError(REFUSED, hint="switch gradient checkpointing off, or use torch 2.13") from error
+        raise UsageError(
+            UNSUPPORTED_CHECKPOINT, hint="switch gradient checkpointing off, or use torch 2.13"
+        ) from error
 
 
 LAST = "_checkpoint_hook"  # helper that all non-reentrant checkpoints use
 HELPERS: dict[str, Callable[..., Any]] = {
     "CheckpointFunction": _reentrant,
-    "_checkpoint_without_reentrant_generator": _around,
+    "_checkpoint_without_reentrant_generator": _with_context,
     LAST: _no_hook,
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from curvescope.core.blocks import Block, whole
+from curvescope.core.blocks import Block, parameter_block
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.models.model import Model
 from curvescope.models.running.module_replacements import ZOO
@@ -35,13 +35,14 @@ def build(config: Mapping[str, Any]) -> Transformer | MLP:
 
 
 def zoo_model(module: Transformer | MLP, *, name: str, tokenizer: Any = None) -> Model:
-    """Return a zoo module as a model: block names are parameter names; heads are columns of Q, K, V, rows of
-    O.
+    """Return a zoo module as a model.
+
+    Block names are parameter names. Heads are columns of W_Q, W_K and W_V, and rows of W_O.
     """
     shapes = {key: tuple(p.shape) for key, p in module.named_parameters()}
     order = sorted(shapes, key=lambda key: key.split(".")[0] in ("ln_f", "U", "b_U"))
     order.sort(key=lambda key: key in ("U", "b_U"))
-    blocks = {key: whole(key, key, shapes[key]) for key in order}
+    blocks = {key: parameter_block(key, key, shapes[key]) for key in order}
     if isinstance(module, MLP):
         return Model(module, name, blocks, facts={"kind": "mlp", **module.cfg.to_dict()}, tokenizer=tokenizer)
     cfg = module.cfg
@@ -53,9 +54,7 @@ def zoo_model(module: Transformer | MLP, *, name: str, tokenizer: Any = None) ->
 
 
 def _head_blocks(cfg: TransformerConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Block]:
-    """Return the blocks of heads, `L0.h3.W_Q` and so on; grouped keys and values have their own head
-    numbers.
-    """
+    """Return the blocks of heads, such as `L0.h3.W_Q`; grouped keys and values have their own numbers."""
     blocks: dict[str, Block] = {}
     for i in range(cfg.n_layers):
         for role in ("W_Q", "b_Q", "W_QK", "W_K", "b_K", "W_V", "b_V", "W_O"):
@@ -130,12 +129,12 @@ def read_weights(module: nn.Module, path: Path) -> None:
     except (OSError, SafetensorError) as error:
         raise CurvescopeError(f"expected weights in safetensors, could not read {path}: {error}") from error
     expected = dict(module.named_parameters())
-    odd = sorted(set(expected) ^ set(weights)) or [
+    mismatched = sorted(set(expected) ^ set(weights)) or [
         k for k in expected if expected[k].shape != weights[k].shape
     ]
-    if odd:
+    if mismatched:
         raise CurvescopeError(
-            f"the weights in {path} do not fit the configuration beside them: {odd[0]!r} differs"
+            f"the weights in {path} do not fit the configuration beside them: {mismatched[0]!r} differs"
         )
     if any(tensor.dtype == torch.float64 for tensor in weights.values()):
         module.double()

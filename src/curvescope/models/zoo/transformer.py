@@ -1,4 +1,4 @@
-"""The zoo: every Transformer the papers vary, in one file.
+"""The zoo: one configurable Transformer for all variants in the papers.
 
 Parameters are named by role and laid out inputs × outputs, so that a layer reads x @ W: `E, P, L0.W_Q,
 L0.b_Q, …, L0.W_2, L0.ln1.g, ln_f.g, U`. The parameter names are the block names. Everything is plain
@@ -400,7 +400,7 @@ def check_config(cfg: TransformerConfig) -> None:
 
 
 def check_inputs(inputs: Tensor, cfg: TransformerConfig) -> None:
-    """Raise unless the inputs have the kind, shape and range that the configuration asks for."""
+    """Raise unless the inputs have the kind, shape and range that the configuration requires."""
     if torch.compiler.is_compiling():
         return
     tokens, actual = (

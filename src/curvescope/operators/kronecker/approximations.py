@@ -1,6 +1,6 @@
 """K-FAC, EK-FAC and Shampoo-like approximations of the curvature of linear layers, as operators.
 
-KFAC      A ⊗ B, from moments of inputs and of output gradients apart (Martens & Grosse, 2015)
+KFAC      A ⊗ B, from separate moments of inputs and output gradients (Martens & Grosse, 2015)
 EKFAC     its eigenvectors, with the curvature's own diagonal in them (George et al., 2018)
 Shampoo   tr(L)^(1−2e) (L ⊗ R)^e with L = (1/N) Σ G Gᵀ, R = (1/N) Σ Gᵀ G (Gupta et al., 2018: e = 1/2)
 """
@@ -13,13 +13,13 @@ from curvescope.core.errors import UsageError
 from curvescope.operators.kronecker.base import Bias, KroneckerOperator
 from curvescope.operators.kronecker.cotangents import Curvature, Kind, Terms
 from curvescope.operators.kronecker.moments import (
-    Pair,
+    FactorPair,
     Sharing,
     eigenvalues_in,
     kfac_factors,
     shampoo_factors,
 )
-from curvescope.operators.kronecker.spectral import Spectrum, eigen, with_values
+from curvescope.operators.kronecker.spectral import LayerSpectrum, eigen, with_values
 from curvescope.problem import Problem
 
 
@@ -27,18 +27,18 @@ from curvescope.problem import Problem
 class KFAC(KroneckerOperator):
     """A ⊗ B for every layer: second moments of its inputs, and of the gradients of its outputs.
 
-    Equal to the GGN's blocks where inputs and gradients are independent: for one row of data, and for squared
+    It equals the GGN's blocks if inputs and gradients are independent: for one row of data, and for squared
     error in a deep linear network.
 
     Args:
         problem: A `cs.Problem`.
         blocks: Names and globs; all blocks without one.
-        kind: Of the gradients: `ggn`, exact; `mc`, targets drawn from the model; `empirical`, the data's own;
-            `forward-only`, B = I.
+        kind: Gradients: `ggn`, exact; `mc`, at targets drawn from the model; `empirical`, at the data's
+            targets; `forward-only`, B = I.
         sharing: `expand` or `reduce` (Eschenhagen et al., 2023): rows of a sequence are data, or are summed.
-        bias: `joint` with its weights, a layer of inputs [a; 1], or `separate`.
-        terms: Whether the terms of a sequence go back through the network separately or together; `auto` is
-            together for `mc`, where both have one expectation, and separately for the rest.
+        bias: `joint` with its weights, as a layer with inputs [a; 1], or `separate`.
+        terms: Reverse passes for the terms of a sequence: `separate` or `together`. `auto` means together for
+            `mc`, which does not change the expectation, and separate otherwise.
         num_samples: Draws per term.
         seed: Of the draws.
         damping: δ of K + δ I.
@@ -62,10 +62,10 @@ class KFAC(KroneckerOperator):
             problem, blocks, Curvature(kind, terms, num_samples, seed), bias=bias, damping=damping
         )
 
-    def _pairs(self) -> list[Pair]:
+    def _pairs(self) -> list[FactorPair]:
         return kfac_factors(self.problem, self.layers, self.curvature, self.sharing, joint=self.joint)
 
-    def _spectrum(self, pairs: list[Pair]) -> list[Spectrum]:
+    def _spectrum(self, pairs: list[FactorPair]) -> list[LayerSpectrum]:
         return [eigen(pair) for pair in pairs]
 
 
@@ -73,13 +73,13 @@ class KFAC(KroneckerOperator):
 class EKFAC(KroneckerOperator):
     """K-FAC's eigenvectors with Λ = (1/N) Σ (Qᵣᵀ G Q_c)², the diagonal of the curvature in them.
 
-    It is the matrix with these eigenvectors that is nearest to the curvature in the Frobenius norm.
+    Among the matrices with these eigenvectors, it is closest to the curvature in the Frobenius norm.
 
     Args:
         problem: A `cs.Problem`.
         blocks: Names and globs; all blocks without one.
-        kind: As in `KFAC`, without `forward-only`.
-        sharing: Of the factors whose eigenvectors are taken; Λ is exact for either.
+        kind: Like in `KFAC`, without `forward-only`.
+        sharing: Sharing of the factors for the eigenvectors; Λ is exact for both.
         bias: As in `KFAC`.
         terms: As in `KFAC`.
         num_samples: Draws per term.
@@ -106,10 +106,10 @@ class EKFAC(KroneckerOperator):
             problem, blocks, Curvature(kind, terms, num_samples, seed), bias=bias, damping=damping
         )
 
-    def _pairs(self) -> list[Pair]:
+    def _pairs(self) -> list[FactorPair]:
         return kfac_factors(self.problem, self.layers, self.curvature, self.sharing, joint=self.joint)
 
-    def _spectrum(self, pairs: list[Pair]) -> list[Spectrum]:
+    def _spectrum(self, pairs: list[FactorPair]) -> list[LayerSpectrum]:
         spectra = [eigen(pair) for pair in pairs]
         bases = [s.vectors for s in spectra]
         values = eigenvalues_in(self.problem, self.layers, self.curvature, bases, joint=self.joint)
@@ -127,9 +127,9 @@ class Shampoo(KroneckerOperator):
         problem: A `cs.Problem`.
         blocks: Names and globs; all blocks without one.
         exponent: e.
-        kind: Of the gradients, as in `KFAC` without `forward-only`.
+        kind: Gradients, like in `KFAC`, without `forward-only`.
         bias: As in `KFAC`.
-        terms: `separate`, one G for every term, or `together`, one for every sequence.
+        terms: `separate`: one G per term; `together`: one G per sequence.
         num_samples: Draws per term.
         seed: Of the draws.
         damping: δ of K + δ I.
@@ -155,10 +155,10 @@ class Shampoo(KroneckerOperator):
             problem, blocks, Curvature(kind, terms, num_samples, seed), bias=bias, damping=damping
         )
 
-    def _pairs(self) -> list[Pair]:
+    def _pairs(self) -> list[FactorPair]:
         return shampoo_factors(self.problem, self.layers, self.curvature, joint=self.joint)
 
-    def _spectrum(self, pairs: list[Pair]) -> list[Spectrum]:
+    def _spectrum(self, pairs: list[FactorPair]) -> list[LayerSpectrum]:
         spectra, e = [], self.exponent
         for spectrum, pair in zip(map(eigen, pairs), pairs, strict=True):
             trace = float(pair.rows.trace())

@@ -20,10 +20,10 @@ from curvescope.engines import Engine
 from curvescope.losses.custom import unsplit
 from curvescope.operators.kronecker.cotangents import Curvature
 from curvescope.operators.kronecker.layers import KroneckerLayer
-from curvescope.operators.kronecker.moments import Pair
+from curvescope.operators.kronecker.moments import FactorPair
 from curvescope.operators.kronecker.spectral import (
     KroneckerMatrix,
-    Spectrum,
+    LayerSpectrum,
     check_damping,
     function_of,
 )
@@ -31,14 +31,15 @@ from curvescope.operators.kronecker.stream import search_layers
 from curvescope.problem import Problem
 
 Bias = Literal["joint", "separate"]
-MAX_SIDE = 2**14  # rows of a factor that is made without being asked for by name
+MAX_SIDE = 2**14  # largest number of rows of a factor, unless its block is requested by name
 
 
 class KroneckerOperator(KroneckerMatrix):
     """A symmetric, positive semi-definite matrix over the linear layers of a problem: K + δ I.
 
-    `space` holds the blocks that are matrices or biases of linear maps, embeddings among them; `left_out`
-    says why others of the selection are not in it. A block that is asked for by its name must be one.
+    `space` contains the blocks that are matrices or biases of linear maps, including embeddings. `left_out`
+    gives the reasons why other selected blocks are missing. A block that is selected by name must have
+    factors.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class KroneckerOperator(KroneckerMatrix):
             raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
         if bias not in get_args(Bias):
             raise UsageError(f"expected bias='joint' or 'separate', got {bias!r}")
-        if not problem.loss.splits:
+        if not problem.loss.has_outputs:
             raise unsplit(type(self).__name__)
         if problem.model.spread is not None:
             raise UsageError("K-FAC's factors do not support a model that is sharded over ranks")
@@ -77,23 +78,20 @@ class KroneckerOperator(KroneckerMatrix):
         self.dtype, self.device = problem.dtype, problem.device
 
     @abstractmethod
-    def _pairs(self) -> list[Pair]:
-        """Factors of every layer at the problem as it is."""
+    def _pairs(self) -> list[FactorPair]:
+        """Factors of every layer at the current parameters."""
 
     @abstractmethod
-    def _spectrum(self, pairs: list[Pair]) -> list[Spectrum]:
+    def _spectrum(self, pairs: list[FactorPair]) -> list[LayerSpectrum]:
         """Spectra of every layer from its factors."""
 
     @property
     def joint(self) -> bool:
-        """Return True if a bias has its factors with its weights."""
+        """Return True if a bias shares its factors with its weights."""
         return self.bias == "joint"
 
     def factors(self, name: str) -> tuple[Tensor, Tensor]:
-        """The factors of the layer that holds a block: of its rows (inputs), (m, m), and columns, (n, n).
-
-        They are those of K, without damping.
-        """
+        """Return the undamped factors of a block's layer: of rows (inputs), (m, m), and columns, (n, n)."""
         at = [i for i, layer in enumerate(self.layers) if name in [b.name for b in layer.blocks]]
         if not at:
             raise UsageError(
@@ -102,15 +100,15 @@ class KroneckerOperator(KroneckerMatrix):
         rows, columns = self.engine.consistent(self._cached_pairs)[at[0]]
         return rows.clone(), columns.clone()
 
-    def spectra(self) -> Sequence[Spectrum]:
-        """Eigenvectors and eigenvalues of every layer, at the problem as it is."""
+    def spectra(self) -> Sequence[LayerSpectrum]:
+        """Return eigenvectors and eigenvalues of every layer at the current parameters."""
         spectra_ = self.engine.consistent(self._cached_spectra)
         return [function_of(s, s.values + self.damping) for s in spectra_] if self.damping else spectra_
 
-    def _cached_pairs(self) -> list[Pair]:
+    def _cached_pairs(self) -> list[FactorPair]:
         return self.engine.keep("pairs", self._pairs, self._size())
 
-    def _cached_spectra(self) -> list[Spectrum]:
+    def _cached_spectra(self) -> list[LayerSpectrum]:
         return self.engine.keep("spectra", lambda: self._spectrum(self._cached_pairs()), 2 * self._size())
 
     def _size(self) -> int:
@@ -126,17 +124,19 @@ class KroneckerOperator(KroneckerMatrix):
 def _too_large(blocks: Sequence[Block], small: Sequence[Block]) -> dict[str, str]:
     """Return the reasons why blocks that are not among the small ones are left out."""
     sides = {block.name: max(block.shape) for block in blocks if block not in small}
-    return {name: f"a factor of it is {n} × {n}; ask for it by name" for name, n in sides.items()}
+    return {
+        name: f"a factor of it is {n} × {n}; select it by name to include it" for name, n in sides.items()
+    }
 
 
 def _check_chosen(
     layers: tuple[KroneckerLayer, ...], left_out: Mapping[str, str], patterns: tuple[str, ...]
 ) -> None:
-    """Raise where a block that was asked for by name has no factors, or none has."""
-    named = [name for name in patterns if name in left_out]
-    if named:
+    """Raise if a block that was selected by name has no factors, or if no block has factors."""
+    left_out_names = [name for name in patterns if name in left_out]
+    if left_out_names:
         raise UsageError(
-            f"{named[0]} has no Kronecker factors: {left_out[named[0]]}",
+            f"{left_out_names[0]} has no Kronecker factors: {left_out[left_out_names[0]]}",
             hint="a glob leaves out norms, added positions and the like",
         )
     if not layers:

@@ -1,14 +1,14 @@
 """Cotangents u of the outputs whose outer products sum to the middle of a curvature, Σ u uᵀ.
 
-With terms t of weight w_t, at outputs z of sequences n, and Σ over all u that are made here,
+With terms t of weight w_t, outputs z of sequences n, and Σ over all u,
 
-    ggn        Σ u uᵀ = Σ_t w_t ∂²ℓ_t/∂z²                     columns of a root, all of them
-    mc         its expectation is that                        r_t √w_t at targets drawn from the model
+    ggn        Σ u uᵀ = Σ_t w_t ∂²ℓ_t/∂z²                     all columns of a root
+    mc         the same in expectation                        r_t √w_t at targets drawn from the model
     empirical  Σ u uᵀ = Σ_t w_t r_t r_tᵀ, r_t = ∂ℓ_t/∂z       at the data's own targets
 
-if every term has vectors of its own ("separate"). Terms of a sequence that go back together, one vector for
-all, cost a pass instead of T passes and add the products of different terms; of drawn targets these have
-expectation zero. A vector holds those of all sequences of a batch, whose graphs do not meet.
+if every term has its own vectors ("separate"). With one vector for all terms of a sequence ("together"), one
+pass replaces T passes, and products of different terms are added; for drawn targets their expectation is
+zero. A vector contains cotangents of all sequences of a batch, because their graphs are independent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from curvescope.core.errors import UsageError
 from curvescope.data.batches import Batch
 from curvescope.losses.base import TermLayout
 from curvescope.operators.curvature import sampled_targets
-from curvescope.operators.roots import Columns, ggn_columns
+from curvescope.operators.roots import RootColumns, ggn_columns
 from curvescope.problem import Problem
 
 Kind = Literal["ggn", "mc", "empirical", "forward-only"]
@@ -33,7 +33,7 @@ Terms = Literal["auto", "separate", "together"]
 
 @dataclass(frozen=True)
 class Curvature:
-    """Matrix that is approximated, and how its terms are sent back."""
+    """Matrix to approximate, and the grouping of its terms in reverse passes."""
 
     kind: Kind = "mc"
     terms: Terms = "auto"
@@ -51,18 +51,18 @@ class Curvature:
 
     @property
     def separate(self) -> bool:
-        """Return True if every term has vectors of its own."""
+        """Return True if every term has its own vectors."""
         return self.terms == "separate" or (self.terms == "auto" and self.kind != "mc")
 
     def chunks(self, problem: Problem, z: Tensor, batch: Batch, first: int, size: int) -> Iterator[Tensor]:
-        """Vectors of a batch, at most `size` at a time: (k, *z.shape).
+        """Yield the vectors of a batch, at most `size` at a time: (k, *z.shape).
 
         Args:
-            problem: Whose loss it is.
+            problem: Problem with the loss.
             z: Outputs on the batch.
-            batch: A placed one.
-            first: The number of its first sequence among all data.
-            size: Vectors at once.
+            batch: A batch on the model's device.
+            first: Number of its first sequence in the data.
+            size: Largest number of vectors at a time.
         """
         z = z.detach()
         if self.kind == "ggn":
@@ -85,7 +85,7 @@ class Curvature:
             if self.kind == "mc":
                 targets = sampled_targets(problem.loss, z, batch, first, sample, self.seed)
             u = problem.loss.root_gradient(z, targets, batch.weights) * self.num_samples**-0.5
-            yield from _apart(u, _layout(problem, z)) if self.separate else [u]
+            yield from _split_terms(u, _layout(problem, z)) if self.separate else [u]
 
 
 def _layout(problem: Problem, z: Tensor) -> TermLayout:
@@ -95,12 +95,12 @@ def _layout(problem: Problem, z: Tensor) -> TermLayout:
         return layout
     raise UsageError(
         f"the loss {problem.loss.name!r} does not define its terms within a sequence",
-        hint="terms='together' sends those of a sequence back at once",
+        hint="terms='together' uses one reverse pass for all terms of a sequence",
     )
 
 
-def _apart(u: Tensor, layout: TermLayout) -> Iterator[Tensor]:
-    """The parts of u in one term of every sequence, those that are not zero."""
+def _split_terms(u: Tensor, layout: TermLayout) -> Iterator[Tensor]:
+    """Split u into its nonzero parts with one term of every sequence each."""
     cut = layout.split(u)
     for term in range(layout.number):
         if bool(cut[:, term].any()):
@@ -109,12 +109,12 @@ def _apart(u: Tensor, layout: TermLayout) -> Iterator[Tensor]:
             yield layout.join(vector, u.shape)
 
 
-def _root(problem: Problem, z: Tensor, batch: Batch, *, separate: bool) -> Columns:
+def _root(problem: Problem, z: Tensor, batch: Batch, *, separate: bool) -> RootColumns:
     """Columns of S with S Sᵀ = Σ_t w_t ∂²ℓ_t/∂z², position by position or of all positions at once."""
     loss = problem.loss
-    if not loss.rooted:
+    if not loss.has_root:
         return _dense_root(problem, z, batch)
-    if separate or not loss.together:
+    if separate or not loss.joint_root:
         return ggn_columns(loss, z, batch)
     axis = -1 if (layout := loss.layout(z)) is None else layout.axis
     C = z.shape[axis] if z.dim() > 1 else 1
@@ -125,13 +125,11 @@ def _root(problem: Problem, z: Tensor, batch: Batch, *, separate: bool) -> Colum
             noise = noise.reshape(-1, *[1] * (z.dim() - 1), C).movedim(-1, axis).expand(-1, *z.shape)
         return loss.root(z, batch.targets, batch.weights, noise)
 
-    return Columns(C, make)
+    return RootColumns(C, make)
 
 
-def _dense_root(problem: Problem, z: Tensor, batch: Batch) -> Columns:
-    """Columns of a root for any convex loss: √λ v for the eigenpairs of every sequence's Hessian in its
-    outputs.
-    """
+def _dense_root(problem: Problem, z: Tensor, batch: Batch) -> RootColumns:
+    """Columns √λ v of a root for any convex loss, for eigenpairs of each sequence's output Hessian."""
     if not problem.loss.convex:
         raise UsageError(
             f"kind='ggn' needs a loss that is convex in the outputs, got {problem.loss.name!r}",
@@ -142,4 +140,4 @@ def _dense_root(problem: Problem, z: Tensor, batch: Batch) -> Columns:
     H = problem.loss.hessian_product(z, batch.targets, batch.weights, basis).reshape(D, B, D)
     values, vectors = torch.linalg.eigh(H.permute(1, 0, 2))
     root = (vectors * values.clamp(min=0).sqrt()[:, None]).permute(2, 0, 1)  # (D, B, D)
-    return Columns(D, lambda some: root[some].reshape(-1, *z.shape))
+    return RootColumns(D, lambda some: root[some].reshape(-1, *z.shape))

@@ -1,9 +1,9 @@
-"""Record the linear maps that a module makes of its parameters: inputs, and the edges of output gradients.
+"""Record the linear maps of a module's parameters: their inputs, and the graph edges of output gradients.
 
-The user's own module runs once in a mode that looks at function calls, not at classes: `nn.Linear`, GPT-2's
-`Conv1D`, a packed matrix, a slice of one, a transposed embedding are all y = a W (+ b) with W a view of a
-parameter. A lookup y = E[ids] is the same with one-hot inputs. Other uses of a parameter are not recorded;
-`layers` detects that they are missing, because gradients do not add up.
+The user's module runs once in a mode that intercepts function calls, independent of classes: `nn.Linear`,
+GPT-2's `Conv1D`, a packed matrix, a slice of one, and a transposed embedding are all y = a W (+ b) with W a
+view of a parameter. A lookup y = E[ids] is the same with one-hot inputs. Other uses of a parameter are not
+recorded; `layers` detects them, because the gradients do not add up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from curvescope.problem import Leaves, Problem, check_finite
 
 
 class View(NamedTuple):
-    """A strided view of a parameter: of its entry (i, j) the flat position is offset + i s_0 + j s_1."""
+    """A strided view of a parameter: entry (i, j) has the flat position offset + i s_0 + j s_1."""
 
     parameter: str
     offset: int
@@ -38,11 +38,11 @@ class View(NamedTuple):
 
     def positions(self) -> Tensor:
         """Flat positions of the view's entries in its parameter, in the view's shape."""
-        found = torch.tensor(self.offset)
+        positions = torch.tensor(self.offset)
         for axis, (size, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
             steps = torch.arange(size) * stride
-            found = found[..., None] + steps if axis else found + steps
-        return found
+            positions = positions[..., None] + steps if axis else positions + steps
+        return positions
 
 
 @dataclass
@@ -53,16 +53,16 @@ class Use:
     given: Tensor  # a (…, d_in), or the ids (…) of a lookup
     edge: GradientEdge
     lookup: bool = False
-    padding: int | None = None  # the id whose row is a constant
+    padding: int | None = None  # id whose row is constant
     bias: View | None = None
 
     @property
     def lead(self) -> tuple[int, ...]:
-        """The axes of y before its last."""
+        """Axes of y before its last."""
         return tuple(self.given.shape if self.lookup else self.given.shape[:-1])
 
     def inputs(self, dtype: torch.dtype) -> Tensor:
-        """a with its rows in one axis: (rows, d_in)."""
+        """Return a with all its rows in one axis: (rows, d_in)."""
         if not self.lookup:
             return self.given.reshape(-1, self.given.shape[-1])
         ids = self.given.reshape(-1)
@@ -70,40 +70,40 @@ class Use:
         return hot if self.padding is None else hot * (ids != self.padding)[:, None]
 
 
-class Recorded(NamedTuple):
-    """Outputs of a batch as a function of leaves, and the linear maps on the way."""
+class RecordedBatch(NamedTuple):
+    """Outputs of a batch as a function of leaves, and the recorded linear maps."""
 
     leaves: Leaves
     outputs: Tensor
     uses: list[Use]
 
 
-def record(problem: Problem, batch: Batch) -> Recorded:
-    """Run the module on a placed batch, in eval mode, at leaves for all parameters."""
+def record(problem: Problem, batch: Batch) -> RecordedBatch:
+    """Run the module on a batch in eval mode, with leaves for all parameters, and record its linear maps."""
     runner, names = Runner(problem), tuple(dict(problem.named_parameters()))
 
     def run(leaves: Leaves) -> tuple[Tensor, list[Use]]:
         with _Recorder(leaves) as mode:
             z = runner.outputs(batch, leaves, second_order=False, lazy=False)
-        assert isinstance(z, Tensor), "no head is left undone"
+        assert isinstance(z, Tensor), "the head is computed, too"
         return z, mode.uses
 
-    leaves, (z, uses) = problem.differentiable(names, run, lambda found: [found[0]])
+    leaves, (z, uses) = problem.differentiable(names, run, lambda run_result: [run_result[0]])
     check_finite(z.detach(), problem)
-    return Recorded(leaves, z, uses)
+    return RecordedBatch(leaves, z, uses)
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes linear maps of views of the leaves, lookups in them, and biases that are added to the results."""
+    """Records linear maps of views of the leaves, lookups in them, and biases added to the results."""
 
     def __init__(self, leaves: Mapping[str, Tensor]):
         super().__init__()
         self.uses: list[Use] = []
-        self._made: list[tuple[Tensor, int]] = []  # results of the uses, and how often they were written
+        self._results: list[tuple[Tensor, int]] = []  # results of the uses, and their versions
         self._homes: dict[int, list[tuple[str, Tensor]]] = {}
         for name, leaf in leaves.items():
             if leaf.is_contiguous():
-                self._homes.setdefault(_home(leaf), []).append((name, leaf))
+                self._homes.setdefault(_storage_address(leaf), []).append((name, leaf))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -117,34 +117,32 @@ class _Recorder(TorchFunctionMode):
         if casting() or not isinstance(found, Tensor) or not found.requires_grad or "out" in kwargs:
             return found
         if func in MAPS:
-            return self._handed_out(self._map(MAPS[func](*args, **kwargs), found), found)
+            return self._writable(self._map(MAPS[func](*args, **kwargs), found), found)
         if func is F.embedding:
-            return self._handed_out(self._lookup(found, *args, **kwargs), found)
+            return self._writable(self._lookup(found, *args, **kwargs), found)
         if biased is not None and found.shape == biased[0].lead + biased[1].shape:
             biased[0].bias = biased[1]
         return found
 
-    def _handed_out(self, use: Use | None, found: Tensor) -> Tensor:
-        """Return the tensor for the module; a copy of a view, because writing to a view would cut off the
-        edge.
-        """
+    def _writable(self, use: Use | None, result: Tensor) -> Tensor:
+        """Return the result for the module; views are copied, because a write would replace the edge."""
         if use is None:
-            return found
-        found = found.clone() if found._is_view() else found
+            return result
+        result = result.clone() if result._is_view() else result
         self.uses.append(use)
-        self._made.append((found, found._version))
-        return found
+        self._results.append((result, result._version))
+        return result
 
-    def _map(self, head: LinearHead | None, found: Tensor) -> Use | None:
+    def _map(self, head: LinearHead | None, result: Tensor) -> Use | None:
         view = None if head is None else self._view(head.W.T)
         if head is None or view is None or head.h.dim() < 2:
             return None
         bias = None if head.b is None else self._view(head.b)
-        return Use(view, head.h.detach(), gradient_edge(found), bias=bias)
+        return Use(view, head.h.detach(), gradient_edge(result), bias=bias)
 
     def _lookup(
         self,
-        found: Tensor,
+        result: Tensor,
         input: Tensor,
         weight: Tensor,
         padding_idx: int | None = None,
@@ -158,16 +156,16 @@ class _Recorder(TorchFunctionMode):
             return None
         if padding_idx is not None and padding_idx < 0:
             padding_idx += weight.shape[0]
-        edge = gradient_edge(found)
+        edge = gradient_edge(result)
         return Use(view, input.detach().long(), edge, lookup=True, padding=padding_idx)
 
     def _biased(self, args: tuple[Any, Any]) -> tuple[Use, View] | None:
-        """The use whose result, as it was made, gets a vector of a parameter added."""
+        """Find the use to whose unmodified result a vector of a parameter is added."""
         for result, other in (args, args[::-1]):
             if not isinstance(other, Tensor) or other.dim() != 1:
                 continue
-            for use, (made, version) in zip(self.uses, self._made, strict=True):
-                if made is result and made._version == version and use.bias is None:
+            for use, (original, version) in zip(self.uses, self._results, strict=True):
+                if original is result and original._version == version and use.bias is None:
                     view = self._view(other)
                     return None if view is None else (use, view)
         return None
@@ -178,15 +176,15 @@ class _Recorder(TorchFunctionMode):
         """
         if t.layout != torch.strided:
             return None
-        for name, leaf in self._homes.get(_home(t), []):
-            offset, rest = divmod(t.data_ptr() - leaf.data_ptr(), leaf.element_size())
-            last = offset + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-            if rest == 0 and offset >= 0 and last < leaf.numel():
+        for name, leaf in self._homes.get(_storage_address(t), []):
+            offset, remainder = divmod(t.data_ptr() - leaf.data_ptr(), leaf.element_size())
+            end = offset + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+            if remainder == 0 and offset >= 0 and end < leaf.numel():
                 return View(name, offset, tuple(t.shape), tuple(t.stride()))
         return None
 
 
-def _home(t: Tensor) -> int:
+def _storage_address(t: Tensor) -> int:
     return t.untyped_storage().data_ptr()
 
 

@@ -1,14 +1,14 @@
 """Second moments over the data: K-FAC's factors, EK-FAC's eigenvalues, Shampoo's factors.
 
-With inputs a and output gradients g of the rows of a layer, one g for every row and every cotangent u of the
-curvature (`cotangents`), N the total weight of the terms:
+Let a be the inputs and g the output gradients of the rows of a layer, with one g for every row and every
+cotangent u of the curvature (`cotangents`), and N the total weight of the terms:
 
     expand   A = mean over rows of a aᵀ                       B = (1/N) Σ_rows,u g gᵀ
     reduce   A = mean over sequences of ā āᵀ, ā the mean      B = (1/N) Σ_n,u (Σ_rows g)(Σ_rows g)ᵀ
              over the sequence's rows
 
-(Eschenhagen et al., 2023). All uses of a block are rows of one layer. The whole gradient of
-sequence n and cotangent u is G = Σ_rows a gᵀ.
+(Eschenhagen et al., 2023). All uses of a block are rows of one layer. The full gradient of sequence n and
+cotangent u is G = Σ_rows a gᵀ.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch import Tensor
 
 from curvescope.operators.kronecker.cotangents import Curvature
 from curvescope.operators.kronecker.layers import KroneckerLayer
-from curvescope.operators.kronecker.stream import Sides, pieces
+from curvescope.operators.kronecker.stream import Sides, sequence_groups
 from curvescope.problem import Problem
 
 Sharing = Literal["expand", "reduce"]
-GRADIENT_BYTES = 2**26  # whole gradients that are held at once
+GRADIENT_BYTES = 2**26  # memory for full gradients
 
 
-class Pair(NamedTuple):
+class FactorPair(NamedTuple):
     """K ≈ rows ⊗ columns for an m × n layer, row-major: (m, m) and (n, n)."""
 
     rows: Tensor
@@ -42,10 +42,10 @@ def kfac_factors(
     sharing: Sharing,
     *,
     joint: bool,
-) -> list[Pair]:
-    """A and B of every layer, as rows and columns of its matrix."""
+) -> list[FactorPair]:
+    """A and B of every layer, as factors of the rows and columns of its matrix."""
     sums = [_Sums(layer) for layer in layers]
-    for piece in pieces(problem, layers, "factors", joint=joint):
+    for piece in sequence_groups(problem, layers, "factors", joint=joint):
         for layer, total in zip(layers, sums, strict=True):
             total.add_inputs(piece.inputs(layer), piece.counts(layer), sharing)
         if curvature.kind == "forward-only":
@@ -82,76 +82,77 @@ class _Sums:
             flat = (g.sum(2) if sharing == "reduce" else g).reshape(-1, g.shape[-1])
             self._outputs[key] = self._outputs.get(key, 0) + flat.T @ flat
 
-    def pair(self, num_terms: float, *, forward_only: bool) -> Pair:
-        """The factors; those of two orientations put together by `pooled`."""
+    def pair(self, num_terms: float, *, forward_only: bool) -> FactorPair:
+        """Return the factors; `pooled` combines those of two orientations."""
         pairs = []
         for key, A in self._inputs.items():
             A = A / max(self._count[key], 1.0)
             side = self._shape[0 if key else 1]
             B = self._outputs.get(key, A.new_zeros(side, side)) / num_terms
             B = torch.eye(side, dtype=A.dtype, device=A.device) if forward_only else B
-            pairs.append(Pair(B, A) if key else Pair(A, B))
+            pairs.append(FactorPair(B, A) if key else FactorPair(A, B))
         return pooled(pairs)
 
 
-def pooled(pairs: list[Pair]) -> Pair:
-    """One pair for a sum of Kronecker products: means of each factor, weighted by traces.
+def pooled(pairs: list[FactorPair]) -> FactorPair:
+    """Approximate a sum of Kronecker products by one pair: means of each factor, weighted by traces.
 
-    R = Σ_u t_u R_u / tr R_u and C likewise, with t_u = tr R_u tr C_u, over Σ_u t_u: the trace is that of the
-    sum, and a single pair is itself. For a tied embedding, whose lookup and unembedding see it transposed.
+    R = Σ_u t_u R_u / tr R_u and C likewise, with t_u = tr R_u tr C_u, divided by Σ_u t_u: this keeps the
+    trace of the sum, and a single pair unchanged. It is needed for a tied embedding, which lookup and
+    unembedding use in different orientations.
     """
     if len(pairs) == 1:
         return pairs[0]
     traces = [(float(p.rows.trace()), float(p.columns.trace())) for p in pairs]
     live = [(p, r, c) for p, (r, c) in zip(pairs, traces, strict=True) if r * c > 0]
     if not live:
-        return Pair(torch.zeros_like(pairs[0].rows), torch.zeros_like(pairs[0].columns))
+        return FactorPair(torch.zeros_like(pairs[0].rows), torch.zeros_like(pairs[0].columns))
     rows = torch.stack([p.rows * c for p, _, c in live]).sum(0)
     columns = torch.stack([p.columns * r for p, r, _ in live]).sum(0)
-    return Pair(rows, columns / sum(r * c for _, r, c in live))
+    return FactorPair(rows, columns / sum(r * c for _, r, c in live))
 
 
 def eigenvalues_in(
     problem: Problem,
     layers: tuple[KroneckerLayer, ...],
     curvature: Curvature,
-    bases: Sequence[Pair | None],
+    bases: Sequence[FactorPair | None],
     *,
     joint: bool,
 ) -> list[Tensor]:
     """Λ = (1/N) Σ_n,u (Qᵣᵀ G Q_c)², the diagonal of the curvature in Kronecker bases: (m, n) each.
 
-    A basis of None is that of the parameters: Λ is the diagonal of the curvature itself.
+    A basis of None means the parameters' basis: Λ is the diagonal of the curvature itself.
     """
     diagonals = [torch.zeros(layer.shape, dtype=problem.dtype, device=problem.device) for layer in layers]
-    for piece in pieces(problem, layers, "eigenvalues", joint=joint):
-        turned = [_turned(piece.inputs(x), q, inputs=True) for x, q in zip(layers, bases, strict=True)]
+    for piece in sequence_groups(problem, layers, "eigenvalues", joint=joint):
+        turned = [_in_basis(piece.inputs(x), q, inputs=True) for x, q in zip(layers, bases, strict=True)]
         for gradients in piece.gradients(curvature):
             for total, a, g, q in zip(diagonals, turned, gradients, bases, strict=True):
-                _add_squares(total, a, _turned(g, q, inputs=False))
+                _add_squares(total, a, _in_basis(g, q, inputs=False))
     return [total / problem.num_terms for total in diagonals]
 
 
 def _add_squares(total: Tensor, inputs: Sides, outputs: Sides) -> None:
-    """Σ_n,u G², added; of one row for each sequence it is a² (Σ_u g²)ᵀ, and no G is made."""
+    """Add Σ_n,u G² to `total`; with one row per sequence it is a² (Σ_u g²)ᵀ, without computing G."""
     if len(inputs) == 1 and next(iter(inputs.values())).shape[1] == 1:
         ((key, a),) = inputs.items()
         sums = a[:, 0].square().T @ outputs[key][:, :, 0].square().sum(0)
         total += sums.T if key else sums
         return
-    for G in whole_gradients(inputs, outputs):
+    for G in sequence_gradients(inputs, outputs):
         total += G.square().sum((0, 1))
 
 
-def _turned(sides: Sides, q: Pair | None, *, inputs: bool) -> Sides:
-    """Inputs or outputs in the basis of their side."""
+def _in_basis(sides: Sides, q: FactorPair | None, *, inputs: bool) -> Sides:
+    """Express inputs or outputs in the basis of their side."""
     if q is None:
         return sides
     return {key: x @ (q.rows if inputs != key else q.columns) for key, x in sides.items()}
 
 
-def whole_gradients(inputs: Sides, outputs: Sides) -> Iterator[Tensor]:
-    """G of every sequence for some cotangents after the others: (k, B, m, n)."""
+def sequence_gradients(inputs: Sides, outputs: Sides) -> Iterator[Tensor]:
+    """Yield G of every sequence for groups of cotangents: (k, B, m, n)."""
     if not inputs:  # no sequence here uses the layer
         return
     key = next(iter(inputs))
@@ -171,16 +172,16 @@ def whole_gradients(inputs: Sides, outputs: Sides) -> Iterator[Tensor]:
 
 def shampoo_factors(
     problem: Problem, layers: tuple[KroneckerLayer, ...], curvature: Curvature, *, joint: bool
-) -> list[Pair]:
+) -> list[FactorPair]:
     """L = (1/N) Σ_n,u G Gᵀ and R = (1/N) Σ_n,u Gᵀ G of every layer."""
-    where = {"dtype": problem.dtype, "device": problem.device}
-    found = [Pair(*(torch.zeros(side, side, **where) for side in layer.shape)) for layer in layers]
-    for piece in pieces(problem, layers, "factors", joint=joint):
+    options = {"dtype": problem.dtype, "device": problem.device}
+    pairs = [FactorPair(*(torch.zeros(side, side, **options) for side in layer.shape)) for layer in layers]
+    for piece in sequence_groups(problem, layers, "factors", joint=joint):
         inputs = [piece.inputs(layer) for layer in layers]
         for gradients in piece.gradients(curvature):
-            for pair, a, g in zip(found, inputs, gradients, strict=True):
-                for G in whole_gradients(a, g):
+            for pair, a, g in zip(pairs, inputs, gradients, strict=True):
+                for G in sequence_gradients(a, g):
                     pair.rows.add_(torch.einsum("kbmn,kbpn->mp", G, G))
                     pair.columns.add_(torch.einsum("kbmn,kbmp->np", G, G))
     N = problem.num_terms
-    return [Pair(pair.rows / N, pair.columns / N) for pair in found]
+    return [FactorPair(pair.rows / N, pair.columns / N) for pair in pairs]

@@ -26,7 +26,7 @@ from curvescope.operators.kronecker.approximations import EKFAC, KFAC, Shampoo
 from curvescope.operators.kronecker.base import KroneckerOperator
 from curvescope.operators.kronecker.cotangents import Kind
 from curvescope.operators.kronecker.layers import KroneckerLayer
-from curvescope.operators.kronecker.spectral import Spectrum, with_values
+from curvescope.operators.kronecker.spectral import LayerSpectrum, with_values
 from curvescope.problem import Problem
 from curvescope.viz import estimates as viz
 
@@ -42,7 +42,7 @@ APPROXIMATIONS: MappingProxyType[str, Callable[..., KroneckerOperator]] = Mappin
         "shampoo-squared": lambda *a, **k: Shampoo(*a, exponent=1.0, **k),
     }
 )
-"""By name: a function of a problem, blocks and `kind`, `num_samples`, `seed`."""
+"""Approximations by name: functions of a problem, blocks, `kind`, `num_samples` and `seed`."""
 QUANTITIES = ("error_ggn", "error_hessian", "lambda_max", "cosine")
 
 
@@ -58,7 +58,7 @@ class KFACQuality(Tabular):
     lambda_max: np.ndarray  # (M, S) λ_max(K) / λ_max(H_o)
     cosine: np.ndarray  # (M, S) of the damped preconditioned gradients
     cosine_gradient: np.ndarray  # (S,) of the plain gradient with the exact one
-    ggn_error_hessian: np.ndarray  # (S,) ‖H_o − H‖ / ‖H‖: no approximation of the GGN is expected to pass it
+    ggn_error_hessian: np.ndarray  # (S,) ‖H_o − H‖ / ‖H‖, the error of the exact GGN
     left_out: dict[str, str]
     damping: float  # d: δ is d times λ_max(H_o) of the layer
     kind: str
@@ -96,22 +96,22 @@ def kfac_quality(
         problem: A `cs.Problem`.
         blocks: Names and globs; all blocks without one.
         methods: Names of `APPROXIMATIONS`.
-        kind: Of the gradients in them; `ggn` leaves the error of the Kronecker product alone.
-        num_samples: For kind="mc".
-        seed: Of the draws.
+        kind: Gradients of the approximations; with `ggn`, only the Kronecker product has an error.
+        num_samples: Number of draws for kind="mc".
+        seed: Seed of the draws.
         damping: d, in units of λ_max(H_o) of each layer.
-        max_size: Parameters of the largest layer that is made dense; larger ones are left out, and said.
+        max_size: Largest number of parameters of a layer; larger layers are left out and reported.
     """
     _check(methods, damping)
     settings = {"kind": kind, "seed": seed, "num_samples": num_samples}
-    whole = APPROXIMATIONS[methods[0]](problem, *blocks, **settings)
-    small = [layer for layer in whole.layers if _size(layer) <= max_size]
-    large = {layer.name: _size(layer) for layer in whole.layers if layer not in small}
+    operator = APPROXIMATIONS[methods[0]](problem, *blocks, **settings)
+    small = [layer for layer in operator.layers if _size(layer) <= max_size]
+    large = {layer.name: _size(layer) for layer in operator.layers if layer not in small}
     if not small:
         name, size = min(large.items(), key=lambda item: item[1])
         raise UsageError(f"expected a layer of at most max_size={max_size} parameters, got {name} of {size}")
     names = [block.name for layer in small for block in layer.blocks]
-    with whole.frozen():  # all of it at one point
+    with operator.frozen():  # all matrices at the same parameters
         spectra = [
             APPROXIMATIONS[name](problem, *names, **settings).spectra()
             for name in track(methods, "approximations")
@@ -129,7 +129,7 @@ def kfac_quality(
         **{name: quantities[name].T for name in QUANTITIES},
         cosine_gradient=quantities["cosine_gradient"],
         ggn_error_hessian=quantities["ggn_error_hessian"],
-        left_out=whole.left_out | too_large,
+        left_out=operator.left_out | too_large,
         damping=float(damping),
         kind=kind,
         seed=seed,
@@ -149,11 +149,11 @@ def _check(methods: Sequence[str], damping: float) -> None:
 
 
 def _measured(
-    problem: Problem, layer: KroneckerLayer, spectra: list[Spectrum], damping: float
+    problem: Problem, layer: KroneckerLayer, spectra: list[LayerSpectrum], damping: float
 ) -> dict[str, Any]:
-    """All quantities of one layer, for every approximation."""
+    """Measure all quantities of one layer, for every approximation."""
     names = [block.name for block in layer.blocks]
-    space = problem.space(*names)  # in the model's order
+    space = problem.space(*names)  # blocks in the model's order
     order = torch.cat([space.positions(block) for block in layer.blocks]).to(problem.device)
     G = GGN(problem, *names).to_dense().double()[order][:, order]
     H = Hessian(problem, *names).to_dense().double()[order][:, order]
@@ -175,7 +175,7 @@ def _measured(
     return quantities
 
 
-def _dense(spectrum: Spectrum) -> Tensor:
+def _dense(spectrum: LayerSpectrum) -> Tensor:
     m, n = spectrum.values.shape
     eye = torch.eye(m * n, dtype=spectrum.values.dtype, device=spectrum.values.device)
     return spectrum.times(eye.reshape(m, n, m * n)).reshape(m * n, m * n).double()

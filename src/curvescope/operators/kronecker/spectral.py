@@ -1,6 +1,6 @@
 """Matrices with Kronecker eigenvectors, layer by layer: (Qᵣ ⊗ Q_c) diag(Λ) (Qᵣ ⊗ Q_c)ᵀ.
 
-All functions of such a matrix change Λ alone: inverses, roots and logarithms are exact, damping too.
+Functions of such a matrix only change Λ, so inverses, roots, logarithms and damping are exact.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.operator.index import matching
 from curvescope.operators.kronecker.layers import KroneckerLayer
-from curvescope.operators.kronecker.moments import Pair
+from curvescope.operators.kronecker.moments import FactorPair
 
 Split = Literal["exact", "pi"]
 
 
 @dataclass(frozen=True)
-class Spectrum:
+class LayerSpectrum:
     """Spectrum of one layer: eigenvectors of both sides, (m, m) and (n, n), and eigenvalues Λ (m, n)."""
 
-    vectors: Pair
+    vectors: FactorPair
     sides: (
         tuple[Tensor, Tensor] | None
-    )  # eigenvalues of the factors, (m,) and (n,); None of a function of them
+    )  # eigenvalues of the factors, (m,) and (n,); None for a function of the matrix
     values: Tensor
 
     def times(self, X: Tensor) -> Tensor:
-        """The matrix on vectors of the layer as matrices: (m, n, k)."""
+        """Multiply vectors of the layer, given as matrices (m, n, k)."""
         Qr, Qc = self.vectors
         turned = torch.einsum("mi,mnk,nj->ijk", Qr, X, Qc) * self.values[..., None]
         return torch.einsum("mi,ijk,nj->mnk", Qr, turned, Qc)
@@ -46,7 +46,7 @@ class Spectrum:
             return self.values + damping
         if self.sides is None:
             raise UsageError(
-                "split='pi' is for factors as they are, not for a function of them or damped ones",
+                "split='pi' needs plain factors, not a function of them or damped ones",
                 hint="split='exact'",
             )
         a, b = self.sides
@@ -55,18 +55,18 @@ class Spectrum:
         return torch.outer(a + pi * root, b + root / pi)
 
 
-def eigen(pair: Pair) -> Spectrum:
+def eigen(pair: FactorPair) -> LayerSpectrum:
     """Eigenvectors of both factors, and products of their eigenvalues; negative rounding is zero."""
     pairs = [torch.linalg.eigh(factor.double()) for factor in pair]
     values = [w.clamp(min=0).to(pair.rows.dtype) for w, _ in pairs]
-    vectors = Pair(*(Q.to(pair.rows.dtype) for _, Q in pairs))
-    return Spectrum(vectors, (values[0], values[1]), torch.outer(*values))
+    vectors = FactorPair(*(Q.to(pair.rows.dtype) for _, Q in pairs))
+    return LayerSpectrum(vectors, (values[0], values[1]), torch.outer(*values))
 
 
 class KroneckerMatrix(LinearOperator):
     """A symmetric, positive semi-definite matrix over the blocks of some layers, and functions of it.
 
-    `spectra` is asked at every product; functions follow it. `fixed()` is the matrix of this moment.
+    Every product calls `spectra`, so the matrix and its functions follow the problem; `fixed()` does not.
     """
 
     symmetric = psd = True
@@ -74,16 +74,16 @@ class KroneckerMatrix(LinearOperator):
     layers: tuple[KroneckerLayer, ...]
 
     @abstractmethod
-    def spectra(self) -> Sequence[Spectrum]:
-        """Eigenvectors and eigenvalues of every layer, in the order of `layers`, as they are now."""
+    def spectra(self) -> Sequence[LayerSpectrum]:
+        """Return current eigenvectors and eigenvalues of every layer, in the order of `layers`."""
 
     def _matmat(self, V: Tensor) -> Tensor:
         return layerwise(self.spectra(), self.layers, self.space, V)
 
     def inverse(self, damping: float = 0.0, *, split: Split = "exact") -> KroneckerMatrix:
-        """(K + δ I)⁻¹, or with split="pi" (A + π√δ I)⁻¹ ⊗ (B + √δ/π I)⁻¹, π² = (tr A/m)/(tr B/n).
+        """Return (K + δ I)⁻¹, or with split="pi" (A + π√δ I)⁻¹ ⊗ (B + √δ/π I)⁻¹, π² = (tr A/m)/(tr B/n).
 
-        Symmetric and positive definite: a preconditioner. It follows the problem, as K itself does.
+        It is symmetric and positive definite, so it can be a preconditioner. It follows the problem, like K.
         """
         return self._function(damping, split, lambda values: 1 / values)
 
@@ -100,7 +100,7 @@ class KroneckerMatrix(LinearOperator):
         if not power > 0:
             raise UsageError(f"expected a power above 0, got {power!r}")
 
-        def spectra() -> list[Spectrum]:
+        def spectra() -> list[LayerSpectrum]:
             return [function_of(s, s.values ** (1 / power)) for s in self.spectra()]
 
         return KroneckerSpectral(self, spectra, self.space, self.layers)
@@ -108,23 +108,23 @@ class KroneckerMatrix(LinearOperator):
     def _function(self, damping: float, split: Split, f: Callable[[Tensor], Tensor]) -> KroneckerMatrix:
         check_damping(damping, split)
 
-        def spectra() -> list[Spectrum]:
+        def spectra() -> list[LayerSpectrum]:
             pairs = zip(self.layers, self.spectra(), strict=True)
             return [function_of(s, f(invertible(layer, s.damped(damping, split)))) for layer, s in pairs]
 
-        spectra()  # a matrix without an inverse is said now
+        spectra()  # raises now if the matrix has no inverse
         return KroneckerSpectral(self, spectra, self.space, self.layers)
 
     def fixed(self) -> KroneckerMatrix:
-        """The matrix as it is now, which does not follow the problem: factors to be kept over steps."""
+        """Return the current matrix, which does not follow the problem, for use over several steps."""
         spectra = list(self.spectra())
         return KroneckerSpectral(None, lambda: spectra, self.space, self.layers)
 
     def block(self, blocks: str | Sequence[str]) -> LinearOperator:
-        """The matrix between the blocks that match names or globs.
+        """Return the matrix between the blocks that match names or globs.
 
-        A weight and its bias with joint factors are one layer: of whole layers inverses and roots are known
-        too, of a part of one only products.
+        A weight and its bias with joint factors are one layer. Complete layers also have inverses and roots,
+        a part of a layer has only products.
         """
         patterns = [blocks] if isinstance(blocks, str) else list(blocks)
         chosen = matching(self.space, patterns)
@@ -137,7 +137,7 @@ class KroneckerMatrix(LinearOperator):
         )
 
     def in_blocks(self) -> KroneckerMatrix:
-        """The same matrix with rows and columns one block after the other."""
+        """Return the same matrix with rows and columns in block order."""
         if not self.space.whole:
             return self
         return KroneckerSpectral(self, self.spectra, self.space.in_blocks(), self.layers)
@@ -159,13 +159,13 @@ class KroneckerMatrix(LinearOperator):
 class KroneckerSpectral(KroneckerMatrix):
     """A matrix from the spectra of its layers.
 
-    `source` is what the spectra come from, frozen with this operator; None where they are fixed.
+    `source` is the operator that computes the spectra and is frozen with this one; None if they are fixed.
     """
 
     def __init__(
         self,
         source: LinearOperator | None,
-        spectra: Callable[[], Sequence[Spectrum]],
+        spectra: Callable[[], Sequence[LayerSpectrum]],
         space: ParamSpace,
         layers: tuple[KroneckerLayer, ...],
     ):
@@ -175,37 +175,37 @@ class KroneckerSpectral(KroneckerMatrix):
         self.shape = (space.size, space.size)
         self.dtype, self.device = space.dtype, space.device
 
-    def spectra(self) -> Sequence[Spectrum]:
+    def spectra(self) -> Sequence[LayerSpectrum]:
         return self._spectra()
 
 
 def layerwise(
-    spectra: Sequence[Spectrum], layers: tuple[KroneckerLayer, ...], space: ParamSpace, V: Tensor
+    spectra: Sequence[LayerSpectrum], layers: tuple[KroneckerLayer, ...], space: ParamSpace, V: Tensor
 ) -> Tensor:
-    """The product with columns (size, k), layer by layer."""
+    """Multiply columns (size, k), layer by layer."""
     product, k = torch.zeros_like(V, memory_format=torch.contiguous_format), V.shape[1]
     for layer, spectrum in zip(layers, spectra, strict=True):
         m, n = layer.shape
         X = torch.cat([space.view(V, block).reshape(block.size, k) for block in layer.blocks])
         parts = spectrum.times(X.view(m, n, k)).reshape(m * n, k).split([b.size for b in layer.blocks])
         for block, part in zip(layer.blocks, parts, strict=True):
-            place = space.view(product, block)
-            place.copy_(part.reshape(place.shape))
+            entries = space.view(product, block)
+            entries.copy_(part.reshape(entries.shape))
     return product
 
 
-def with_values(spectrum: Spectrum, values: Tensor) -> Spectrum:
-    """The same eigenvectors with other eigenvalues."""
+def with_values(spectrum: LayerSpectrum, values: Tensor) -> LayerSpectrum:
+    """Return the same eigenvectors with other eigenvalues."""
     return replace(spectrum, values=values)
 
 
-def function_of(spectrum: Spectrum, values: Tensor) -> Spectrum:
-    """The same eigenvectors with eigenvalues that are not products of those of the factors."""
+def function_of(spectrum: LayerSpectrum, values: Tensor) -> LayerSpectrum:
+    """Return the same eigenvectors with eigenvalues that are not products of the factors' eigenvalues."""
     return replace(spectrum, values=values, sides=None)
 
 
 def check_damping(damping: float, split: Split) -> None:
-    """Raise unless these are a number ≥ 0 and a way to add it."""
+    """Raise unless the damping is ≥ 0 and the split is known."""
     if isinstance(damping, bool) or not isinstance(damping, int | float) or not 0 <= damping < float("inf"):
         raise UsageError(f"expected a damping of at least 0, got {damping!r}")
     if split not in get_args(Split):
@@ -213,11 +213,11 @@ def check_damping(damping: float, split: Split) -> None:
 
 
 def invertible(layer: KroneckerLayer, values: Tensor) -> Tensor:
-    """The values; raise where one of them is zero to rounding."""
+    """Return the values; raise if one of them is zero up to rounding."""
     largest = float(values.max())
     if not float(values.min()) > torch.finfo(values.dtype).eps * largest:
         raise CurvescopeError(
-            f"the factors of {layer.name} are singular, so that they have no inverse",
-            hint="give a damping above 0",
+            f"the factors of {layer.name} are singular, so they have no inverse",
+            hint="use a damping above 0",
         )
     return values

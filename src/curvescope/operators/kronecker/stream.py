@@ -1,4 +1,4 @@
-"""The data of a problem as inputs and output gradients of its linear layers, piece by piece."""
+"""Stream the data of a problem as inputs and output gradients of its linear layers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from curvescope.data.batches import Batch
 from curvescope.engines.memory import directions_per_pass, result_bytes
 from curvescope.engines.vjp import pull
 from curvescope.operators.kronecker.cotangents import Curvature
-from curvescope.operators.kronecker.layer_recording import Recorded, Use, record
+from curvescope.operators.kronecker.layer_recording import RecordedBatch, Use, record
 from curvescope.operators.kronecker.layers import (
     UNUSED,
     BlockUse,
     KroneckerLayer,
     LayerSearch,
-    Rows,
+    SequenceRows,
     block_uses,
     find_layers,
     merged,
@@ -33,39 +33,39 @@ from curvescope.operators.kronecker.layers import (
 from curvescope.problem import Problem
 
 Sides = dict[bool, Tensor]
-"""By whether the block is used transposed: inputs (B, R, side), or output gradients (k, B, R, side)."""
+"""Inputs (B, R, side) or output gradients (k, B, R, side), by whether the block is used transposed."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Some sequences, recorded: rows of every use belong to one sequence each."""
+class SequenceGroup:
+    """Recorded sequences; each row of a use belongs to one sequence."""
 
     problem: Problem
     batch: Batch
     first: int
-    recorded: Recorded
-    rows: list[Rows]
+    recorded: RecordedBatch
+    rows: list[SequenceRows]
     layers: tuple[KroneckerLayer, ...]
     group: int
 
-    def places(self, layer: KroneckerLayer) -> list[BlockUse]:
-        """Return the uses of the layer's weights, or of its bias; some pieces have none."""
-        return _places(layer.blocks[0], self.recorded)
+    def uses_of(self, layer: KroneckerLayer) -> list[BlockUse]:
+        """Return the uses of the layer's weights, or of its bias; some sequence_groups have none."""
+        return _uses_of(layer.blocks[0], self.recorded)
 
     def inputs(self, layer: KroneckerLayer) -> Sides:
-        """a, with 1 behind it for a bias, zero where a sequence has no row."""
-        return side_inputs(layer, self.places(layer), self.recorded.uses, self.rows, self.problem.dtype)
+        """Inputs a, followed by 1 for a joint bias, and zero for missing rows."""
+        return side_inputs(layer, self.uses_of(layer), self.recorded.uses, self.rows, self.problem.dtype)
 
     def counts(self, layer: KroneckerLayer) -> dict[bool, Tensor]:
-        """Rows of each sequence, (B,), by orientation."""
-        found: dict[bool, Tensor] = {}
-        for place in self.places(layer):
-            rows_of_use = self.rows[place.use].present.sum(1)
-            found[place.transposed] = found.get(place.transposed, 0) + rows_of_use
-        return found
+        """Number of rows of each sequence, (B,), by orientation."""
+        counts: dict[bool, Tensor] = {}
+        for use in self.uses_of(layer):
+            rows_of_use = self.rows[use.use].present.sum(1)
+            counts[use.transposed] = counts.get(use.transposed, 0) + rows_of_use
+        return counts
 
     def gradients(self, curvature: Curvature) -> Iterator[list[Sides]]:
-        """g of every layer, for some cotangents after the others."""
+        """Yield g of every layer, for groups of cotangents."""
         z, edges = self.recorded.outputs, [use.edge for use in self.recorded.uses]
         if not edges:
             return
@@ -75,7 +75,7 @@ class Piece:
                 rows.take(self._zero(use, len(u)) if g is None else g.flatten(1, -2))
                 for use, g, rows in zip(self.recorded.uses, gradients_, self.rows, strict=True)
             ]
-            yield [side_outputs(layer, self.places(layer), flat) for layer in self.layers]
+            yield [side_outputs(layer, self.uses_of(layer), flat) for layer in self.layers]
 
     def _zero(self, use: Use, k: int) -> Tensor:
         return self.recorded.outputs.new_zeros(k, prod(use.lead), use.weight.shape[-1])
@@ -84,10 +84,10 @@ class Piece:
 def search_layers(
     problem: Problem, blocks: Sequence[Block], curvature: Curvature, *, joint: bool
 ) -> LayerSearch:
-    """The blocks that are linear maps: on the first sequence that counts, and on all data until each is used.
+    """Find the blocks that are linear maps, from the first counted sequence, or from more if some are unused.
 
-    A curvature that the loss does not have raises here, before the work. Weights of `nn.Linear` that have no
-    role are laid out inputs × outputs in what is found, as those with a role are.
+    It raises if the loss does not have this curvature. Weights of `nn.Linear` without a role are also laid
+    out inputs × outputs, like those with a role.
     """
     blocks = [problem.model.inputs_first(block) for block in blocks]
     singles = (batch[i : i + 1] for batch in problem.batches for i in range(batch.num_sequences))
@@ -107,52 +107,52 @@ def search_layers(
     return search
 
 
-def pieces(
+def sequence_groups(
     problem: Problem, layers: tuple[KroneckerLayer, ...], what: str, *, joint: bool
-) -> Iterator[Piece]:
-    """All data: batches as they are, or single sequences where a module does one thing for all of them."""
-    first, group = 0, None
+) -> Iterator[SequenceGroup]:
+    """Yield all data: complete batches, or single sequences if the module has rows for several sequences."""
+    first_sequence, group = 0, None
     for every in problem.placed_batches(what):
         for batch, recorded, rows in _recorded(problem, layers, every, joint=joint):
             if group is None:
                 size = result_bytes(lambda batch=batch: problem.outputs(batch))[1]
                 group = directions_per_pass(problem, size)
-            yield Piece(problem, batch, first, recorded, rows, layers, group)
-            first += batch.num_sequences
+            yield SequenceGroup(problem, batch, first_sequence, recorded, rows, layers, group)
+            first_sequence += batch.num_sequences
 
 
 def _recorded(
     problem: Problem, layers: tuple[KroneckerLayer, ...], batch: Batch, *, joint: bool
-) -> Iterator[tuple[Batch, Recorded, list[Rows]]]:
+) -> Iterator[tuple[Batch, RecordedBatch, list[SequenceRows]]]:
     recorded = record(problem, batch)
     blocks = [block for layer in layers for block in layer.blocks]
     probe = probe_gradients(problem, recorded, batch, (block.parameter for block in blocks))
     search = find_layers(blocks, _shapes(recorded), recorded, probe, joint=joint)
-    mixed = [name for name, why in search.left_out.items() if why != UNUSED]
-    mixed += [layer.name for layer in search.layers if layer not in layers]
-    if mixed:
-        raise mixed_use_error(mixed[0])
-    ours = {place.use for block in blocks for place in _places(block, recorded)}
-    if any(probe.rows[use] is None for use in ours):
+    mixed_uses = [name for name, why in search.left_out.items() if why != UNUSED]
+    mixed_uses += [layer.name for layer in search.layers if layer not in layers]
+    if mixed_uses:
+        raise mixed_use_error(mixed_uses[0])
+    layer_uses = {block_use.use for block in blocks for block_use in _uses_of(block, recorded)}
+    if any(probe.rows[use] is None for use in layer_uses):
         assert batch.num_sequences > 1, "rows of one sequence belong to it"
         for i in range(batch.num_sequences):
             yield from _recorded(problem, layers, batch[i : i + 1], joint=joint)
         return
-    uses = [recorded.uses[use] for use in sorted(ours)]
-    yield batch, recorded._replace(uses=uses), [_narrow(probe.rows[use]) for use in sorted(ours)]
+    uses = [recorded.uses[use] for use in sorted(layer_uses)]
+    yield batch, recorded._replace(uses=uses), [_narrow(probe.rows[use]) for use in sorted(layer_uses)]
 
 
-def _places(block: Block, recorded: Recorded) -> list[BlockUse]:
+def _uses_of(block: Block, recorded: RecordedBatch) -> list[BlockUse]:
     """Return the uses of a block that is a linear map."""
     uses = block_uses(block, tuple(recorded.leaves[block.parameter].shape), recorded.uses)
-    assert uses is not None, "looked at when layers were found"
+    assert uses is not None, "checked when the layers were found"
     return uses
 
 
-def _narrow(rows: Rows | None) -> Rows:
+def _narrow(rows: SequenceRows | None) -> SequenceRows:
     assert rows is not None
     return rows
 
 
-def _shapes(recorded: Recorded) -> dict[str, tuple[int, ...]]:
+def _shapes(recorded: RecordedBatch) -> dict[str, tuple[int, ...]]:
     return {name: tuple(leaf.shape) for name, leaf in recorded.leaves.items()}

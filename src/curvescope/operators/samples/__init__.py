@@ -1,1 +1,1 @@
-"""Single sequences and terms of a problem: their curvature, and whether they can be told apart."""
+"""Curvature of single sequences and terms of a problem."""

@@ -1,7 +1,7 @@
 """Detect batches whose sequences influence each other; such a batch cannot be cut into sequences.
 
-A mixture of experts with a limited capacity, or a batch's own statistics, make outputs of a sequence depend
-on those beside it. Everything that takes sequences out of their batches asks here first.
+With a mixture of experts of limited capacity, or with batch statistics, the outputs of a sequence depend on
+the other sequences of its batch. Functions that take sequences out of their batches call these checks first.
 """
 
 from __future__ import annotations
@@ -23,40 +23,45 @@ def refuse_coupled(problem: Problem, batches: Iterable[Batch] | None = None) -> 
     """Raise if the outputs or the loss of a sequence depend on the other sequences of its batch.
 
     Args:
-        problem: Every sequence is computed once more, by itself.
-        batches: Some of the problem's, by default all.
+        problem: A `cs.Problem`; every sequence is computed once more, alone.
+        batches: Some of the problem's batches, by default all.
     """
     loss = problem.loss
-    for some in problem.batches if batches is None else batches:
-        if some.num_sequences < 2:
+    for given_batch in problem.batches if batches is None else batches:
+        if given_batch.num_sequences < 2:
             continue
-        batch = some.map(problem.placed)
+        batch = given_batch.map(problem.placed)
         singles = [batch[i : i + 1] for i in range(batch.num_sequences)]
         with differentiating(), torch.no_grad():
             z = problem.outputs(batch)
-            apart = any(_far(z[i : i + 1], problem.outputs(single), z) for i, single in enumerate(singles))
-            whole = loss.sum(z, batch.targets, batch.weights)
-            each = [loss.sum(z[i : i + 1], b.targets, b.weights) for i, b in enumerate(singles)]
-        if apart or not math.isclose(float(whole), float(sum(each)), rel_tol=TOLERANCE[problem.dtype]):
+            outputs_differ = any(
+                _differ_beyond_rounding(z[i : i + 1], problem.outputs(single), z)
+                for i, single in enumerate(singles)
+            )
+            total = loss.sum(z, batch.targets, batch.weights)
+            sums = [loss.sum(z[i : i + 1], b.targets, b.weights) for i, b in enumerate(singles)]
+        if outputs_differ or not math.isclose(
+            float(total), float(sum(sums)), rel_tol=TOLERANCE[problem.dtype]
+        ):
             raise UsageError(
-                f"the {'outputs' if apart else 'loss'} of a sequence of {problem.model.name} depend on the "
-                f"other sequences in its batch, so a single sequence has no loss or curvature",
+                f"the {'outputs' if outputs_differ else 'loss'} of a sequence of {problem.model.name} "
+                f"depend on the other sequences in its batch, so a single sequence has no loss or curvature",
                 hint="batches of one sequence each, if that is what is meant",
             )
 
 
 def refuse_cuts(problem: Problem) -> None:
-    """Raise where sequences that are cut out of a batch have other outputs than in it.
+    """Raise if sequences that are cut out of a batch have other outputs than inside it.
 
-    For data in shares (`distributed.share`), the sequences of this rank are compared with their batches. For
-    a sharded model of an unknown family, every batch is compared, on all ranks together.
+    For data divided over ranks (`distributed.share`), this rank's sequences are compared with their batches.
+    For a sharded model of an unknown family, all ranks compare every batch.
     """
     spread = problem.model.spread
     differences = [
         _differ(problem, *part) for part in cut_sequences(problem)
-    ]  # all of them: ranks may compute together
-    apart = any(differences)
-    if apart if spread is None else not spread.all(not apart, problem.device):
+    ]  # no short circuit, because ranks may compute together
+    outputs_differ = any(differences)
+    if outputs_differ if spread is None else not spread.all(not outputs_differ, problem.device):
         raise UsageError(
             f"the outputs of a sequence of {problem.model.name} depend on the other sequences in its "
             f"batch, and a batch was split over ranks",
@@ -67,7 +72,7 @@ def refuse_cuts(problem: Problem) -> None:
 
 
 def cut_sequences(problem: Problem) -> Sequence[tuple[Batch, slice]]:
-    """Batches that others have a part of, and the sequences that are here."""
+    """Batches that are divided over ranks, each with this rank's sequences."""
     share, spread = problem.batches.share, problem.model.spread
     if share is not None:
         return share.cut
@@ -77,12 +82,12 @@ def cut_sequences(problem: Problem) -> Sequence[tuple[Batch, slice]]:
     return [(batch, slice(local.start, local.stop)) for batch, local in rows]
 
 
-def _differ(problem: Problem, whole: Batch, rows: slice) -> bool:
-    batch = whole.map(problem.placed)
+def _differ(problem: Problem, full_batch: Batch, rows: slice) -> bool:
+    batch = full_batch.map(problem.placed)
     with differentiating(), torch.no_grad():
         z = problem.outputs(batch)
-        return _far(z[rows], problem.outputs(batch[rows]), z)
+        return _differ_beyond_rounding(z[rows], problem.outputs(batch[rows]), z)
 
 
-def _far(outputs: Tensor, alone: Tensor, z: Tensor) -> bool:
-    return not float((outputs - alone).abs().max()) <= TOLERANCE[z.dtype] * float(z.abs().max())
+def _differ_beyond_rounding(outputs: Tensor, single: Tensor, z: Tensor) -> bool:
+    return not float((outputs - single).abs().max()) <= TOLERANCE[z.dtype] * float(z.abs().max())

@@ -1,12 +1,12 @@
-"""Curvature of single samples: losses, gradients, products and traces of every sequence, or every term.
+"""Losses, gradients, products and traces of single samples: every sequence, or every term.
 
-With L = (1/N) Σ_t w_t ℓ_t over terms t and N_x = Σ_{t ∈ x} w_t, a sample x has the loss that a problem of x
-alone has, and the problem is their weighted mean:
+With L = (1/N) Σ_t w_t ℓ_t over terms t and N_x = Σ_{t ∈ x} w_t, a sample x has the loss of a problem that
+contains only x, and the problem is the weighted mean of the samples:
 
     ℓ_x = (1/N_x) Σ_{t ∈ x} w_t ℓ_t,    L = Σ_x (N_x/N) ℓ_x,    H = Σ_x (N_x/N) H_x,    H_x = ∇²ℓ_x.
 
-Samples go through the model several at a time (`stacked`), as many as memory takes. Every such group is
-compared with an ordinary pass over it; samples whose derivatives differ are computed one at a time.
+Several samples go through the model at a time (`stacked`), as many as fit into memory. Every group is
+compared with an ordinary pass over it; if derivatives differ, its samples are computed one at a time.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from curvescope.operators.samples.batch_coupling import refuse_coupled
 from curvescope.operators.samples.stacked import Graph, Part, agrees, plain_graph, stacked_graph
 from curvescope.problem import Problem, check_finite, differentiating
 
-GRAPH = 4  # of a gradient's graph, in units of the forward pass's results
-COPIES = 4  # of a sample's parameters: the copy, its gradient, a direction, a product
-DIRECTION = 3  # of a sample's parameters, and of its results: what one more direction at once takes
-CPU_BYTES = 256 * 2**20  # more at once does not pay
+GRAPH = 4  # memory of a gradient's graph, in units of the forward pass's results
+COPIES = 4  # copies of a sample's parameters: the parameters, a gradient, a direction, a product
+DIRECTION = 3  # memory of one more direction, in units of a sample's parameters and of its results
+CPU_BYTES = 256 * 2**20  # more memory does not save time
 
 
 @dataclass(frozen=True)
 class SampleTraces(Result):
-    """Traces of the samples' matrices: means over probes that all samples share, with standard errors."""
+    """Traces of the samples' matrices: means over shared probes, with standard errors."""
 
     values: np.ndarray  # (S,)
-    stderr: np.ndarray  # (S,) zero where `exact`
-    exact: bool  # from basis vectors, all of them
+    stderr: np.ndarray  # (S,) zero if `exact`
+    exact: bool  # True if computed from all basis vectors
     num_probes: int
     seed: int
     probe: str = "rademacher"
@@ -55,7 +55,7 @@ class SampleTraces(Result):
 
 @final
 class PerSample:
-    """Losses, gradients and curvature of every sample of a problem, at its parameters as they are.
+    """Losses, gradients and curvature of every sample of a problem, at its current parameters.
 
     Nothing is cached between calls. If the model or the data change while a method runs, or inside
     `frozen()`, it raises.
@@ -73,21 +73,23 @@ class PerSample:
         self.problem, self.space, self._cpu_bytes = problem, space, cpu_bytes
         self.each: Each = each
         self._engine, self._chunk = Engine(problem, "autograd"), chunk
-        self._sizes: dict[Any, tuple[int, int]] | None = None  # sizes that memory takes, inside `frozen()`
+        self._sizes: dict[Any, tuple[int, int]] | None = (
+            None  # group sizes that fit into memory, inside `frozen()`
+        )
         self._checked: set[tuple[int, int, bool]] = set()  # stacked samples that agreed, inside `frozen()`
-        self._one_by_one = False  # they did not agree, or vmap cannot run the module, inside `frozen()`
+        self._one_at_a_time = False  # stacked samples disagreed, or vmap failed, inside `frozen()`
         self._warned = False
         self._reached: set[frozenset[str]] = set()
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Calls inside belong together: sizes and checks of stacked samples hold for all of them."""
+        """Declare model and data constant inside; calls share sizes and checks of stacked samples."""
         if self._sizes is not None:
             yield
             return
         with self._engine.frozen():
             self._sizes, self._reached = {}, set()
-            self._checked, self._one_by_one = set(), False
+            self._checked, self._one_at_a_time = set(), False
             try:
                 refuse_coupled(self.problem)
                 yield
@@ -96,12 +98,12 @@ class PerSample:
 
     @property
     def shares(self) -> np.ndarray:
-        """N_x / N: (S,), they add up to 1."""
+        """N_x / N, (S,); they sum to 1."""
         return np.concatenate([rows.weights for rows in self._rows()]) / self.problem.num_terms
 
     @property
     def sequences(self) -> np.ndarray:
-        """Sequence of the data that each sample is, or is a term of: (S,)."""
+        """Number of each sample's sequence in the data: (S,)."""
         counts = [batch.num_sequences for batch in self.problem.batches]
         firsts = np.cumsum([0, *counts[:-1]])
         return np.concatenate(
@@ -110,11 +112,11 @@ class PerSample:
 
     @property
     def num_samples(self) -> int:
-        """S."""
+        """Number S of samples."""
         return len(self.shares)
 
     def losses(self, parameters: Mapping[str, Tensor] | None = None) -> np.ndarray:
-        """ℓ_x: (S,), where the problem is, or at other parameters, by name."""
+        """ℓ_x, (S,), at the problem's parameters, or at others given by name."""
         values, loss = [], self.problem.loss
         parameters_ = {**self.problem.point, **(parameters or {})}
         with self.frozen(), differentiating(), torch.no_grad(), self._reaching(parameters_):
@@ -127,27 +129,27 @@ class PerSample:
         return np.array(values) / self._divisors()
 
     def gradient_parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """∇ℓ_x of some samples after the others: which, and (b, n)."""
+        """Yield ∇ℓ_x of groups of samples: their slice, and gradients (b, n)."""
         yield from self.stream("gradients", lambda graph, rows, group: graph.gradients())
 
     def gradients(self) -> Tensor:
-        """∇ℓ_x of all samples at once: (S, n). `gradient_parts` needs less memory."""
-        return torch.cat([found for _, found in self.gradient_parts()])
+        """∇ℓ_x of all samples, (S, n). `gradient_parts` needs less memory."""
+        return torch.cat([gradients for _, gradients in self.gradient_parts()])
 
     def gradient_norms(self) -> np.ndarray:
         """‖∇ℓ_x‖: (S,)."""
-        return _joined(found.double().norm(dim=1) for _, found in self.gradient_parts())
+        return _concatenated(gradients.double().norm(dim=1) for _, gradients in self.gradient_parts())
 
     def gradient_products(self, V: Tensor) -> np.ndarray:
         """⟨∇ℓ_x, v⟩ for the columns v of V (n, k): (S, k)."""
         self._check(V, per_sample=False)
-        return _joined(found @ V for _, found in self.gradient_parts())
+        return _concatenated(gradients @ V for _, gradients in self.gradient_parts())
 
     def product_parts(self, V: Tensor, part: Part = "hessian") -> Iterator[tuple[slice, Tensor]]:
-        """H_x V, or G_x V, of some samples after the others: which, and (b, n, k).
+        """Yield H_x V, or G_x V, of groups of samples: their slice, and products (b, n, k).
 
         Args:
-            V: columns (n, k) for all samples, or (S, n, k), each sample's own.
+            V: Columns (n, k) for all samples, or (S, n, k) with separate columns for each sample.
             part: `hessian`, or `ggn` for the GGN G_x.
         """
         if part not in get_args(Part):
@@ -161,14 +163,14 @@ class PerSample:
         yield from self.stream(f"{part} products", work, second_order=True)
 
     def products(self, V: Tensor, part: Part = "hessian") -> Tensor:
-        """H_x V, or G_x V, of all samples at once: (S, n, k). `product_parts` needs less memory."""
-        return torch.cat([found for _, found in self.product_parts(V, part)])
+        """H_x V, or G_x V, of all samples, (S, n, k). `product_parts` needs less memory."""
+        return torch.cat([product for _, product in self.product_parts(V, part)])
 
     def forms(self, V: Tensor, part: Part = "hessian") -> np.ndarray:
         """vᵀ H_x v, or vᵀ G_x v, for the columns v: (S, k)."""
-        return _joined(
-            (found * (V[rows] if V.dim() == 3 else V)).double().sum(1)
-            for rows, found in self.product_parts(V, part)
+        return _concatenated(
+            (product * (V[rows] if V.dim() == 3 else V)).double().sum(1)
+            for rows, product in self.product_parts(V, part)
         )
 
     def traces(
@@ -195,7 +197,7 @@ class PerSample:
 
     @contextmanager
     def _reaching(self, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Passes inside raise where the module holds a moved parameter in a second way; once is enough."""
+        """Raise in the first pass inside if the module holds a changed parameter in a second way."""
         assert self._sizes is not None, "inside frozen"
         if not values or frozenset(values) in self._reached:
             yield
@@ -214,33 +216,33 @@ class PerSample:
             work: A function of the graph of b samples, their slice, and the number of directions at once.
             second_order: True if `work` differentiates the outputs twice.
         """
-        divisors, first = torch.as_tensor(self._divisors()), 0
+        divisors, first_sample = torch.as_tensor(self._divisors()), 0
         with self.frozen():
-            for rows, whole in zip(self._rows(), self.problem.placed_batches(what), strict=True):
+            for rows, full_batch in zip(self._rows(), self.problem.placed_batches(what), strict=True):
                 if not len(rows.sequences):
                     continue
-                step, group = self._at_once(rows.batch(whole))
+                step, group = self._group_sizes(rows.batch(full_batch))
                 for start in track(range(0, len(rows.sequences), step), what):
-                    batch = rows.batch(whole, slice(start, start + step))
-                    numbers = slice(first, first + batch.num_sequences)
+                    batch = rows.batch(full_batch, slice(start, start + step))
+                    numbers = slice(first_sample, first_sample + batch.num_sequences)
                     with differentiating():
                         graphs = self._graphs(batch, numbers, second_order)
-                        results = torch.cat([work(graph, which, group) for graph, which in graphs])
+                        results = torch.cat([work(graph, graph_rows, group) for graph, graph_rows in graphs])
                         check_finite(results, self.problem)
                     scale = divisors[numbers].to(results).reshape(-1, *[1] * (results.dim() - 1))
                     yield numbers, results / scale
-                    first = numbers.stop
+                    first_sample = numbers.stop
 
     def _graphs(self, batch: Batch, numbers: slice, second_order: bool) -> Iterator[tuple[Graph, slice]]:
-        """Yield one graph of all samples of a batch if it agrees with an ordinary pass, else one for each."""
+        """Yield one graph for all samples if it agrees with an ordinary pass, else one for each sample."""
         problem, space = self.problem, self.space
-        if batch.num_sequences > 1 and not self._one_by_one:
+        if batch.num_sequences > 1 and not self._one_at_a_time:
             graph, key = stacked_graph(problem, space, batch), (numbers.start, numbers.stop, second_order)
             if graph is not None and (key in self._checked or agrees(graph, second_order=second_order)):
                 self._checked.add(key)
                 yield graph, numbers
                 return
-            self._one_by_one = True
+            self._one_at_a_time = True
             if graph is not None and not self._warned:
                 self._warned = True
                 warn(
@@ -253,8 +255,8 @@ class PerSample:
                 slice(numbers.start + i, numbers.start + i + 1),
             )
 
-    def _at_once(self, batch: Batch) -> tuple[int, int]:
-        """Return the number of samples of a batch, and of directions of each, that memory takes at once."""
+    def _group_sizes(self, batch: Batch) -> tuple[int, int]:
+        """Number of samples of a batch, and of directions for each, that fit into memory."""
         problem, B, single = self.problem, batch.num_sequences, batch[:1]
         key = (B, *(tuple(t.shape) for t in single.tensors()))
         if self._sizes is not None and key in self._sizes:
@@ -270,7 +272,7 @@ class PerSample:
             self._sizes[key] = sizes
         return sizes
 
-    def _rows(self) -> list[Rows]:
+    def _rows(self) -> list[SampleRows]:
         return [rows_of(self.problem, batch, self.each) for batch in self.problem.batches]
 
     def _divisors(self) -> np.ndarray:
@@ -278,13 +280,13 @@ class PerSample:
         return np.concatenate([rows.divisors for rows in self._rows()])
 
     def _check(self, V: Tensor, *, per_sample: bool = True) -> None:
-        """Raise unless these are columns for all samples, or, where that goes, each sample's own."""
+        """Raise unless V has columns for all samples or, if `per_sample`, columns for each sample."""
         n, S = self.space.size, self.num_samples
         shapes = [(n,), (S, n)] if per_sample else [(n,)]
         if V.shape[:-1] not in shapes or V.dtype != self.problem.dtype:
-            wanted = " or ".join(f"({', '.join(map(str, shape))}, k)" for shape in shapes)
+            expected = " or ".join(f"({', '.join(map(str, shape))}, k)" for shape in shapes)
             raise ShapeError(
-                f"expected columns {wanted} in {self.problem.dtype}, got {V.dtype} {tuple(V.shape)}"
+                f"expected columns {expected} in {self.problem.dtype}, got {V.dtype} {tuple(V.shape)}"
             )
 
 
@@ -295,8 +297,8 @@ def per_sample(
 
     Args:
         problem: A `cs.Problem`.
-        blocks: The parameters of gradients and products, by globs; all without one.
-        each: `sequence`, or `term`: a counted target, or an entry of `mse_mean`.
+        blocks: Globs of blocks for gradients and products; by default all parameters.
+        each: `sequence`, or `term` for a counted target or an entry of `mse_mean`.
         chunk: Number of samples at a time; by default chosen from the free memory.
     """
     if not isinstance(problem, Problem):
@@ -316,33 +318,33 @@ def per_sample(
 def probe_columns(
     space: ParamSpace, num_probes: int, *, probe: Probe = "rademacher", seed: int
 ) -> tuple[Tensor, bool]:
-    """Probes (n, num_probes), or all basis vectors where these are no more; and whether it is these."""
-    where = {"dtype": space.dtype, "device": space.device}
+    """Probes (n, num_probes) and False, or all basis vectors and True if they are no more."""
+    options = {"dtype": space.dtype, "device": space.device}
     if space.size <= num_probes:
-        return torch.eye(space.size, **where), True
-    return probes(space.size, num_probes, seed=seed, kind=probe, **where), False
+        return torch.eye(space.size, **options), True
+    return probes(space.size, num_probes, seed=seed, kind=probe, **options), False
 
 
-def _joined(parts: Iterable[Tensor]) -> np.ndarray:
+def _concatenated(parts: Iterable[Tensor]) -> np.ndarray:
     return torch.cat([part.double().cpu() for part in parts]).numpy()
 
 
 Each = Literal["sequence", "term"]
 
 
-class Rows(NamedTuple):
-    """Samples of one batch: which sequences they are, and of terms which ones of their sequence."""
+class SampleRows(NamedTuple):
+    """Samples of one batch: their sequences, and for terms their positions in the sequence."""
 
     sequences: Tensor  # (R,)
     terms: Tensor | None  # (R,)
     weights: np.ndarray  # (R,) N_x
-    divisors: np.ndarray  # (R,) the total weight of the sample's own batch, as `batch` makes it
-    shape: tuple[int, ...]  # of the terms of one sequence
+    divisors: np.ndarray  # (R,) total weight of the batch that `batch` makes for the sample
+    shape: tuple[int, ...]  # shape of the terms of one sequence
 
-    def batch(self, whole: Batch, rows: slice = slice(None)) -> Batch:
-        """The samples as sequences of a batch; a term is its sequence with no other term that counts."""
+    def batch(self, batch: Batch, rows: slice = slice(None)) -> Batch:
+        """Make a batch with one sequence per sample; other terms of a term's sequence have weight 0."""
         chosen = self.sequences[rows]
-        samples = whole.map(lambda t: t[chosen.to(t.device)])
+        samples = batch.map(lambda t: t[chosen.to(t.device)])
         if self.terms is None:
             return samples
         hot = torch.nn.functional.one_hot(self.terms[rows], math.prod(self.shape))
@@ -350,23 +352,25 @@ class Rows(NamedTuple):
 
 
 def has_terms(problem: Problem) -> bool:
-    """Return True if the loss is a sum over single targets, or entries, that a weight can leave out."""
+    """Return True if the loss is a sum over targets or entries that weights can exclude."""
     return all(problem.loss.term_weights(b.targets, b.weights) is not None for b in problem.batches)
 
 
-def rows_of(problem: Problem, batch: Batch, each: Each) -> Rows:
-    """The samples of a batch that count."""
+def rows_of(problem: Problem, batch: Batch, each: Each) -> SampleRows:
+    """Samples of a batch with nonzero weight."""
     if each == "sequence":
         singles = (batch[i : i + 1] for i in range(batch.num_sequences))
         weights = np.array([problem.loss.total_weight(single.targets, single.weights) for single in singles])
         counted = np.flatnonzero(weights > 0)
-        return Rows(torch.as_tensor(counted), None, weights[counted], weights[counted], ())
-    w, unweighted = (problem.loss.term_weights(batch.targets, given) for given in (batch.weights, None))
+        return SampleRows(torch.as_tensor(counted), None, weights[counted], weights[counted], ())
+    w, unweighted = (
+        problem.loss.term_weights(batch.targets, given_weights) for given_weights in (batch.weights, None)
+    )
     assert w is not None, "checked by has_terms"
     assert unweighted is not None, "checked by has_terms"
     w, unweighted = w.double().cpu(), unweighted.double().cpu()
     flat = w.reshape(len(w), -1)
     at = sequences, terms = (flat > 0).nonzero(as_tuple=True)
-    return Rows(
+    return SampleRows(
         sequences, terms, flat[at].numpy(), unweighted.reshape(len(w), -1)[at].numpy(), tuple(w.shape[1:])
     )

@@ -1,9 +1,9 @@
-"""Derivatives of several samples at once, each with its own copy of the parameters.
+"""Derivatives of several samples in one pass, each with its own copy of the parameters.
 
 The parameters θ are repeated, (B, *shape), and `torch.func.vmap` runs sample b at copy b. The batched
-operations record plain autograd's graph, outside vmap, which is differentiated in reverse twice: that is
-right through `F.layer_norm`, where nested `torch.func` transforms are not. The sum of the samples' losses
-depends on copy b through sample b alone, so
+operations record an ordinary autograd graph, which is differentiated twice in reverse mode, outside vmap.
+This is right through `F.layer_norm`, unlike nested `torch.func` transforms. The sum of the samples' losses
+depends on copy b only through sample b, so
 
     ∂s/∂θ_b = ∇s_b,        ∂²s/∂θ_b ∂θ_b' = δ_bb' ∇²s_b.
 
@@ -31,17 +31,17 @@ from curvescope.core.tensors import tree_map
 from curvescope.data.batches import Batch
 from curvescope.engines.module_runner import Runner
 from curvescope.engines.vjp import gradient, linearize, pull
-from curvescope.operators.roots import Columns
+from curvescope.operators.roots import RootColumns
 from curvescope.problem import Leaves, Problem
 
 Part = Literal["hessian", "ggn"]
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}  # relative: two orders of the same operations
-ROUNDING = 0.01  # of NEAR and of the largest entry of all parameters: a derivative of this size may be zero
-SLOW = "There is a performance drop"  # an operation that vmap takes sample by sample; the numbers are right
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}  # relative, for two orders of the same operations
+ROUNDING = 0.01  # share of TOLERANCE of the largest derivative of all: smaller derivatives may be rounding
+SLOW = "There is a performance drop"  # vmap's warning for an operation without a batching rule
 
 
 class ConstantPadding(TorchFunctionMode):
-    """Embeddings inside give no derivative to the row of `padding_idx`, under vmap too."""
+    """Make embeddings give no derivative to the row of `padding_idx`, also under vmap."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -67,7 +67,7 @@ LOOKUPS = {F.embedding: _embedding, torch.embedding: _torch_embedding}
 
 @dataclass(frozen=True)
 class Graph:
-    """Outputs of B samples as a function of `points`: of copies (B, *shape), or of parameters for B = 1."""
+    """Outputs of B samples as a function of `points`: copies (B, *shape), or the parameters if B = 1."""
 
     problem: Problem
     space: ParamSpace
@@ -102,7 +102,7 @@ class Graph:
         results = pull([self.outputs], [cotangents], list(self.points.values()), group)
         return self._gathered(results, len(cotangents))
 
-    def squares(self, columns: Columns, group: int) -> Tensor:
+    def squares(self, columns: RootColumns, group: int) -> Tensor:
         """Σ_k (Jᵀ r_k) ∘ (Jᵀ M r_k) of every sample, or Σ_k (Jᵀ r_k)² for roots r_k: (B, n)."""
         into = list(self.points.values())
         total = [torch.zeros_like(x)[None] for x in into]
@@ -111,16 +111,16 @@ class Graph:
             pulled = second = pull([self.outputs], [R], into, group)
             if columns.times is not None:
                 second = pull([self.outputs], [columns.times(R)], into, group)
-            for add, first, other in zip(total, pulled, second, strict=True):
-                if first is not None and other is not None:
-                    add += (first * other).sum(dim=0)
+            for add, pulled_root, pulled_product in zip(total, pulled, second, strict=True):
+                if pulled_root is not None and pulled_product is not None:
+                    add += (pulled_root * pulled_product).sum(dim=0)
         return self._gathered([x.detach() for x in total], 1)[..., 0]
 
     def _sum(self) -> Tensor:
         return self.problem.loss.sum(self.outputs, self.batch.targets, self.batch.weights)
 
     def _tangents(self, V: Tensor) -> list[Tensor]:
-        """Directions of the points, k in front."""
+        """Directions of the points, with axis k first."""
         if V.dim() == 3:
             trees = [self.space.scatter_columns(columns) for columns in V]
             tree = {name: torch.stack([t[name] for t in trees], dim=1) for name in self.space.parameter_names}
@@ -132,7 +132,7 @@ class Graph:
         return [tree[name][:, None].expand(-1, B, *tree[name].shape[1:]) for name in self.points]
 
     def _gathered(self, results: Any, k: int) -> Tensor:
-        """Results (k, B, *shape) of the points as vectors: (B, n, k)."""
+        """Gather results (k, B, *shape) of the points into vectors (B, n, k)."""
         B = self.batch.num_sequences
         pairs = zip(self.points, results, strict=True)
         tree = {name: (x if self.stacked else x[:, None]).contiguous() for name, x in pairs if x is not None}
@@ -143,7 +143,7 @@ class Graph:
 
 
 def stacked_graph(problem: Problem, space: ParamSpace, batch: Batch) -> Graph | None:
-    """The graph of all samples of a placed batch, or None where the module cannot be run so."""
+    """Build the graph of all samples of a batch on the device; None if vmap cannot run the module."""
     runner, B = Runner(problem), batch.num_sequences
     rows = tree_map(lambda x: x[:, None], batch.inputs)  # a sample is a batch of one sequence
 
@@ -159,8 +159,10 @@ def stacked_graph(problem: Problem, space: ParamSpace, batch: Batch) -> Graph | 
     try:
         with warnings.catch_warnings(), ConstantPadding():
             warnings.filterwarnings("ignore", message=SLOW)
-            leaves, (copies, z) = problem.differentiable(space.parameter_names, run, lambda found: [found[1]])
-    except Exception:  # whatever a module raises that looks at its numbers
+            leaves, (copies, z) = problem.differentiable(
+                space.parameter_names, run, lambda run_result: [run_result[1]]
+            )
+    except Exception:  # a module that reads its values may raise anything
         return None
     leaves_of_sample = dict(problem.model.named_parameters())
     if any(
@@ -171,7 +173,7 @@ def stacked_graph(problem: Problem, space: ParamSpace, batch: Batch) -> Graph | 
 
 
 def plain_graph(problem: Problem, space: ParamSpace, batch: Batch) -> Graph:
-    """The graph of a placed batch in an ordinary pass: of one sample, or of all of them as one function."""
+    """Build the graph of a batch on the device in an ordinary pass: one sample, or all as one function."""
     runner = Runner(problem)
 
     def run(leaves: Leaves) -> Tensor:
@@ -200,7 +202,7 @@ def agrees(graph: Graph, *, second_order: bool) -> bool:
     v = [_random(x, 1 + i) for i, x in enumerate(plain.points.values())]
     try:
         actual = _derivatives(graph, u, v, second_order)
-    except RuntimeError:  # a derivative that batched operations do not have
+    except RuntimeError:  # a batched operation has no derivative
         return False
     expected = _derivatives(plain, u, v, second_order)
     return all(_near(*pair) for pair in zip(actual, expected, strict=True))
@@ -216,12 +218,12 @@ def _derivatives(graph: Graph, u: Tensor, v: list[Tensor], second_order: bool) -
         ]
         return [g.to_dense().sum(0) if graph.stacked else g.to_dense() for g in sums]
 
-    first = torch.autograd.grad(z, into, u, retain_graph=True, create_graph=second_order, allow_unused=True)
+    pulled = torch.autograd.grad(z, into, u, retain_graph=True, create_graph=second_order, allow_unused=True)
     if not second_order:
-        return [summed(first)]
+        return [summed(pulled)]
     directions = [x.expand(like.shape)[None] for x, like in zip(v, into, strict=True)]
-    second = [None if g is None else g[0] for g in pull(first, directions, into, 1)]
-    return [summed(first), summed(second)]
+    second = [None if g is None else g[0] for g in pull(pulled, directions, into, 1)]
+    return [summed(pulled), summed(second)]
 
 
 def _random(like: Tensor, index: int) -> Tensor:
@@ -231,8 +233,8 @@ def _random(like: Tensor, index: int) -> Tensor:
 def _near(actual: list[Tensor], expected: list[Tensor]) -> bool:
     """Return True if tensors agree up to rounding, each relative to its own largest entry.
 
-    The largest entry of all tensors sets a floor, because a derivative that is exactly zero is left as
-    rounding.
+    The largest entry of all tensors sets a floor, because a derivative that is exactly zero is computed as a
+    rounding error.
     """
     if not expected:
         return True

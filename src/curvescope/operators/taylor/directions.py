@@ -16,13 +16,13 @@ from curvescope.models.parameter_selection import Params
 from curvescope.problem import Problem
 
 DirectionName = Literal["gradient", "random"]
-Given = Tensor | Mapping[str, Tensor] | DirectionName
+DirectionInput = Tensor | Mapping[str, Tensor] | DirectionName
 Point = Tensor | Mapping[str, Tensor] | Model | Problem
 DESCRIPTIONS = {"gradient": "−∇L, steepest descent", "random": "a random direction of length one"}
 
 
-class Direction(NamedTuple):
-    """A vector over the blocks that are meant, and what it is called."""
+class LossDirection(NamedTuple):
+    """A vector over the chosen blocks, with its name for figures."""
 
     vector: Tensor  # (n,)
     name: str
@@ -34,14 +34,15 @@ def check_problem(problem: Any) -> None:
         raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
 
 
-def as_direction(problem: Problem, given: Any, *blocks: Params, seed: int = 0) -> Direction:
-    """The vector over `problem.space(*blocks)` that is meant.
+def as_direction(problem: Problem, given: Any, *blocks: Params, seed: int = 0) -> LossDirection:
+    """Convert a description of a direction to a vector over `problem.space(*blocks)`.
 
     Args:
-        given: A vector (n,) in the order of `problem.space(*blocks)`, without blocks that of torch's
-            `parameters_to_vector`; tensors by the names of parameters, those not named do not move;
-            "gradient" for −∇L, so that t is a learning rate; "random" for a Gaussian direction of length one.
-        seed: Of the random one.
+        given: A vector (n,) in the order of `problem.space(*blocks)`, which without blocks is the order of
+            torch's `parameters_to_vector`. Or tensors by the names of parameters; other parameters stay
+            fixed. Or "gradient" for −∇L, so that t is a learning rate; or "random" for a Gaussian direction
+            of length one.
+        seed: Seed of the random direction.
     """
     space = problem.space(*blocks)
     name = "given"
@@ -58,34 +59,36 @@ def as_direction(problem: Problem, given: Any, *blocks: Params, seed: int = 0) -
         vector = _gathered(problem, given, space)
     else:
         vector = _checked(given, space)
-    return Direction(_usable(vector.detach(), "direction"), name)
+    return LossDirection(_check_usable(vector.detach(), "direction"), name)
 
 
-def towards(problem: Problem, point: Any, *blocks: Params) -> Direction:
-    """The way d = θ' − θ to another point, so that θ + d is that point.
+def towards(problem: Problem, point: Any, *blocks: Params) -> LossDirection:
+    """Direction d = θ' − θ to another point.
 
     Args:
         point: Parameters θ' by name, a vector over the blocks, a module, a model, or a problem at other
             parameters.
     """
-    space, theta = problem.space(*blocks), own_vector(problem, *blocks)
-    given = dict(point.named_parameters()) if isinstance(point, Model | Problem) else point
-    given = dict(given.named_parameters()) if isinstance(given, nn.Module) else given
-    if isinstance(given, Mapping):
-        missing = [name for name in space.parameter_names if name not in given]
+    space, theta = problem.space(*blocks), parameter_vector(problem, *blocks)
+    target = dict(point.named_parameters()) if isinstance(point, Model | Problem) else point
+    target = dict(target.named_parameters()) if isinstance(target, nn.Module) else target
+    if isinstance(target, Mapping):
+        missing = [name for name in space.parameter_names if name not in target]
         if missing:
             raise UsageError(
-                f"expected a point with all parameters that vary, got one without {missing[0]!r}",
-                hint="pass the blocks that it has, or its whole state",
+                f"expected a point with all trained parameters, got one without {missing[0]!r}",
+                hint="pass the blocks that it has, or its complete state",
             )
-        there = _gathered(problem, {name: given[name] for name in space.parameter_names}, space)
+        point_vector = _gathered(problem, {name: target[name] for name in space.parameter_names}, space)
     else:
-        there = _checked(given, space)
-    return Direction(_usable((there - theta).detach(), "way to the other point"), "to the other point")
+        point_vector = _checked(target, space)
+    return LossDirection(
+        _check_usable((point_vector - theta).detach(), "direction to the other point"), "to the other point"
+    )
 
 
 def displaced(problem: Problem, trees: Sequence[Mapping[str, Tensor]], t: Sequence[float]) -> Problem:
-    """The problem at θ + Σ tᵢ dᵢ, the directions dᵢ by the names of parameters."""
+    """Return the problem at θ + Σ tᵢ dᵢ, for directions dᵢ by the names of parameters."""
     theta = dict(problem.named_parameters())
     point = {name: theta[name].detach() for tree in trees for name in tree}
     for tree, step in zip(trees, t, strict=True):
@@ -97,21 +100,21 @@ def displaced(problem: Problem, trees: Sequence[Mapping[str, Tensor]], t: Sequen
 def filter_normalized(problem: Problem, vector: Tensor, *blocks: Params) -> Tensor:
     """Rescale every filter of a direction to the length of the parameters' filter: d ← d ‖θ_f‖ / ‖d_f‖.
 
-    A filter f is what leads to one output: a column of a matrix, laid out inputs × outputs, or what the
-    first axis of a larger tensor counts. Biases and gains do not move. (Li, Xu, Taylor, Studer and Goldstein,
+    A filter f contains the weights of one output: a column of a matrix (inputs × outputs), or one index of
+    the first axis of a larger tensor. Biases and gains do not change. (Li, Xu, Taylor, Studer and Goldstein,
     Visualizing the loss landscape of neural nets, 2018, arXiv 1712.09913, section 4, and their code.)
     """
-    space, theta = problem.space(*blocks), own_vector(problem, *blocks)
+    space, theta = problem.space(*blocks), parameter_vector(problem, *blocks)
     result = torch.empty_like(vector)
     for block in map(problem.model.inputs_first, space):
-        place, d, w = (space.view(x[:, None], block) for x in (result, vector, theta))
+        entries, d, w = (space.view(x[:, None], block) for x in (result, vector, theta))
         scaled = _scaled(block, d.reshape(block.shape), w.reshape(block.shape))
-        place.copy_(scaled.reshape(place.shape))
-    return _usable(result, "filter-normalized direction")
+        entries.copy_(scaled.reshape(entries.shape))
+    return _check_usable(result, "filter-normalized direction")
 
 
-def own_vector(problem: Problem, *blocks: Params) -> Tensor:
-    """θ itself over the blocks: (n,)."""
+def parameter_vector(problem: Problem, *blocks: Params) -> Tensor:
+    """Parameters θ of the blocks as a vector (n,)."""
     space, parameters = problem.space(*blocks), dict(problem.named_parameters())
     return space.gather({name: parameters[name].detach() for name in space.parameter_names})
 
@@ -139,18 +142,18 @@ def _gathered(problem: Problem, tree: Mapping[str, Tensor], space: ParamSpace) -
     """Return the vector of tensors by name, each with its parameter's shape; raise if a parameter does not
     vary.
     """
-    own = dict(problem.named_parameters())
+    parameters = dict(problem.named_parameters())
     for name, value in tree.items():
-        if name not in own:
-            raise UsageError(f"the model has no parameter {name!r}", hint=near_misses(name, list(own)))
-        if not isinstance(value, Tensor) or value.shape != own[name].shape:
+        if name not in parameters:
+            raise UsageError(f"the model has no parameter {name!r}", hint=near_misses(name, list(parameters)))
+        if not isinstance(value, Tensor) or value.shape != parameters[name].shape:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ShapeError(f"{name}: expected a tensor of {tuple(own[name].shape)}, got {got}")
+            raise ShapeError(f"{name}: expected a tensor of {tuple(parameters[name].shape)}, got {got}")
     placed = {name: value.detach().to(space.device, space.dtype) for name, value in tree.items()}
     outside = [name for name in tree if name not in space.parameter_names]
     if outside:
         raise UsageError(
-            f"expected parameters among those that vary, got {outside[0]!r}",
+            f"expected trained parameters, got {outside[0]!r}",
             hint="pass its block after the direction, or omit it",
         )
     return space.gather(placed)
@@ -166,7 +169,7 @@ def _checked(given: Any, space: ParamSpace) -> Tensor:
     return given.detach().to(space.device, space.dtype)
 
 
-def _usable(vector: Tensor, what: str) -> Tensor:
+def _check_usable(vector: Tensor, what: str) -> Tensor:
     if not bool(torch.isfinite(vector).all()):
         raise UsageError(f"expected a {what} of finite numbers, got infinite or undefined entries")
     if not bool((vector != 0).any()):

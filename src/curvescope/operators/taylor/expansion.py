@@ -1,4 +1,4 @@
-"""Taylor expansion of the loss at θ, its rounding error, and the range in which both agree.
+"""Taylor expansion of the loss at θ, the loss's rounding error, and the range where the expansion holds.
 
 L(θ + t d) = L + t gᵀd + (t²/2) dᵀHd + (t³/6) ∇³L[d,d,d] + O(t⁴)
 """
@@ -19,9 +19,9 @@ Order = Literal[2, 3]
 NAMES: dict[Order, str] = {2: "quadratic", 3: "cubic"}
 HOLDS, UNDECIDED, FAILS = 1, 0, -1
 VERDICTS = {HOLDS: "holds", UNDECIDED: "below rounding", FAILS: "fails"}
-NEARBY = 6  # points on each side for the noise of the loss
-MANY, SHORTER = 64, 12  # roundings that are more than expected, and shorter ways that are tried then
-DEVIATIONS = 4.0  # of that noise, that a difference must exceed to be one
+NEARBY = 6  # points on each side for measuring the noise of the loss
+MANY, SHORTER = 64, 12  # noise above this many roundings is measured again, at this many shorter ranges
+DEVIATIONS = 4.0  # a difference counts if it exceeds this many standard deviations of the noise
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,22 @@ class Expansion(Result):
     loss: float
     slope: float  # gᵀd
     curvature: float  # dᵀHd
-    third: float  # ∇³L[d,d,d]; nan where it was not asked for
+    third: float  # ∇³L[d,d,d]; nan if it was not requested
 
     def predicted(self, t: np.ndarray, order: Order) -> np.ndarray:
-        """The polynomial of degree `order` in t."""
+        """Evaluate the polynomial of degree `order` at t."""
         values = self.loss + t * self.slope + t**2 * self.curvature / 2
         return values + t**3 * self.third / 6 if order == 3 else values
 
     def terms(self, t: np.ndarray) -> np.ndarray:
-        """|t gᵀd| + ½ t² |dᵀHd|: what an error is compared with.
+        """|t gᵀd| + ½ t² |dᵀHd|, the scale of errors.
 
-        It is zero at θ alone unless both vanish, and unlike the change of the loss it has no other zeros.
+        Unlike the change of the loss, it is zero only at θ, unless both terms vanish.
         """
         return np.abs(t * self.slope) + t**2 * abs(self.curvature) / 2
 
     def reach(self, amount: float) -> float:
-        """The t > 0 at which the moduli of all known terms add up to `amount`; 1 where all are zero."""
+        """The t > 0 at which the absolute values of all known terms sum to `amount`; 1 if all are zero."""
         third = 0.0 if math.isnan(self.third) else abs(self.third) / 6
         sizes = [third, abs(self.curvature) / 2, abs(self.slope)]
         singly = [(amount / c) ** (1 / (3 - i)) for i, c in enumerate(sizes) if c > 0]
@@ -64,25 +64,29 @@ class Expansion(Result):
 class Agreement(Result):
     """Criterion for a right prediction: its error is at most `tolerance` times the terms, see `terms`.
 
-    An error that is nearer to that limit than the rounding of the loss decides nothing.
+    An error closer to this limit than the rounding of the loss is undecided.
     """
 
     tolerance: float
-    rounding: float  # of a difference between the loss and a prediction
+    rounding: float  # rounding of a difference between the loss and a prediction
 
     def verdicts(
-        self, difference: np.ndarray, terms: np.ndarray, loss: np.ndarray, here: float
+        self, difference: np.ndarray, terms: np.ndarray, loss: np.ndarray, loss_at_theta: float
     ) -> np.ndarray:
-        """HOLDS, UNDECIDED or FAILS at every point; a loss that is no number fails.
+        """Return HOLDS, UNDECIDED or FAILS for every point; a loss of nan fails.
 
         Args:
-            difference: of the loss from what is predicted.
-            terms: what the tolerance is a share of.
-            loss: at the points; where it is larger than `here`, at θ, so is its rounding.
+            difference: Loss minus prediction.
+            terms: Scale to which the tolerance is relative.
+            loss: Loss at the points; if it is larger than `loss_at_theta`, so is its rounding.
         """
         error, allowed = np.abs(difference), self.tolerance * terms
         finite = np.isfinite(error)
-        size = np.abs(np.where(finite, loss, here)) / abs(here) if here else np.ones_like(error)
+        size = (
+            np.abs(np.where(finite, loss, loss_at_theta)) / abs(loss_at_theta)
+            if loss_at_theta
+            else np.ones_like(error)
+        )
         rounding = self.rounding * np.maximum(size, 1.0)
         result = np.where(error + rounding <= allowed, HOLDS, UNDECIDED)
         return np.where(~finite | (error - rounding > allowed), FAILS, result).astype(int)
@@ -90,27 +94,28 @@ class Agreement(Result):
 
 @dataclass(frozen=True)
 class Radius(Result):
-    """Distance up to which a prediction holds on one side of θ, from the evaluated points.
+    """Distance up to which a prediction holds on one side of θ, according to the evaluated points.
 
-    It holds at `low`, fails at `high`, and fails at no evaluated point before: nothing is known in between.
+    It holds at `low`, fails at `high`, and fails at no evaluated point before `high`. Nothing is known
+    between the two.
     """
 
-    low: float  # 0: it holds at no evaluated point before it fails
+    low: float  # 0 if it holds at no evaluated point before it fails
     high: float  # inf if it does not fail in the range
-    limit: float  # the end of the range; 0 if this side was not evaluated
+    limit: float  # end of the range; 0 if this side was not evaluated
 
     @property
     def value(self) -> float:
-        """The middle of the bracket; for an open one, low if it never fails, high if it fails at once.
+        """Middle of the bracket; `low` if the prediction never fails, `high` if it fails at once.
 
-        nan if rounding hides the answer, and on a side that was not evaluated.
+        It is nan if rounding hides the answer, or if this side was not evaluated.
         """
         if self.low == 0:
             return math.nan if math.isinf(self.high) else self.high
         return self.low if math.isinf(self.high) else (self.low + self.high) / 2
 
     def words(self, unit: float = 1.0) -> str:
-        """The bracket, times a unit: `0.021 to 0.022`, `beyond 0.5`, `below 1e-05`."""
+        """Describe the bracket, times a unit: `0.021 to 0.022`, `beyond 0.5`, `below 1e-05`."""
         low, high = self.low * unit, self.high * unit
         if self.limit == 0:
             return "not evaluated"
@@ -126,21 +131,21 @@ def find_radius(
     side: int,
     *,
     precision: float,
-    most: int = 40,
+    max_evaluations: int = 40,
 ) -> Radius:
-    """The bracket of the first failure on one side, narrowed by halving until high ≤ (1 + precision) low.
+    """Bracket the first failure on one side, and bisect until high ≤ (1 + precision) low.
 
-    Where the prediction holds at no point before the first that fails, steps towards θ are halved until it
-    does or rounding hides it.
+    If the prediction holds at no point before the first failure, the distance to θ is halved until it holds
+    or rounding hides it.
 
     Args:
-        values: the loss by t, among them the grid; points that are evaluated are added to it.
-        verdicts: of arrays t and losses.
-        evaluate: the loss at t.
+        values: Losses by t, including the grid; new evaluations are added to it.
+        verdicts: Function of arrays t and losses.
+        evaluate: Function that returns the loss at t.
         side: 1 or −1.
     """
     limit = max((side * t for t in values), default=0.0)
-    for _ in range(most):
+    for _ in range(max_evaluations):
         low, high = _bracket(values, verdicts, side)
         if math.isinf(high) or high <= (1 + precision) * low:
             break
@@ -152,35 +157,35 @@ def find_radius(
     return Radius(low, high, max(limit, 0.0))
 
 
-def noise(evaluate: Callable[[float], float], reach: float, here: float, eps: float) -> float:
-    """Rounding error of a difference of two losses, from losses at points next to each other.
+def noise(evaluate: Callable[[float], float], reach: float, loss_at_theta: float, eps: float) -> float:
+    """Rounding error of a difference of two losses, from losses at neighboring points.
 
-    Fourth differences Δ⁴ of the loss at thirteen points, equally far from each other, hold nothing of a
-    smooth function over so short a way, and 70 times the variance of its noise (Moré and Wild, Estimating
-    computational noise, 2011, eq. 2.3). Four standard deviations, and at least one rounding of L. Where that
-    is many roundings the way may have been too long, and a shorter one is tried.
+    Over a short range, fourth differences Δ⁴ of the loss at thirteen equidistant points contain nothing of a
+    smooth function, and 70 times the variance of its noise (Moré and Wild, Estimating computational noise,
+    2011, eq. 2.3). The result is four standard deviations, and at least one rounding of L. If it is many
+    roundings, the range may have been too long, and a shorter one is tried.
 
     Args:
-        reach: how far the points go, on both sides of θ.
-        here: L(θ).
-        eps: of the type of the parameters.
+        reach: Half the range of the points around θ.
+        loss_at_theta: L(θ).
+        eps: Machine precision of the parameters' dtype.
     """
-    estimate = _fourth_differences(evaluate, reach, here)
+    estimate = _fourth_differences(evaluate, reach, loss_at_theta)
     for _ in range(SHORTER):
-        if estimate <= MANY * eps * abs(here):
+        if estimate <= MANY * eps * abs(loss_at_theta):
             break
         reach /= 32
-        nearer = _fourth_differences(evaluate, reach, here)
+        nearer = _fourth_differences(evaluate, reach, loss_at_theta)
         if nearer > estimate / 4:
             break
         estimate = nearer
-    return max(DEVIATIONS * estimate, eps * abs(here))
+    return max(DEVIATIONS * estimate, eps * abs(loss_at_theta))
 
 
-def _fourth_differences(evaluate: Callable[[float], float], reach: float, here: float) -> float:
-    """The standard deviation of the noise."""
+def _fourth_differences(evaluate: Callable[[float], float], reach: float, loss_at_theta: float) -> float:
+    """Estimate the standard deviation of the noise."""
     steps = np.arange(-NEARBY, NEARBY + 1) * reach / NEARBY
-    losses = np.array([here if t == 0 else evaluate(float(t)) for t in steps])
+    losses = np.array([loss_at_theta if t == 0 else evaluate(float(t)) for t in steps])
     differences = np.diff(losses, 4)
     differences = differences[np.isfinite(differences)]
     return math.sqrt(float(np.mean(differences**2)) / 70) if len(differences) else 0.0
@@ -197,20 +202,20 @@ def _inside(low: float, high: float, precision: float) -> list[float]:
     """
     if low == 0:
         return [high / 2]
-    middle, beside = math.sqrt(low * high), 1 + precision / 4
-    return [x for x in (middle, middle * beside, middle / beside) if low < x < high]
+    middle, step_out = math.sqrt(low * high), 1 + precision / 4
+    return [x for x in (middle, middle * step_out, middle / step_out) if low < x < high]
 
 
 def _bracket(
     values: dict[float, float], verdicts: Callable[[np.ndarray, np.ndarray], np.ndarray], side: int
 ) -> tuple[float, float]:
-    """The largest |t| at which it holds before the first failure, and that failure."""
+    """Largest |t| at which the prediction holds before its first failure, and |t| of that failure."""
     t = np.array(sorted(x for x in values if side * x > 0))[::side]
     if not len(t):
         return 0.0, math.inf
     results = verdicts(t, np.array([values[x] for x in t.tolist()]))
     failing = np.flatnonzero(results == FAILS)
-    first = int(failing[0]) if len(failing) else len(t)
-    holding = np.flatnonzero(results[:first] == HOLDS)
+    first_failure = int(failing[0]) if len(failing) else len(t)
+    holding = np.flatnonzero(results[:first_failure] == HOLDS)
     low = float(abs(t[holding[-1]])) if len(holding) else 0.0
-    return low, float(abs(t[first])) if len(failing) else math.inf
+    return low, float(abs(t[first_failure])) if len(failing) else math.inf

@@ -1,11 +1,11 @@
-"""Third derivatives of a problem along a direction: how curvature itself changes.
+"""Third derivatives of a problem along a direction: the change of its curvature.
 
     ∇³L[u,u,·] = ∇_θ (uᵀ H(θ) u),     ∇³L[u,u,u] = d/dt uᵀ H(θ + t u) u at t = 0,
 
 so that L(θ + t u) = L + t ∇L·u + (t²/2) uᵀHu + (t³/6) ∇³L[u,u,u] + O(t⁴).
 
-Three reverse passes are silently wrong through some of torch's norms. Hence every norm of the module is
-replaced by its own arithmetic while the graph is built: `kernels.norms.plain_norms`.
+Three reverse passes are silently wrong through some of torch's norms. So `kernels.norms.plain_norms` replaces
+every norm of the module by plain arithmetic while the graph is built.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class ThirdDerivative(Result):
 
 
 def third_derivative(problem: Problem, u: Tensor, *blocks: Params) -> ThirdDerivative:
-    """∇³L[u,u,u] and ∇³L[u,u,·] over the blocks that match the globs (all of them without one).
+    """Compute ∇³L[u,u,u] and ∇³L[u,u,·] over the blocks that match the globs, by default all.
 
     `u` is a vector (n,) of `problem.space(*blocks)`, and so is ∇³L[u,u,·]. Batches are read once, one at a
-    time, and the model is left as it was. Time and memory are those of a few Hessian-vector products.
+    time, and the model is not changed. Time and memory equal those of a few Hessian-vector products.
     """
     if not isinstance(problem, Problem):
         raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
     space = problem.space(*blocks)
     _check_direction(u, space)
-    with torch.inference_mode(False), torch.enable_grad():  # whatever the caller is in
+    with torch.inference_mode(False), torch.enable_grad():  # independent of the caller's mode
         direction = space.scatter(u.detach())
         total = torch.zeros(space.size, dtype=space.dtype, device=space.device)
         for batch in problem.placed_batches("third derivative"):
@@ -106,10 +106,10 @@ def _check_direction(u: Any, space: ParamSpace) -> None:
 
 
 def _refuse_wrong_nodes(s: Tensor) -> None:
-    """Raise when the graph holds a norm that was not replaced, or an operation differentiable only once.
+    """Raise if the graph contains a norm that was not replaced, or an operation differentiable only once.
 
-    The first comes from scripted code and torch.ops, the second from `@once_differentiable`; torch would take
-    a wrong third derivative of the one and silently count the other as constant.
+    The norm comes from scripted code or torch.ops, and torch's third derivative of it would be wrong. The
+    operation is marked `@once_differentiable`, and torch would silently treat its gradient as constant.
     """
     if once_differentiable_node(s) is not None:
         raise CurvescopeError(

@@ -214,9 +214,7 @@ def _heads(cfg: HeadsConfig, result: heads.Heads) -> list[Row]:
 
 
 def reference() -> dict[str, Any]:
-    """Read our reference: first singular values of GPT-2's heads in blocks 0 and 5, raw and folded, to four
-    decimals.
-    """
+    """Read our reference: first singular values of GPT-2's heads in blocks 0 and 5, raw and folded."""
     path = files("curvescope.papers.molina2023") / "reference" / "gpt2_spectra.json"
     return json.loads(path.read_text(encoding="utf-8"))
 

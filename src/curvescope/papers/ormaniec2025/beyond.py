@@ -276,7 +276,7 @@ def _exponents(result: Beyond) -> Figure:
         ax.imshow(values, cmap="RdBu_r", vmin=-top, vmax=top)
         ax.set_xticks(range(len(names)), names, rotation=90)
         ax.set_yticks(range(len(names)), names)
-        ax.set_title(TITLES[part], fontsize=11)
+        ax.set_title(TITLES[part])
         if len(names) <= MANY:
             style.write_cells(ax, "{:.1f}".format, size=7)
     figure.colorbar(axes[0].images[0], ax=list(axes), label="exponent of σ", shrink=0.8)
@@ -296,11 +296,9 @@ def _curves(result: Beyond) -> Figure:
                 ax.plot(result.sigma[good], values[good], color=colors[i], lw=1.4, marker=".", label=name)
         ax.set(xscale="log", yscale="log")
         ax.axvline(1, color="0.4", lw=0.8, ls=":")
-        ax.set_title(TITLES[part], fontsize=11)
-        ax.set_xlabel("scale σ of the embeddings")
+        ax.set(title=TITLES[part], xlabel="scale σ of the embeddings")
     axes[0].set_ylabel("‖block‖ F")
-    handles, labels = axes[2].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center")
+    style.shared_legend(figure, axes[2], loc="outside right center")
     return figure
 
 

@@ -411,9 +411,7 @@ def draw_sweep(sweep: GrowthSweep) -> Figure:
     if experiment.family == "mlp":
         figure, ax = style.subplots(figsize=(7.6, 4.4))
         panel(ax, sweep, "W", "H")
-        ax.set_title(title(experiment), fontsize=10)
-        ax.set_ylabel("‖block‖ F")
-        ax.set_xlabel("σ of the embeddings")
+        ax.set(title=title(experiment), ylabel="‖block‖ F", xlabel="σ of the embeddings")
         _key(figure, COLORS["W"])
         return figure
     figure, axes = style.subplots(2, 3, figsize=(12, 6.6), sharex=True)
@@ -422,10 +420,10 @@ def draw_sweep(sweep: GrowthSweep) -> Figure:
             panel(ax, sweep, block, part)
         ax_row[0].set_ylabel(f"{block[0]}$_{block[2]}$:  ‖block‖ F", color=COLORS[block])
     for ax, part in zip(axes[0], PARTS, strict=True):
-        ax.set_title(TITLES[part], fontsize=11)
+        ax.set_title(TITLES[part])
     for ax in (*axes[0], *axes[1]):
         ax.set_xlabel("σ of the embeddings" if ax in axes[1] else "")
-    figure.suptitle(title(experiment), fontsize=11)
+    figure.suptitle(title(experiment))
     _key(figure, "0.3")
     return figure
 
@@ -449,7 +447,7 @@ def panel(ax: Axes, sweep: GrowthSweep, block: str, part: str) -> None:
     if len(shown) < depth:
         ax.plot([], [], color="white", label=f"{depth - 1} (exactly 0)")
     if depth > 1:
-        ax.legend(title="layer", fontsize=8, title_fontsize=8, loc="upper left", handlelength=1.2)
+        ax.legend(title="layer", loc="upper left", handlelength=1.2)
 
 
 def _line(ax: Axes, sweep: GrowthSweep, curve: tuple[str, str, int], fade: float) -> None:
@@ -524,10 +522,8 @@ def _slopes(ax: Axes, sweep: GrowthSweep, block: str, part: str) -> None:
     """Write the claimed and the measured slope of each regime, over the layers."""
     rows = [row for row in sweep.table_of_slopes() if (row.block, row.part) == (block, part)]
     lines = [f"claimed: σ$^{{{row.claimed:g}}}$" for row in rows[:1] if not math.isnan(row.claimed)]
-    short = {row.regime for row in rows} >= {
-        "small σ",
-        "large σ",
-    }  # the regimes in between are only in the table
+    # The regimes in between are only in the table.
+    short = {row.regime for row in rows} >= {"small σ", "large σ"}
     rows = [row for row in rows if not (short and row.regime.startswith("σ"))]
     for low, high in dict.fromkeys((row.sigma_lo, row.sigma_hi) for row in rows):
         own = [row.measured for row in rows if (row.sigma_lo, row.sigma_hi) == (low, high)]
@@ -549,12 +545,12 @@ def _key(figure: Figure, color: str) -> None:
         [], [], color=color, marker="o", mfc="white", ms=4, ls="", label="published: mean ± standard error"
     )
     gray = Line2D([], [], color="0.5", alpha=0.5, lw=0.8, ls="--", label="claimed slope")
-    figure.legend(handles=[ours, dots, gray], loc="outside lower center", ncols=3, fontsize=9)
+    figure.legend(handles=[ours, dots, gray], loc="outside lower center", ncols=3)
 
 
 def _note(ax: Axes, text: str, *, at: tuple[float, float]) -> None:
     ax.text(
-        *at, text, transform=ax.transAxes, fontsize=8.5, color="0.2", va="top" if at[1] > 0.7 else "bottom",
+        *at, text, transform=ax.transAxes, color="0.2", va="top" if at[1] > 0.7 else "bottom",
         ha="left" if at[0] < 0.3 else "right" if at[0] > 0.7 else "center",
         bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 1.5}, zorder=4,
     )  # fmt: skip

@@ -193,9 +193,7 @@ def interval(sigma: np.ndarray, values: np.ndarray) -> tuple[float, float]:
 def slopes(
     experiment: SweepExperiment, sigma: np.ndarray, frobenius: np.ndarray, *, lenient: bool
 ) -> list[Slope]:
-    """Compute the exponents of a sweep from its norms (repeats, scales, rows); `lenient` doubles the
-    tolerances.
-    """
+    """Exponents of a sweep from its norms (repeats, scales, rows); `lenient` doubles the tolerances."""
     published = published_curves(experiment.name)
     rows = []
     for k, (block, part, layer) in enumerate(experiment.rows):

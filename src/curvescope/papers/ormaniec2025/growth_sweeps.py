@@ -112,9 +112,7 @@ EXPERIMENTS = _experiments()
 
 
 def chosen(patterns: Sequence[str]) -> list[SweepExperiment]:
-    """Return the experiments that match the globs, in the order of the table; raise an error for a glob
-    without a match.
-    """
+    """Experiments that match the globs, in the table's order; a glob without a match is an error."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in EXPERIMENTS):
             raise UsageError(
@@ -159,9 +157,7 @@ class RandomSource:
         return E.to(self.device), P.to(self.device)
 
     def probes(self, index: int, layer: int, block: str, part: Symbol, num: int) -> Tensor:
-        """Draw Rademacher probes of a block, (num, d, d); without replay they are the same for every part and
-        scale.
-        """
+        """Draw probes ±1 of a block, (num, d, d); without replay, equal for all parts and scales."""
         if not self.replay:
             which = (self.repeat, _PROBES, layer, int(block == "W_V"))
             return _own_probes(_child(self.seed, *which), num, self.device)

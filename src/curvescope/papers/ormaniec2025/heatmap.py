@@ -294,9 +294,9 @@ def _panels(result: HeatMap) -> Figure:
     image = None
     for ax, (title, (values, names, sizes)) in zip(axes[0], panels.items(), strict=True):
         image = entries_map(ax, values, names, sizes, result.limits)
-        ax.set_title(title, fontsize=17, pad=10)
+        ax.set_title(title, pad=10)
     bar = figure.colorbar(image, ax=list(axes[0]), shrink=0.8, pad=0.02)  # pyright: ignore[reportArgumentType]
-    bar.set_label(LABEL, fontsize=13)
+    bar.set_label(LABEL)
     return figure
 
 
@@ -312,9 +312,7 @@ def _blocks(result: HeatMap) -> Figure:
     ax.tick_params(length=0)
     for (i, j), value in np.ndenumerate(result.median_abs):
         dark = values[i, j] < (low + high) / 2 + 0.6
-        ax.text(
-            j, i, cell_text(value), ha="center", va="center", fontsize=8, color="white" if dark else "black"
-        )
+        ax.text(j, i, cell_text(value), ha="center", va="center", color="white" if dark else "black")
     ax.spines[:].set_linewidth(0)
     figure.colorbar(image, ax=ax, label="log10(median |entry| + 1e-6)", shrink=0.8)
     return figure

@@ -58,10 +58,8 @@ PUBLISHED_SIZES = {
     "L0.W_Q": {"min": "6.57e-11", "median": "5.127e-7", "mean": "7.186e-7", "max": "9.003e-6"},
     "L0.W_V": {"min": "7.79e-10", "median": "1.602e-5", "mean": "4.691e-5", "max": "2.320e-3"},
 }
-PUBLISHED_COUNTS = {
-    "L0.W_Q": (644, 6259),
-    "L0.W_V": (38, 4085),
-}  # number of entries below SMALLEST, and height of the tallest bar
+# Number of entries below SMALLEST, and height of the tallest bar.
+PUBLISHED_COUNTS = {"L0.W_Q": (644, 6259), "L0.W_V": (38, 4085)}
 MEASURES = {"min": np.min, "median": np.median, "mean": np.mean, "max": np.max}
 COLORS = {"L0.W_V": "#7570b3", "L0.W_Q": "#1b9e77"}  # colors of the paper
 
@@ -202,9 +200,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 def measure(
     attention: Kind, block: str, *, parts: tuple[str, ...] = tuple(BY_SYMBOL), device: str = "cpu"
 ) -> Bars:
-    """Compute one block of the model with this attention exactly, with norms of the given parts, which
-    include H.
-    """
+    """Compute one block of the model exactly, with norms of the given parts, which include H."""
     problem = small_problem(attention, histogram_data(), device=device)
     dense = {name: BY_SYMBOL[name](problem, block).to_dense().cpu().numpy() for name in parts}
     entries = np.abs(dense["H"]).ravel()
@@ -215,9 +211,7 @@ def measure(
 
 
 def bar_edges(entries: np.ndarray, num: int) -> np.ndarray:
-    """Return `num` edges, evenly spaced in the logarithm; the last edge is the largest entry, which is
-    counted.
-    """
+    """Return `num` edges, evenly spaced in the logarithm; the last is the largest entry, which counts."""
     edges = np.logspace(np.log10(max(SMALLEST, entries.min())), np.log10(entries.max()), num)
     edges[-1] = entries.max()  # rounding could put the edge below the largest entry
     return edges
@@ -229,9 +223,7 @@ def published(block: str) -> list[dict[str, str]]:
 
 
 def _size(claim: str, what: str, text: str, entries: np.ndarray) -> Claim:
-    """Compare a printed size; the smallest entry only to one percent, because float32 has no more digits
-    there.
-    """
+    """Compare a printed size; the smallest entry only to one percent, because float32 ends there."""
     value = float(MEASURES[what](entries))
     if what == "min":
         return within(claim, float(text), value, relative=0.01, source=AUTHORS_CODE)
@@ -251,9 +243,9 @@ def _classical(result: Histograms) -> Figure:
         _outline(ax, block)
         _mark_median(ax, result.of("softmax", block))
         _style(ax, block)
-        ax.legend(fontsize=10, loc="upper left")
+        ax.legend(loc="upper left")
     axes[-1].set_xlabel("|entry| of the Hessian block")
-    figure.supylabel("number of entries", fontsize=11)
+    figure.supylabel("number of entries")
     return figure
 
 
@@ -268,8 +260,8 @@ def _linear(result: Histograms) -> Figure:
     low, high = zip(*(ax.get_xlim() for ax in axes), strict=True)
     for ax in axes:
         ax.set_xlim(min(low), max(high))
-    axes[0].legend(fontsize=10, loc="upper left")
-    axes[1].legend(fontsize=10, loc="upper right")
+    axes[0].legend(loc="upper left")
+    axes[1].legend(loc="upper right")
     axes[0].set_ylabel("number of entries")
     return figure
 
@@ -292,12 +284,12 @@ def _mark_median(ax: Axes, bars: Bars) -> None:
     median = float(np.median(bars.entries))
     ax.axvline(median, color="0.2", lw=1, ls="--")
     words = f"- - median {median:.2g}, {len(bars.entries):,} entries"
-    ax.text(0.985, 0.93, words, transform=ax.transAxes, fontsize=9, color="0.25", va="top", ha="right")
+    ax.text(0.985, 0.93, words, transform=ax.transAxes, color="0.25", va="top", ha="right")
 
 
 def _style(ax: Axes, block: str) -> None:
     ax.set_xscale("log")
-    ax.set_title(block, fontsize=12, loc="left", color=COLORS[block])
+    ax.set_title(block, color=COLORS[block])
     ax.margins(x=0.02)
 
 

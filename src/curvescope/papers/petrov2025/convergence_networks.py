@@ -24,12 +24,8 @@ from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 
 VIT_BASE, SIDE = "google/vit-base-patch16-224", 224
-ADAPTED = (
-    "query",
-    "value",
-    "q_proj",
-    "v_proj",
-)  # names of layers in the hub's models, which depend on their version
+# Names of layers in the hub's models, which depend on their version.
+ADAPTED = ("query", "value", "q_proj", "v_proj")
 HEADS = ("U", "b_U", "classifier")  # names of a classifier's head
 SLOW_START = 50  # steps over which the learning rate rises
 CHUNK = 256  # images evaluated at once
@@ -67,9 +63,7 @@ def fully_connected(
 
 
 class LowRankChange(nn.Module):
-    """Low-rank change W ↦ W + A B: A (rows, r) normal with variance 1/r, B (r, columns) initially zero; α =
-    r.
-    """
+    """Low-rank change W ↦ W + A B: A (rows, r) of variance 1/r, B (r, columns) initially zero; α = r."""
 
     def __init__(self, rows: int, columns: int, rank: int, source: torch.Generator):
         super().__init__()

@@ -11,19 +11,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from curvescope.core.config import setting
 from curvescope.core.number_format import plural
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
+from curvescope.data.tasks.random_sequences import markov
+from curvescope.models.load import load
 from curvescope.models.zoo import REVISIONS
+from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.operators import Hessian
 from curvescope.papers.common import FigureConfig, Judged, decided
-from curvescope.papers.petrov2025 import propagation_models as variants
-from curvescope.papers.petrov2025.propagation_models import COMPONENTS, NORMS, SIGMAS
+from curvescope.problem import Problem
 from curvescope.runs.resumable_loop import FinishedPieces, Piece, State, work_through
 from curvescope.runs.study import Study
 from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Shown, Tables
@@ -32,6 +35,7 @@ from curvescope.studies.common.statistics import Interval, above, exponent_inter
 from curvescope.studies.problem_config import make_problem
 from curvescope.studies.propagation import Propagation
 from curvescope.studies.propagation.study import HESSIAN, OUTER, SourceEstimate
+from curvescope.train import TrainConfig, train
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
@@ -40,6 +44,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+VOCAB, LENGTH, SEQUENCES = 8, 16, 8
+BASE = {
+    "n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 32, "n_ctx": LENGTH, "vocab_size": VOCAB,
+    "init": "scaled",
+}  # fmt: skip
+SMALL = BASE | {"n_layers": 1, "d_model": 8, "d_ff": 16}
+NORMS = ("pre", "post", "none")
+WIDTHS = (8, 16, 32)
+SIGMAS = (1.0, 0.3, 0.1, 0.03, 0.01)
+COMPONENTS: dict[str, dict[str, Any]] = {
+    "everything": {},
+    "no residual": {"residual": False},
+    "no norm": {"norm": "none"},
+    "no feed-forward": {"d_ff": 0},
+    "one head": {"n_heads": 1},
+}
 ZERO = 1e-12  # relative to the largest: smaller eigenvalues and blocks are rounding errors
 ARTICLE: Origin = ("article", "article")
 OURS: Origin = ("ours, on a part that the article's table names", "ours")
@@ -68,6 +88,65 @@ CAPTIONS = {
     "the strongest source.",
 }
 KINDS = ("ln1", "attention", "ln2", "ffn", "ln_f", "rest")
+
+
+class Variant(NamedTuple):
+    """A model to measure: its settings, its seed, and its number of training steps."""
+
+    settings: dict[str, Any]
+    seed: int
+    steps: int = 0
+
+    def problem(self) -> Problem:
+        """Return the model in float64 on Markov chains of its own seed."""
+        module = Transformer(TransformerConfig(**{**BASE, **self.settings, "seed": self.seed}))
+        model = load(module.double())
+        data = markov(num_sequences=SEQUENCES, length=LENGTH, vocab=VOCAB, seed=self.seed)
+        if self.steps:
+            cfg = TrainConfig(steps=self.steps, lr=3e-3, warmup=10)
+            with torch.random.fork_rng(devices=[]):
+                model, _, _ = train(model, data, cfg)
+        return Problem(model, data)
+
+
+def by_depth(depths: tuple[int, ...], seeds: int) -> dict[str, Variant]:
+    """Depth × norm placement × seeds."""
+    return {
+        f"depth.{norm}.{layers}.{seed}": Variant({"norm": norm, "n_layers": layers}, seed)
+        for norm in NORMS
+        for layers in depths
+        for seed in range(seeds)
+    }
+
+
+def by_width(seeds: int) -> dict[str, Variant]:
+    """Width × seeds, pre-norm."""
+    return {
+        f"width.{width}.{seed}": Variant({"d_model": width, "d_ff": 2 * width}, seed)
+        for width in WIDTHS
+        for seed in range(seeds)
+    }
+
+
+def by_sigma(seeds: int) -> dict[str, Variant]:
+    """Scale of the first norm's input: embeddings only, with ε = 0."""
+    return {
+        f"sigma.{sigma:g}.{seed}": Variant(
+            {"n_layers": 1, "embed_std": sigma, "positions": "none", "norm_eps": 1e-20}, seed
+        )
+        for sigma in SIGMAS
+        for seed in range(seeds)
+    }
+
+
+def by_component(steps: int, seeds: int) -> dict[str, Variant]:
+    """Variants with and without each component, initial and trained; small enough for a dense Hessian."""
+    return {
+        f"component.{name}.{trained}.{seed}": Variant({**SMALL, **settings}, seed, trained)
+        for name, settings in COMPONENTS.items()
+        for trained in (0, steps)
+        for seed in range(seeds)
+    }
 
 
 @dataclass(frozen=True)
@@ -173,10 +252,8 @@ class PropagationSweeps(Shown):
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> PropagationSweeps:
     """Measure all models."""
-    models = (
-        variants.by_depth(cfg.depths, cfg.count) | variants.by_width(cfg.count) | variants.by_sigma(cfg.count)
-    )
-    written = variants.by_component(cfg.steps, cfg.count)
+    models = by_depth(cfg.depths, cfg.count) | by_width(cfg.count) | by_sigma(cfg.count)
+    written = by_component(cfg.steps, cfg.count)
     pieces = [
         Piece(name, partial(_measure, variant, ends=not name.startswith("sigma.")))
         for name, variant in models.items()
@@ -187,7 +264,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     return _result(cfg, found, [*models, *(f"training.{name}" for name in REVISIONS)], list(written))
 
 
-def _measure(variant: variants.Variant, *, ends: bool = True) -> Propagation:
+def _measure(variant: Variant, *, ends: bool = True) -> Propagation:
     """Measure the shares of all sources and, if requested, the extreme eigenvalues of H and the GGN."""
     cfg = propagation.Config(
         num_probes=6, num_steps=12, eigenvalues=("H", "GGN") if ends else (), num_map_probes=0, max_exact=0,
@@ -204,7 +281,7 @@ def _checkpoint(revision: str, cfg: Config) -> Propagation:
     return propagation.measure(make_problem(settings), settings, [])
 
 
-def _write_out(variant: variants.Variant) -> DenseSpectrum:
+def _write_out(variant: Variant) -> DenseSpectrum:
     problem = variant.problem()
     H = Hessian(problem).in_blocks().to_dense().double().cpu().numpy()
     where = problem.space().in_blocks().slices
@@ -362,10 +439,8 @@ def _depth(result: PropagationSweeps) -> Figure:
             look = {"fmt": "-o", "ms": 3.5, "lw": 1, "color": PALETTE[i]}
             label = f"norms {norm}" if norm != "none" else "no norms"
             values = np.array([s.value for s in sizes])
-            errors = np.maximum([[s.value - s.low for s in sizes], [s.high - s.value for s in sizes]], 0.0)
-            axes[0].errorbar(
-                result.depths, values, yerr=np.nan_to_num(errors), label=label if not seed else None, **look
-            )
+            errors = style.error_bars(values, [s.low for s in sizes], [s.high for s in sizes])
+            axes[0].errorbar(result.depths, values, yerr=errors, label=label if not seed else None, **look)
             ends = np.array([m.ends_of(HESSIAN) for m in models])
             axes[1].errorbar(result.depths, ends[:, 0], yerr=ends[:, 1], **look)
     for ax, title in zip(axes, ("‖H‖", "λ_max", ""), strict=True):
@@ -373,8 +448,7 @@ def _depth(result: PropagationSweeps) -> Figure:
         ax.grid(visible=True)
         ax.set_xscale("log", base=2)
         ax.set_xticks(result.depths, [str(d) for d in result.depths])
-        ax.set_xlabel("layers")
-        ax.set_title(title)
+        ax.set(xlabel="layers", title=title)
     axes[0].legend()
     _kinds_over_depth(axes[2], result)
     return figure
@@ -395,7 +469,7 @@ def _kinds_over_depth(ax: Axes, result: PropagationSweeps) -> None:
         ax.errorbar(result.depths, shares, yerr=np.nan_to_num(halves), fmt="--o" if i > 5 else "-o", **look)
     ax.axhline(0, color="0.6", lw=0.6)
     ax.set_title("shares of ‖H‖², pre-norm (sum 1)")
-    ax.legend(fontsize=7, ncols=2)
+    ax.legend(ncols=2)
 
 
 def _share(one: Propagation, kind: str) -> SourceEstimate:
@@ -413,8 +487,7 @@ def _sigma(result: PropagationSweeps) -> Figure:
     ax.plot(SIGMAS, [first / s**2 for s in SIGMAS], lw=1, color="0.5", label="1/σ²")
     ax.set(xscale="log", yscale="log")
     ax.grid(visible=True)
-    ax.set_xlabel("standard deviation σ of the embeddings")
-    ax.set_ylabel("Frobenius norm")
+    ax.set(xlabel="standard deviation σ of the embeddings", ylabel="Frobenius norm")
     ax.legend()
     return figure
 
@@ -430,10 +503,9 @@ def _components(result: PropagationSweeps) -> Figure:
             rows = table[table["trained_steps"] == steps]
             label = f"after {steps} steps" if steps else "at initialization"
             ax.plot(rows[column], y + 0.12 - 0.24 * i, "o", ms=5, color=PALETTE[i], label=label)
-        ax.set_xscale("log" if min(table[column]) > 0 else "symlog")
-        ax.set_title(title)
+        ax.set(xscale="log" if min(table[column]) > 0 else "symlog", title=title)
         ax.grid(visible=True)
-    axes[0].set_yticks(y, list(COMPONENTS), fontsize=9)
+    axes[0].set_yticks(y, list(COMPONENTS))
     axes[0].legend()
     return figure
 
@@ -444,23 +516,19 @@ def _training(result: PropagationSweeps) -> Figure:
     x = np.arange(len(REVISIONS))
     for i, kind in enumerate(KINDS):
         sizes = [
-            float(
-                np.sqrt(sum(m.shares.norm(n).value ** 2 for n in m.sources if n.rpartition(".")[2] == kind))
-            )
+            math.sqrt(sum(m.shares.norm(n).value ** 2 for n in m.sources if n.rpartition(".")[2] == kind))
             for m in models
         ]
         look = {"ms": 3.5, "lw": 1, "color": PALETTE[i % len(PALETTE)], "label": kind}
         axes[0].plot(x, sizes, "--o" if i > 4 else "-o", **look)
     for name, dash in ((HESSIAN, "-"), (OUTER, "--")):
         axes[0].plot(x, [m.shares.norm(name).value for m in models], dash, lw=1.2, color="0.4", label=name)
-    axes[0].set_yscale("log")
-    axes[0].set_title("Frobenius norm, sources of a kind in quadrature")
-    axes[0].legend(fontsize=7, ncols=2)
+    axes[0].set(yscale="log", title="Frobenius norm, sources of a kind in quadrature")
+    axes[0].legend(ncols=2)
     ends = np.array([m.ends_of(HESSIAN) for m in models])
     axes[1].errorbar(x, ends[:, 0], yerr=ends[:, 1], fmt="-o", ms=4, lw=1, color=PALETTE[1], label="λ_max")
     axes[1].errorbar(x, -ends[:, 2], yerr=ends[:, 3], fmt="-o", ms=4, lw=1, color=PALETTE[0], label="−λ_min")
-    axes[1].set_yscale("log")
-    axes[1].set_title("extreme eigenvalues of H")
+    axes[1].set(yscale="log", title="extreme eigenvalues of H")
     axes[1].legend()
     for ax in axes:
         ax.set_xticks(x, REVISIONS)

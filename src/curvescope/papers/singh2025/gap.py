@@ -351,14 +351,25 @@ def _families(result: FamilyGaps) -> Figure:
             _missed(left, result, family, task, color)
             _against_loss(middle, result, family, task, color)
             _distances(right, result, family, task, color)
-        left.set_title(f"{LOSS[task]}: error of the GGN's λ_max")
-        left.set(yscale="log", ylabel="|1 − λ_max(H_o)/λ_max(H)|")
+        left.set(
+            title=f"{LOSS[task]}: error of the GGN's λ_max", yscale="log", ylabel="|1 − λ_max(H_o)/λ_max(H)|"
+        )
         left.set_xticks(range(len(result.steps)), [str(step) for step in result.steps])
         left.set_xlabel("steps")
-        middle.set(xscale="log", yscale="log", xlabel="loss", ylabel="‖H_f‖/‖H‖")
-        middle.set_title("functional share against the loss")
-        right.set(xscale="log", yscale="log", xlabel="functional share", ylabel="W₁ / (‖H‖/√n)")
-        right.set_title("distance of the spectra, and its bound")
+        middle.set(
+            xscale="log",
+            yscale="log",
+            xlabel="loss",
+            ylabel="‖H_f‖/‖H‖",
+            title="functional share against the loss",
+        )
+        right.set(
+            xscale="log",
+            yscale="log",
+            xlabel="functional share",
+            ylabel="W₁ / (‖H‖/√n)",
+            title="distance of the spectra, and its bound",
+        )
         ends = np.array(right.get_xlim())
         right.plot(ends, ends, lw=0.8, color="0.5", label="bound")
         for ax in (left, middle, right):

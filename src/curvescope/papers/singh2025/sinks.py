@@ -24,7 +24,7 @@ from curvescope.studies import sinks
 from curvescope.studies.problem_config import make_problem
 from curvescope.studies.sinks import Sinks
 from curvescope.studies.sinks.analysis import HOWS, UNCHANGED, Intervention, Quantity, effect
-from curvescope.studies.sinks.view import all_ways, few_ticks
+from curvescope.studies.sinks.view import all_ways, draw_text, few_ticks
 from curvescope.train import TrainConfig, train
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
@@ -57,9 +57,7 @@ BESIDE = 1.06  # horizontal shift between models at the same strength
 
 @dataclass(frozen=True)
 class Config(FigureConfig):
-    """Quick: three texts, five probes, two minutes; full: five texts, eight probes, all interventions on all
-    models.
-    """
+    """Quick: three texts, five probes, two minutes; full: five, eight, every intervention and model."""
 
     texts: int = setting(0, "disjoint parts of each model's data; 0: the default of the profile, 3 or 5")
     tokens: int = setting(
@@ -342,11 +340,9 @@ def _bias(result: SinkCases) -> Figure:
         ax.set_xscale("symlog", linthresh=1)
         ax.set_yscale("log")
         ax.set_xticks([0, 1, 2, 4, 8], ["0", "1", "2", "4", "8"])
-        ax.set_xlim(-0.2, 11)
-        ax.set_xlabel("bias at the first key")
-        ax.set_title(f"{title}, times")
+        ax.set(xlim=(-0.2, 11), xlabel="bias at the first key", title=f"{title}, times")
         few_ticks(ax)
-    axes[0].legend(fontsize=7)
+    axes[0].legend()
     return figure
 
 
@@ -359,12 +355,7 @@ def _follow(ax: Axes, result: SinkCases, i: int, quantity: Quantity) -> None:
     color = PALETTE[i % len(PALETTE)]
     ax.plot(x, [e.mean for e in found], "-", lw=1.3, color=color, label=name)
     for t in range(len(found[0].texts)):
-        values = np.array([e.texts[t] for e in found])
-        spread = np.array([e.errors[t] for e in found])
-        errors = [values - values * np.exp(-spread), values * np.exp(spread) - values]
-        ax.errorbar(
-            beside, values, yerr=np.nan_to_num(errors), fmt="o", ms=2.5, lw=0.8, color=color, alpha=0.5
-        )
+        draw_text(ax, beside, found, t, color=color, alpha=0.5)
 
 
 STUDY = Study(Config, run)

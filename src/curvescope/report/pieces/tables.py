@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from curvescope.core.number_format import MOST_DIGITS, rounded, to_error, with_error
+from curvescope.core.number_format import MAX_DIGITS, rounded, to_error, with_error
 from curvescope.report.page_elements import Cell, Table, column, heading, verdict
 
 if TYPE_CHECKING:
@@ -153,7 +153,11 @@ def _signed(text: str, value: float) -> str:
 
 
 def _between(value: float, low: float, high: float) -> str:
-    """`0.52 (0.48 to 0.57)`, all rounded to two digits of the wider side; `0.94 (0.11 to ∞)`."""
+    """Format a value with its interval: `0.52 (0.48 to 0.57)`, `0.94 (0.11 to ∞)`.
+
+    All are rounded to two digits of the wider side. If that leaves no digit of the value, each number has
+    two: `2,000 (-37,000 to 52,000)`.
+    """
     if not math.isfinite(value) or not all(_is_number(end) and not math.isnan(end) for end in (low, high)):
         return cell(value).text
     if math.inf in (-low, high):
@@ -161,9 +165,9 @@ def _between(value: float, low: float, high: float) -> str:
     wide = max(high - value, value - low)
     if wide <= 0:
         return rounded(value)
-    if not 1e-4 <= max(abs(low), abs(high)) < 1e7:
-        return f"{value:.3g} ({low:.3g} to {high:.3g})"
-    last = MOST_DIGITS - 1 - math.floor(math.log10(max(abs(low), abs(high))))
+    if not 1e-4 <= max(abs(low), abs(high)) < 1e7 or wide > 10 * abs(value) > 0:
+        return f"{rounded(value, 2)} ({rounded(low, 2)} to {rounded(high, 2)})"
+    last = MAX_DIGITS - 1 - math.floor(math.log10(max(abs(low), abs(high))))
     place = min(1 - math.floor(math.log10(wide)), last)
     text = [f"{round(x, place) + 0.0:,.{max(place, 0)}f}" for x in (value, low, high)]
     return text[0] if text[1] == text[2] else f"{text[0]} ({text[1]} to {text[2]})"

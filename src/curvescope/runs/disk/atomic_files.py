@@ -83,9 +83,7 @@ FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_writable(folder: Path) -> None:
-    """Raise unless a run fits into the folder. The folder need not exist, and the check leaves nothing
-    behind.
-    """
+    """Raise unless a run fits into the folder, which need not exist; the check leaves nothing behind."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.recorded_products import Recorder
+from curvescope.algorithms.recorded_products import ProductRecorder
 from curvescope.core.number_format import data_size
 from curvescope.core.operator import LinearOperator
 from curvescope.engines.tensor_digest import digest
@@ -62,7 +62,7 @@ class Record(NamedTuple):
 
 
 @final
-class Journal(Recorder):
+class Journal(ProductRecorder):
     """Products of one piece of work, by number, in the file `path`.
 
     A product is read from the file only if its columns are equal bit for bit and the checksum is right. At
@@ -229,9 +229,7 @@ def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
 
 
 def _read_records(path: Path, run: bytes) -> tuple[dict[int, Record], int, bool]:
-    """Return the complete records of a run by number (the last of each), their end, and True if records of
-    another run follow.
-    """
+    """Complete records of a run by number (the last of each), their end, and if another run follows."""
     records, end = {}, 0
     with suppress(OSError), path.open("rb") as file:
         length = os.fstat(file.fileno()).st_size

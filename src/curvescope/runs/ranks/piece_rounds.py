@@ -10,7 +10,7 @@ from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 from curvescope.core.progress import Progress
-from curvescope.core.ranks import by_itself, everyone, pieces_apart, place, together
+from curvescope.core.ranks import gather_objects, piece_division, rank_and_size, shared_errors, single_process
 from curvescope.core.result import Result
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ ENOUGH_PER_RANK = 8  # pieces per rank from which `auto` uses rounds
 
 def rounds(todo: Sequence[Piece], finished: MutableMapping[str, Result]) -> list[list[Piece]]:
     """Return rounds of independent pieces, one per rank; empty if rounds are not used."""
-    _, ranks = place()
-    setting = pieces_apart()
+    _, ranks = rank_and_size()
+    setting = piece_division()
     missing = [piece for piece in todo if piece.name not in finished]
     if ranks == 1 or setting == "never" or (setting == "auto" and len(missing) < ENOUGH_PER_RANK * ranks):
         return []
@@ -53,17 +53,19 @@ def do_round(
         number: Number of the first piece of the round.
         total: Number of all pieces.
     """
-    rank, _ = place()
+    rank, _ = rank_and_size()
     if progress is not None:
         progress(", ".join(piece.words or piece.name for piece in some), number, total)
     done = None
-    with together():
+    with shared_errors():
         if rank < len(some):
             piece = some[rank]
-            with by_itself():
+            with single_process():
                 done = piece.work(*(kept[name] for name in piece.needs))
     results = {
-        piece.name: result for piece, result in zip(some, everyone(done), strict=False) if result is not None
+        piece.name: result
+        for piece, result in zip(some, gather_objects(done), strict=False)
+        if result is not None
     }
     for name, result in results.items():
         kept[name] = result

@@ -22,10 +22,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.recorded_products import Recorder, recording
+from curvescope.algorithms.recorded_products import ProductRecorder, recording
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
-from curvescope.core.ranks import everyone, from_first, place, together
+from curvescope.core.ranks import gather_objects, on_first_rank, rank_and_size, shared_errors
 from curvescope.core.result import Result
 from curvescope.runs.disk.journal import Journal
 from curvescope.runs.folder import AlreadyFinished
@@ -43,23 +43,23 @@ class SharedPieceStore(PieceStore):
     """
 
     def __init__(self, own: PieceStore):
-        self._own = own if place()[0] == 0 else None
+        self._own = own if rank_and_size()[0] == 0 else None
 
     def at(self, contents: str, names: Sequence[str] = ()) -> SharedPieces:
         """Return the pieces of these contents, as read by rank 0."""
-        if len(set(everyone(str(contents)))) > 1:
+        if len(set(gather_objects(str(contents)))) > 1:
             raise CurvescopeError(
                 "the ranks do not have the same model and data", hint="give all of them the same files"
             )
         own_pieces, pieces, finished = None, {}, None
-        with together():
+        with shared_errors():
             if self._own is not None:
                 try:
                     own_pieces = self._own.at(contents, names)
                     pieces = {name: own_pieces[name] for name in own_pieces}
                 except AlreadyFinished as found:
                     finished = found.path
-        pieces, finished, on_disk = everyone((pieces, finished, isinstance(own_pieces, Pieces)))[0]
+        pieces, finished, on_disk = gather_objects((pieces, finished, isinstance(own_pieces, Pieces)))[0]
         if finished is not None:
             raise AlreadyFinished(finished)
         return SharedPieces(own_pieces, pieces, on_disk=on_disk)
@@ -95,16 +95,16 @@ class SharedPieces(MutableMapping[str, Result]):
 
     def __setitem__(self, name: str, piece: Result) -> None:
         """Broadcast the piece of rank 0, after rank 0 has written it."""
-        with together():
+        with shared_errors():
             if self._own is not None:
                 self._own[name] = piece
-        self._there[name] = everyone(piece if place()[0] == 0 else None)[0]  # pyright: ignore[reportArgumentType]
+        self._there[name] = gather_objects(piece if rank_and_size()[0] == 0 else None)[0]  # pyright: ignore[reportArgumentType]
 
     def __getitem__(self, name: str) -> Result:
         return self._there[name]
 
     def __delitem__(self, name: str) -> None:
-        with together():
+        with shared_errors():
             if self._own is not None:
                 del self._own[name]
         del self._there[name]
@@ -133,7 +133,7 @@ class SharedPieces(MutableMapping[str, Result]):
 
 
 @final
-class SharedProducts(Recorder):
+class SharedProducts(ProductRecorder):
     """Products recorded by rank 0, for all ranks.
 
     Args:
@@ -141,18 +141,18 @@ class SharedProducts(Recorder):
         apart: Recorder of this rank, for sharded products.
     """
 
-    def __init__(self, own: Recorder | None, apart: Recorder):
+    def __init__(self, own: ProductRecorder | None, apart: ProductRecorder):
         self._own, self._apart = own, apart
 
     def product(self, op: LinearOperator, V: Tensor) -> Tensor:
         """Return A V, broadcast by rank 0 if it is recorded, else computed by all ranks."""
-        if op.pieces is not None:
+        if op.shards is not None:
             return self._apart.product(op, V)
         if self._own is not None:
             signaling = _SignalingOperator(op)
             found = self._own.product(signaling, V)
             return found if signaling.computed else _broadcast(found)
-        if everyone("")[0] == COMPUTE:
+        if gather_objects("")[0] == COMPUTE:
             return op._matmat(V)
         return _broadcast(torch.empty(op.shape[0], V.shape[1], dtype=op.dtype, device=op.device))
 
@@ -164,8 +164,8 @@ def _broadcast(product: Tensor) -> Tensor:
     """Broadcast the product of rank 0."""
     from curvescope.distributed.sums import first_of_ranks
 
-    if place()[0] == 0:
-        everyone(KNOWN)
+    if rank_and_size()[0] == 0:
+        gather_objects(KNOWN)
     return first_of_ranks(product)
 
 
@@ -179,13 +179,13 @@ class _SignalingOperator(LinearOperator):
         self.symmetric, self.psd = op.symmetric, op.psd
 
     def _matmat(self, V: Tensor) -> Tensor:
-        everyone(COMPUTE)
+        gather_objects(COMPUTE)
         self.computed = True
         return self.op._matmat(V)
 
 
 @final
-class ShardedProducts(Recorder):
+class ShardedProducts(ProductRecorder):
     """Sharded products of one piece of work; all ranks request the same products in step.
 
     Args:
@@ -204,11 +204,11 @@ class ShardedProducts(Recorder):
         return self._journal.product(op, V)
 
     def _opened(self) -> Journal:
-        folder, (rank, ranks) = from_first(self._folder), place()
+        folder, (rank, ranks) = on_first_rank(self._folder), rank_and_size()
         path = folder / f"{self._name}.{rank}-of-{ranks}{PRODUCTS}"
         tell = self._own.tell if self._own is not None else lambda line: None
-        agree = lambda known: all(everyone(known))  # noqa: E731
-        return Journal(path, lambda: path, tell, agree=agree, writers=ranks, run=from_first(self._run))
+        agree = lambda known: all(gather_objects(known))  # noqa: E731
+        return Journal(path, lambda: path, tell, agree=agree, writers=ranks, run=on_first_rank(self._run))
 
     def _folder(self) -> Path:
         """Folder of rank 0's run; created by this call."""

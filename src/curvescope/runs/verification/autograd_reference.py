@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.accurate_sums import add_up
+from curvescope.algorithms.accurate_sums import sum_over_ranks
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.hessian_terms import MATRICES, MatrixName
 from curvescope.core.seeds import generator
@@ -34,9 +34,7 @@ def matrix_name(op: CurvatureOperator) -> MatrixName | None:
 
 
 def plain_product(part: MatrixName, problem: Problem, batch: Batch, space: ParamSpace, V: Tensor) -> Tensor:
-    """Return the matrix of the sum over a placed batch's terms, applied to columns (n, k). The functional
-    Hessian is H − H_o.
-    """
+    """Matrix of the sum over a placed batch's terms, applied to columns (n, k); H_f is H − H_o."""
     if part == "hessian":
         return double_backward(problem, batch, space, V)
     outer = gauss_newton(problem, batch, space, V)
@@ -136,10 +134,8 @@ def _columns(derivatives: Sequence[Found], leaves: Leaves, space: ParamSpace) ->
     return torch.stack(columns, dim=1)
 
 
-TOLERANCE = {
-    torch.float64: 1e-5,
-    torch.float32: 5e-3,
-}  # above rounding, far below a wrong product's error
+# Above rounding, far below a wrong product's error.
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 5e-3}
 TIMES, FAR = 10, 0.3  # multiple of plain autograd's error; above FAR the check shows almost nothing
 
 
@@ -161,9 +157,7 @@ def on_problem(op: CurvatureOperator, problem: Problem) -> CurvatureOperator:
 
 
 def rounding_of_operator(op: CurvatureOperator, V: Tensor, product: Tensor) -> Tensor:
-    """Difference between a product (n, k) and the one at parameters a rounding away: the operator's own
-    noise.
-    """
+    """Difference of a product (n, k) from one at parameters a rounding away: the operator's own noise."""
     return (on_problem(op, perturbed_by_rounding(op.problem)) @ V).double() - product.double()
 
 
@@ -181,4 +175,4 @@ def space_like(problem: Problem, like: ParamSpace) -> ParamSpace:
 
 def global_norm(x: Tensor) -> float:
     """‖x‖ in float64; for sharded vectors the norm of the full vector."""
-    return float(add_up(torch.linalg.vector_norm(x, dtype=torch.float64).square()).sqrt())
+    return float(sum_over_ranks(torch.linalg.vector_norm(x, dtype=torch.float64).square()).sqrt())

@@ -56,11 +56,9 @@ class _ColumnError(NamedTuple):
 
 
 def check_columns(op: CurvatureOperator, exact: Problem) -> list[ErrorCheck]:
-    """Check the operator's own products on a few positions; return no checks if the loss has no separate
-    terms.
-    """
+    """Check the operator's own products on a few positions; no checks if the loss has no terms."""
     kind, problem = matrix_name(op), op.problem
-    if kind is None or not problem.loss.splits:
+    if kind is None or not problem.loss.has_outputs:
         return []
     few = reference_sample(problem).batch
     part = Problem(problem.model, [few], problem.loss, params="*").at(problem.point)
@@ -119,7 +117,7 @@ def _block_slices(space: ParamSpace, names: list[str]) -> list[Tensor]:
 def _reference_product(kind: MatrixName, exact: Problem, few: Batch, space: ParamSpace, E: Tensor) -> Tensor:
     """Return the product of plain autograd in float64."""
     batch = few.map(exact.placed)
-    terms = exact.loss.total_weight(batch.targets, batch.weights) if exact.loss.divided else 1.0
+    terms = exact.loss.total_weight(batch.targets, batch.weights) if exact.loss.is_mean else 1.0
     return plain_product(kind, exact, batch, space_like(exact, space), E) / terms
 
 

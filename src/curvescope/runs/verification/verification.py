@@ -3,10 +3,11 @@
 The checks run at the first product of each kind of symmetric operator C over n parameters, with random signs
 u and v:
 
-    symmetry            |uᵀCv − vᵀCu| / ‖Cv‖, for one direction about ‖C − Cᵀ‖_F / ‖C‖_F finite difference
-    of the Hessian: ‖D − Hv‖ / ‖Hv‖ with D = (∇L(θ + hv) − ∇L(θ − hv)) / 2h quadratic form      of its parts:
-    vᵀGv against (1/N) Σ ⟨Jv, M Jv⟩ with Jv = (z(θ + hv) − z(θ − hv)) / 2h and M = ∂²ℓ/∂z², and vᵀFv against
-    vᵀD − vᵀGv; relative to the larger of |vᵀCv| and ‖Cv‖
+    symmetry            |uᵀCv − vᵀCu| / ‖Cv‖, for one direction about ‖C − Cᵀ‖_F / ‖C‖_F
+    finite difference   of the Hessian: ‖D − Hv‖ / ‖Hv‖ with D = (∇L(θ + hv) − ∇L(θ − hv)) / 2h
+    quadratic form      of its parts: vᵀGv against (1/N) Σ ⟨Jv, M Jv⟩ with Jv = (z(θ + hv) − z(θ − hv)) / 2h
+                        and M = ∂²ℓ/∂z², and vᵀFv against vᵀD − vᵀGv; relative to the larger of |vᵀCv| and
+                        ‖Cv‖
     columns             of the three for a small model, on a few positions: block by block (`columns`)
 
 Gradients and outputs come from plain autograd in float64, on the model itself or on a temporary copy. There h
@@ -32,13 +33,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.accurate_sums import add_up, norms
+from curvescope.algorithms.accurate_sums import norms, sum_over_ranks
 from curvescope.algorithms.vectors import columns_of
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import ModuleError, UsageError
 from curvescope.core.hessian_terms import MatrixName
-from curvescope.core.ranks import dividing, from_first, place
-from curvescope.core.ranks.shard_layout import over
+from curvescope.core.ranks import current_division, on_first_rank, rank_and_size
+from curvescope.core.ranks.shard_layout import sharded_over
 from curvescope.core.seeds import probes
 from curvescope.engines.derivatives import movable
 from curvescope.engines.memory import ran_out
@@ -76,10 +77,10 @@ def verify_by_all(op: CurvatureOperator) -> Verification | None:
     Rank 0 checks the operator that it computes alone; then all ranks check that the distributed product is
     the same. If the operator is sharded, all ranks check it together.
     """
-    if op.pieces is not None:
+    if op.shards is not None:
         return verify(op)
-    verification = from_first(lambda: verify(op))
-    if verification is None or dividing() is None:
+    verification = on_first_rank(lambda: verify(op))
+    if verification is None or current_division() is None:
         return verification
     return replace(verification, checks=(*verification.checks, check_ranks(op)))
 
@@ -93,24 +94,24 @@ def verify(op: CurvatureOperator) -> Verification | None:
     """
     if not op.symmetric or op.dtype not in TOLERANCE or op.shape[0] == 0:
         return None
-    with over(op.problem.model.spread):
+    with sharded_over(op.problem.model.spread):
         checks = _checks(op)
     names = type(op).__name__, op.problem.model.name, str(op.dtype).removeprefix("torch.")
     return Verification(*names, tuple(checks), _skipped_checks(op, checks), kind=kind_digest(op))
 
 
 def _checks(op: CurvatureOperator) -> list[ErrorCheck]:
-    pieces = columns_of(op)
-    V = probes(op.shape[0], 2, seed=SEED, dtype=op.dtype, device=op.device, pieces=pieces)
+    shard = columns_of(op)
+    V = probes(op.shape[0], 2, seed=SEED, dtype=op.dtype, device=op.device, shard=shard)
     plain, exact = without_shift(op), _float64_copy(op.problem)
     V[:, 0] *= _movable_mask(op, exact)
     CV = plain @ V
     checks = [_check_symmetry(plain, V, CV)]
     if op.shift is not None:
         checks.append(_check_shift(op, V[:, 0], CV[:, 0]))
-    if op.pieces is not None and type(op) is Hessian:
+    if op.shards is not None and type(op) is Hessian:
         checks.append(_check_gradient_difference(plain, exact, V[:, 0], CV[:, 0].double()))
-    elif op.pieces is None and matrix_name(op) is not None:
+    elif op.shards is None and matrix_name(op) is not None:
         with suppress(UsageError, ModuleError):  # The module cannot be evaluated at other parameters.
             checks += _check_part(plain, exact, V[:, 0], CV[:, 0].double())
     return checks
@@ -132,7 +133,7 @@ def _skipped_checks(op: CurvatureOperator, checks: list[ErrorCheck]) -> tuple[st
     part = matrix_name(op)
     if part is None:
         return ()
-    small = op.problem.model.num_parameters <= SMALL and op.problem.loss.splits
+    small = op.problem.model.num_parameters <= SMALL and op.problem.loss.has_outputs
     expected = [
         "finite difference" if part == "hessian" else "quadratic form",
         *(["columns"] if small else []),
@@ -142,11 +143,9 @@ def _skipped_checks(op: CurvatureOperator, checks: list[ErrorCheck]) -> tuple[st
 
 
 def kind_of(op: CurvatureOperator) -> tuple[Hashable, ...]:
-    """Key of everything that decides how an operator computes: class, engine, loss and model, without
-    weights.
-    """
+    """Key of everything that decides how an operator computes: class, engine, loss, model structure."""
     problem, engine = op.problem, op.engine
-    how = str(op.dtype), op.device.type, engine.wanted, engine.checkpoint
+    how = str(op.dtype), op.device.type, engine.requested, engine.checkpoint
     loss = type(problem.loss).__name__, problem.loss.name, plain_text(problem.loss.options)
     return type(op), structure(problem.model), *loss, *how
 
@@ -180,7 +179,7 @@ def _check_symmetry(op: CurvatureOperator, V: Tensor, CV: Tensor) -> ErrorCheck:
 
 
 def _asymmetry(V: Tensor, CV: Tensor) -> float:
-    (_, uCv), (vCu, _) = add_up(V.double().T @ CV.double()).tolist()
+    (_, uCv), (vCu, _) = sum_over_ranks(V.double().T @ CV.double()).tolist()
     size = float(norms(CV.double(), dim=0).mean())
     return abs(uCv - vCu) / size if size else abs(uCv - vCu)
 
@@ -308,7 +307,7 @@ MOST = 8  # columns
 
 def check_ranks(op: CurvatureOperator) -> ErrorCheck:
     """Check one column, and then one column per rank, distributed by sequences or by columns."""
-    _, ranks = place()
+    _, ranks = rank_and_size()
     V = probes(op.shape[0], min(ranks, MOST), seed=SEED, dtype=op.dtype, device=op.device)
     single, distributed = op @ V[:, :1], op @ V
 
@@ -319,7 +318,7 @@ def check_ranks(op: CurvatureOperator) -> ErrorCheck:
         return max(g / s if s else g for g, s in zip(gaps, sizes, strict=True))
 
     words = f"products that {ranks} ranks compute together against those of one rank, relative to the latter"
-    return ErrorCheck("ranks", from_first(gap), TOLERANCE[op.dtype], words)
+    return ErrorCheck("ranks", on_first_rank(gap), TOLERANCE[op.dtype], words)
 
 
 STEPS = {torch.float64: 1e-6, torch.float32: 5e-3}  # steps in units of the root mean square of the parameters

@@ -7,9 +7,9 @@ the sharpest direction, decoded as tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,12 +30,9 @@ from curvescope.problem import Problem
 from curvescope.runs.fingerprints import fingerprint
 from curvescope.runs.resumable_loop import Piece, State, work_through
 from curvescope.runs.study_result import Line, Shown
+from curvescope.studies.common.columns import stack_tables
 from curvescope.studies.problem_config import ModelOnData, make_problem, notes_of
 from curvescope.viz.writers import label, visible
-
-if TYPE_CHECKING:
-    pass
-
 
 Matrix = Literal["hessian", "ggn"]
 KINDS: dict[str, type[ActivationOperator]] = {"hessian": ActivationHessian, "ggn": ActivationGGN}
@@ -103,13 +100,13 @@ def token_curvature(
     for batch in track(problem.batches, f"tokens at {at}"):
         here = range(first, first + batch.num_sequences)
         op = KINDS[matrix](problem, at, tokens=list(here), engine=engine, checkpoint=checkpoint)
-        blocks = op.tokens_apart()
+        blocks = op.token_blocks()
         ends = equal_blocks(
             blocks, blocks.block_size, num_steps=num_steps, num_probes=num_probes, seed=seed + first
         )
         rows.append(_rows(op, ends, k))
         first = here.stop
-    return _joined(rows)
+    return stack_tables(rows)
 
 
 def _rows(op: ActivationOperator, ends: EqualBlocks, k: int) -> TokenCurvature:
@@ -153,23 +150,6 @@ def _decoded(op: ActivationOperator, directions: np.ndarray, k: int) -> list[lis
 
 def _quoted(text: str, raw: str) -> str:
     return f"'{visible(label(text, raw))}'"
-
-
-def _joined(parts: list[TokenCurvature]) -> TokenCurvature:
-    """Join the tokens of all batches."""
-    first = parts[0]
-    found = {}
-    for field in fields(first):
-        values = [getattr(part, field.name) for part in parts]
-        kind = type(values[0])
-        found[field.name] = (
-            np.concatenate(values)
-            if kind is np.ndarray
-            else [text for value in values for text in value]
-            if kind is list
-            else values[0]
-        )
-    return replace(first, **found)
 
 
 def token_names(problem: Problem, curvature: TokenCurvature) -> list[str]:
@@ -293,9 +273,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 
 def choose_points(wanted: tuple[str, ...], model: Model) -> list[str]:
-    """Return the requested points after checking that they exist; by default embed, the ends of layers, and
-    final.
-    """
+    """Return the requested points, which must exist; by default embed, the ends of layers, and final."""
     ends = [] if wanted else [at for at in stream_points(model) if not at.endswith(".mid")]
     points = list(dict.fromkeys(wanted)) or [*ends, "final"]
     for at in points:

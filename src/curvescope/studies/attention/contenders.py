@@ -66,11 +66,6 @@ def ours(x: Inputs) -> Attend:
     return partial(functional.scaled_dot_product_attention, attn_mask=x.mask, is_causal=x.is_causal)
 
 
-def math_path(x: Inputs) -> Attend:
-    """PyTorch's function; inside `allowed` it takes its math path."""
-    return fused(x)
-
-
 def fused(x: Inputs) -> Attend:
     """PyTorch's function with the kernel that PyTorch chooses."""
     return partial(F.scaled_dot_product_attention, attn_mask=x.mask, is_causal=x.is_causal)
@@ -108,7 +103,7 @@ def _written_out(x: Inputs) -> Attend:
 COMPILED = "math path, compiled"
 CONTENDERS: dict[str, Callable[[Inputs], Attend]] = {
     "ours": ours,
-    MATH: math_path,
+    MATH: fused,  # inside `allowed` it takes the math path
     "PyTorch fused": fused,
     "jvp-flash-attention": jvp_flash,
     COMPILED: _written_out,
@@ -123,10 +118,10 @@ def allowed(name: str) -> AbstractContextManager[object]:
 def absent(name: str, device: torch.device) -> str | None:
     """Return why a contender cannot be measured on this machine, or None if it can."""
     if name == "jvp-flash-attention":
+        if device.type != "cuda":
+            return "jvp-flash-attention needs CUDA: it consists of Triton kernels"
         if find_spec("jvp_flash_attention") is None:
             return "jvp-flash-attention is not installed"
-        if device.type != "cuda":
-            return "jvp-flash-attention needs CUDA"
     return None
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from curvescope.core.result import Result
 from curvescope.runs.study_result import Line, Shown, Tables
 from curvescope.studies.attention.contenders import CONTENDERS, DERIVATIVES, MATH
+from curvescope.studies.hvp.study import Ratio, ratio_per_round
 from curvescope.viz import style
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 nan = math.nan
 MB = 1e6
-Ratio = tuple[float, float, float]
-"""Median, minimum, maximum."""
 Point = tuple[float, float, float, float]
 """Point of a curve: the length, a value, and its range."""
 TITLES = dict(zip(DERIVATIVES, ("forward", "backward", "JVP", "double backward"), strict=True))
@@ -47,8 +46,7 @@ class Timed(Result):
 
     def ratio(self) -> Ratio:
         """Time divided by the time of the math path, per round: median, minimum, maximum."""
-        found = [a / b for a, b in zip(self.seconds, self.unit, strict=True)] if self.unit else []
-        return (statistics.median(found), min(found), max(found)) if found else (nan, nan, nan)
+        return ratio_per_round(self.seconds, self.unit)
 
     @property
     def place(self) -> tuple[int, int, str, int, str]:
@@ -75,9 +73,7 @@ class Cost(Shown):
     left_out: list[str] = field(default_factory=list)
 
     def of(self, contender: str, derivative: str, **where: Any) -> Timed:
-        """Return the first entry of a contender and a derivative, for example with `length=512,
-        mask="causal"`.
-        """
+        """First entry of a contender and a derivative, for example with `length=512`."""
         return next(
             one
             for one in self.measured
@@ -258,8 +254,7 @@ def _panels(
             axes.plot(x, y, color=hue, marker=mark, ls=dashes[mask], ms=4)
             axes.vlines(x, low, high, color=hue, lw=0.8)
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_title(title)
+        axes.set(yscale="log", title=title)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     for axes in grid[1]:
         axes.set_xlabel("length (tokens)")

@@ -132,9 +132,8 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     bench = AttentionBench(cfg, device, DTYPES[cfg.dtype], clock)
     cells = places(cfg)
     pieces = [Piece(str(place), partial(bench.cell, place)) for place in cells]
-    found = work_through(
-        pieces, progress=progress
-    )  # no state, because only times of the same process are comparable
+    # No state, because only times of the same process are comparable.
+    found = work_through(pieces, progress=progress)
     measured = [found.take(AttentionCell, str(place)) for place in cells]
     left = [str(place) for place, cell in zip(cells, measured, strict=True) if cell.left_out]
     return Cost(
@@ -244,9 +243,7 @@ class AttentionBench:
         ]
 
     def _timed(self, call: Callable[[], Any], place: CellShape) -> float:
-        """Seconds of a call: process time with one CPU thread (other processes do not change it), else
-        wall-clock time.
-        """
+        """Seconds of a call: process time with one CPU thread, else wall-clock time."""
         if self.device.type != "cpu" or place.threads > 1:
             return timed(call, self.device)
         start = time.process_time()
@@ -263,9 +260,7 @@ class AttentionBench:
     def _tried(
         self, place: CellShape, derivative: Derivative, name: str, call: Callable[[], Any]
     ) -> tuple[Timed, list[Tensor] | None]:
-        """Make a first call, which compiles, then a second one for peak memory; return the second call's
-        results.
-        """
+        """Call once to compile, then again for peak memory; return the second call's results."""
         empty = Timed(*place, derivative, name)
         if name == COMPILED:
             torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""The diagonal blocks of one operator: which estimate of a block is shown, and its row in a table."""
+"""Numbers of the diagonal blocks of one operator: the estimate of each block, and its row in a table."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from curvescope.studies.common.sampling import columns_of
 
 
 class Sharpness(NamedTuple):
-    """The extreme eigenvalues of a block; nan where one is not known."""
+    """The extreme eigenvalues of a block; nan if not known."""
 
     largest: float
-    error: float  # there is an eigenvalue within it
+    error: float  # residual: there is an eigenvalue within it
     high: float  # λ_max is at most this, 95 times in 100
     smallest: float
     smallest_error: float
@@ -29,31 +29,32 @@ class Sharpness(NamedTuple):
 
     @property
     def ceiling(self) -> float:
-        """2/λ_max with the upper end of λ_max where it is known: the learning rate that a block allows."""
+        """2/λ_max, the learning rate that a block allows, from the upper end of λ_max if it is known."""
         top = self.largest if math.isnan(self.high) else self.high
         return 2 / top if self.largest > 0 else math.nan
 
 
 @dataclass(frozen=True)
 class Part(Result):
-    """The diagonal blocks of one operator; what was not asked for is empty."""
+    """Results of the diagonal blocks of one operator; a number that was not measured is empty."""
 
     traces: BlockTraces  # from shared probes
     norms: dict[str, OwnProbes]
     extremes: dict[str, Eigenpairs]  # lowest and highest; of a positive semi-definite operator the highest
     densities: dict[str, SpectralDensity]
     heterogeneity: Heterogeneity | None
-    whole: Ends | None = None  # of all blocks together; None in results of version 0.1
+    whole: Ends | None = None  # ends of the spectrum of all blocks together; None in results of version 0.1
     sampled: dict[str, Sampled] = field(
         default_factory=dict
     )  # of all blocks together: lambda_max, trace, norm
     sampled_blocks: dict[str, Sampled] = field(default_factory=dict)  # λ_max of the sharpest blocks
 
     def trace_of(self, name: str) -> tuple[float, float, str]:
-        """Trace of a block, its standard error, and where it is from.
+        """Trace of a block, its standard error, and the kind of its probes.
 
-        "exact", "own" probes of the block where it has two or more, or "shared" ones; "" for a block without
-        a trace. To take the one with the smaller error would be to believe whichever was lucky.
+        The kind is "exact", "own" if the block has two or more probes of its own, or "shared"; it is "" for a
+        block without a trace. The choice does not depend on the errors, because the smaller of two estimated
+        errors may be small by chance.
         """
         value, stderr, _, _, probes = self._chosen(name)
         return value, stderr, probes
@@ -87,12 +88,12 @@ class Part(Result):
 
     @property
     def trace(self) -> tuple[float, float]:
-        """Of all blocks together: estimate and standard error, summed probe by probe."""
+        """Trace of all blocks together: estimate and standard error, summed probe by probe."""
         total = self.traces.total
         return total.value, total.stderr
 
     def sharpness(self, name: str) -> Sharpness:
-        """The extreme eigenvalues of a block: as far as they were asked for, else from its Lanczos steps."""
+        """The extreme eigenvalues of a block: converged ones if they were measured, else its Ritz values."""
         if name in self.extremes and not self._is_zero(name):
             pair = self.extremes[name]
             both = len(pair.values) > 1
@@ -105,39 +106,42 @@ class Part(Result):
             return Sharpness(*[math.nan] * 5)
         (smallest, top), (low_error, error) = own.ends.values.tolist(), own.ends.residuals.tolist()
         low = own.ends.low
-        if self.traces.psd and not own.exact:  # a crowd at zero, which few steps do not tell apart
+        if self.traces.psd and not own.exact:  # few steps do not separate the many eigenvalues near zero
             smallest = low_error = low = math.nan
         return Sharpness(top, error, own.ends.high, smallest, low_error, low)
 
     def _is_zero(self, name: str) -> bool:
-        """Return True if a block has no curvature, or none that rounding does not hide."""
+        """Return True if the curvature of a block is zero up to rounding."""
         own = self.norms.get(name)
         return own is not None and own.ends is not None and not own.ends.values.any()
 
     def ranking(self) -> list[str]:
-        """Blocks whose λ_max is known, the sharpest first."""
+        """Names of the blocks whose λ_max is known, the sharpest first."""
         known = {name: self.sharpness(name).largest for name in dict.fromkeys([*self.norms, *self.extremes])}
         return sorted((n for n, top in known.items() if not math.isnan(top)), key=lambda n: -known[n])
 
     @property
     def order(self) -> Ranking:
-        """The sharpest blocks in their order, and which could be first on other data."""
+        """Order of the sharpest blocks, and the blocks that could be first on other data."""
         return rank(self.sampled_blocks)
 
     def row(self, name: str) -> dict[str, Any]:
-        """Everything that is known about one block."""
-        found = self._eigenvalues(name)
+        """Row of the table of blocks: all numbers of one block."""
+        columns = self._eigenvalues(name)
         value, stderr, low, high, probes = self._chosen(name)
-        found |= {"trace": below_noise(value, high) if self.traces.psd else value, "trace_numerical": stderr}
-        found |= {"trace_low": low, "trace_high": high, "probes": probes, "noise": self._noise(name)}
+        columns |= {
+            "trace": below_noise(value, high) if self.traces.psd else value,
+            "trace_numerical": stderr,
+        }
+        columns |= {"trace_low": low, "trace_high": high, "probes": probes, "noise": self._noise(name)}
         if name in self.norms:
             own = self.norms[name]
-            found |= {"norm": own.norm, "norm_numerical": own.norm_stderr}
-            found |= {"norm_low": own.norm_low, "norm_high": own.norm_high}
-        return found
+            columns |= {"norm": own.norm, "norm_numerical": own.norm_stderr}
+            columns |= {"norm_low": own.norm_low, "norm_high": own.norm_high}
+        return columns
 
     def _noise(self, name: str) -> float:
-        """As `noise`; nan where the trace has no interval."""
+        """Return `noise`, or nan if the trace has no interval."""
         probes, low = self.trace_of(name)[2], self.trace_interval(name)[0]
         return math.nan if not probes or math.isnan(low) else self.noise(name)
 
@@ -145,17 +149,17 @@ class Part(Result):
         s = self.sharpness(name)
         if math.isnan(s.largest):
             return {}
-        found: dict[str, Any] = dict(columns_of(None, "lambda_max", s.largest, s.error))
+        columns: dict[str, Any] = dict(columns_of(None, "lambda_max", s.largest, s.error))
         if name in self.sampled_blocks:
             errors = columns_of(self.sampled_blocks[name], "lambda_max", s.largest, s.error)
-            found |= {**errors, "lambda_max": s.largest, "lambda_max_numerical": s.error}
-        found |= {"lambda_max_bound": s.high, "ceiling": s.ceiling}
-        found |= columns_of(None, "lambda_min", s.smallest, s.smallest_error)
-        found |= {"lambda_min_bound": s.low}
+            columns |= {**errors, "lambda_max": s.largest, "lambda_max_numerical": s.error}
+        columns |= {"lambda_max_bound": s.high, "ceiling": s.ceiling}
+        columns |= columns_of(None, "lambda_min", s.smallest, s.smallest_error)
+        columns |= {"lambda_min_bound": s.low}
         if name in self.extremes:
             pair = self.extremes[name]
-            found |= {
+            columns |= {
                 "spectral_norm": 0.0 if self._is_zero(name) else float(np.abs(pair.values).max()),
                 "converged": "yes" if pair.converged else "no",
             }
-        return found
+        return columns

@@ -1,13 +1,13 @@
-"""The blocks of a model, layer × role: which is sharpest, and trace, norms and density of each.
+"""The blocks of a model, layer × role: the sharpest block, and trace, norms and density of each.
 
-And how different the blocks are from each other, the question of 'Why Transformers Need Adam: A Hessian
-Perspective' (Zhang and others 2024). What is small is exact: a block with at most 64 entries
-(`max_exact`) is written out with one product per entry. Every other block has 16 Lanczos steps and 8 probes
-of its own (4 if it has fewer than 1,000 entries), through the operator of that block, which costs a third of
-columns of the whole one: nothing outside the block is differentiated. They give λ_max, the trace and
-‖H_bb‖, which probes that blocks share do not: E‖(H v)_b‖² is the sum of ‖H_bc‖² over the whole row. Shared
-probes give all traces once more, and the better of the two is shown. Pieces are stored in `state` as they are
-done.
+The study also measures how different the blocks are from each other, the question of 'Why Transformers Need
+Adam: A Hessian Perspective' (Zhang and others 2024).
+
+A block with at most 64 entries (`max_exact`) is written out with one product per entry. Every other block has
+12 Lanczos steps and 8 probes of its own (4 if it has fewer than 1,000 entries). They use the operator of that
+block, which differentiates nothing outside the block and so costs a third of a product of all blocks. They
+give λ_max, the trace and ‖H_bb‖. Probes that all blocks share do not give ‖H_bb‖, because E‖(H v)_b‖² is the
+sum of ‖H_bc‖² over the whole row; they give all traces once more. Finished pieces are stored in `state`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ MOST_RANKED = 4  # sharpest blocks whose order is checked on other data
 
 @dataclass(frozen=True)
 class Config(SampledOnData):
-    """What to look at and how hard. The defaults take about a minute on a CPU."""
+    """Settings of the study. The defaults take about a minute on a CPU."""
 
     operators: tuple[str, ...] = setting(("hessian", "ggn"), "some of hessian, ggn, functional")
     blocks: Globs = setting(("*",), "whose traces; single heads too, e.g. L*.h*.W_Q")
@@ -85,8 +85,8 @@ class Config(SampledOnData):
     extremes: Globs = setting((), "blocks with extreme eigenvalues and the spectral norm")
     density: Globs = setting((), "blocks with a spectral density, compared with each other")
     num_trace_probes: int = setting(16, "random vectors of the traces, which all blocks share")
-    num_norm_probes: int = setting(8, "random vectors of each block's own")
-    num_small_probes: int = setting(4, "of their own, for blocks with fewer than 1,000 entries")
+    num_norm_probes: int = setting(8, "random vectors of each block alone")
+    num_small_probes: int = setting(4, "likewise, for blocks with fewer than 1,000 entries")
     num_density_probes: int = setting(6, "random vectors of each density")
     num_steps: int = setting(40, "Lanczos steps of each of them")
     max_products: int = setting(200, "most products for the eigenvalues of one block")
@@ -124,23 +124,23 @@ class Config(SampledOnData):
 
 @dataclass(frozen=True)
 class Blocks(Shown):
-    """The blocks of a model, on one set of data."""
+    """Result: the blocks of a model, on one set of data."""
 
     model: str
     data: str
     loss_name: str
     loss: float
     num_terms: float
-    names: list[str]  # every block that something was asked of
+    names: list[str]  # every block that was measured
     sizes: np.ndarray  # entries of each
     parts: dict[str, Part]
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """One table per operator, the sharpest block first, and one of divergences."""
+        """Tables by name: one per operator, the sharpest block first, and one of divergences."""
         import pandas as pd
 
         size = dict(zip(self.names, self.sizes.tolist(), strict=True))
-        found = {
+        tables = {
             operator: pd.DataFrame(
                 [
                     {"block": name, "parameters": size[name], **part.row(name)}
@@ -149,15 +149,15 @@ class Blocks(Shown):
             )
             for operator, part in self.parts.items()
         }
-        for frame in found.values():
+        for frame in tables.values():
             if "converged" in frame:
-                frame["converged"] = frame["converged"].fillna("–")  # of a block that was not asked for
+                frame["converged"] = frame["converged"].fillna("–")  # not measured
         pairs = [
             part.heterogeneity.to_frame().assign(operator=operator)
             for operator, part in self.parts.items()
             if part.heterogeneity is not None
         ]
-        return found | ({"heterogeneity": pd.concat(pairs, ignore_index=True)} if pairs else {})
+        return tables | ({"heterogeneity": pd.concat(pairs, ignore_index=True)} if pairs else {})
 
 
 Measure = Callable[[CurvatureOperator], Result]
@@ -168,7 +168,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
     Args:
         progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the study goes, used when it goes on.
+        state: finished pieces by name; a run that is resumed reads them.
     """
     problem = make_problem(cfg)
     operators = {
@@ -179,7 +179,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
     def pieces(cfg: Config) -> list[Piece]:
         own = chosen_blocks(cfg, problem)
-        found = [
+        planned = [
             Piece(f"{name}.{piece}", partial(measure, op), f"{piece.replace('.', ' of ', 1)}, {TITLES[name]}")
             for name, op in operators.items()
             if name in cfg.operators
@@ -187,10 +187,10 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         ]
         if cfg.sampling:
             measured = {name: op for name, op in operators.items() if name in cfg.operators}
-            found += [piece for name, op in measured.items() for piece in _sampling(cfg, name, op, own)]
-        return found
+            planned += [piece for name, op in measured.items() for piece in _sampling(cfg, name, op, own)]
+        return planned
 
-    found = work_through(
+    finished = work_through(
         pieces(cfg),
         contents=fingerprint(problem.model, problem.batches),
         progress=progress,
@@ -198,17 +198,17 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         planned=Planned(cfg, problem, pieces),
     )
     last = "sampling" if cfg.sampling else "sharpness" if cfg.num_sharp_steps else "traces"
-    parts = {name: _part(name, found, chosen, cfg) for name in operators if f"{name}.{last}" in found}
-    reason = found.take(SampledNumbers, f"{next(iter(parts))}.sampling").reason if cfg.sampling else OFF
+    parts = {name: _part(name, finished, chosen, cfg) for name in operators if f"{name}.{last}" in finished}
+    reason = finished.take(SampledNumbers, f"{next(iter(parts))}.sampling").reason if cfg.sampling else OFF
     text = sequences_there(cfg, problem.model) is not None
     notes = [*notes_of(cfg, problem), *notes_of_sampling(cfg, reason, text=text)]
     return _result(problem, chosen, parts, notes)
 
 
 def chosen_blocks(cfg: Config, problem: Problem) -> dict[str, list[Block]]:
-    """The blocks of every kind of piece; a pattern that matches nothing is found before the work.
+    """Return the blocks of every kind of piece, and raise if a pattern matches nothing.
 
-    Patterns look among the blocks that have traces, and those of heads (L0.h*.W_Q) among the model's heads.
+    Patterns select from the blocks that have traces; patterns of heads (L0.h*.W_Q) from the model's heads.
     """
     space = problem.space(*cfg.blocks)
     own = {block.name: block for block in space}
@@ -224,12 +224,12 @@ def chosen_blocks(cfg: Config, problem: Problem) -> dict[str, list[Block]]:
 
 
 def _by_size(blocks: Sequence[Block]) -> list[Block]:
-    """Blocks with most parameters first: if time runs out, the small ones are left out."""
+    """Sort blocks by size, the largest first: if time runs out, the small ones are left out."""
     return sorted(blocks, key=lambda block: -block.size)
 
 
 def _pieces(cfg: Config, chosen: dict[str, list[Block]]) -> dict[str, Measure]:
-    """What is measured of one operator: traces and ends of all blocks at once, the rest block by block."""
+    """Return the pieces of one operator: traces and ends of all blocks at once, the rest block by block."""
     work: dict[str, Measure] = {
         "norm": lambda op: own_probes(
             op,
@@ -243,21 +243,21 @@ def _pieces(cfg: Config, chosen: dict[str, list[Block]]) -> dict[str, Measure]:
             op, num_probes=cfg.num_density_probes, num_steps=cfg.num_steps, seed=cfg.seed
         ),
     }
-    found: dict[str, Measure] = {
+    measures: dict[str, Measure] = {
         "traces": lambda op: block_traces(op, num_probes=cfg.num_trace_probes, seed=cfg.seed)
     }
     if cfg.num_sharp_steps:
-        found["sharpness"] = lambda op: SampledEnds(
+        measures["sharpness"] = lambda op: SampledEnds(
             *sampled_sharpness(op, cfg, num_steps=cfg.num_sharp_steps)
         )
     for kind, measure in work.items():
         for block in _by_size(chosen[kind]):
-            found[f"{kind}.{block.name}"] = partial(_of_block, measure, block.name)
-    return found
+            measures[f"{kind}.{block.name}"] = partial(_of_block, measure, block.name)
+    return measures
 
 
 def _sampling(cfg: Config, name: str, op: CurvatureOperator, chosen: dict[str, list[Block]]) -> list[Piece]:
-    """The sampling errors of the trace and the norm of all blocks, and of λ_max of the sharpest blocks."""
+    """Return the pieces that measure sampling errors: trace and norm of all blocks, λ_max of the sharpest."""
 
     def sums(traces: BlockTraces) -> SampledNumbers:
         total = traces.total
@@ -281,32 +281,32 @@ def _sampling(cfg: Config, name: str, op: CurvatureOperator, chosen: dict[str, l
 
 
 def _of_block(measure: Measure, name: str, op: CurvatureOperator) -> Result:
-    """A measure of one diagonal block, by the operator of that block."""
+    """Measure one diagonal block by the operator of that block."""
     return measure(op.block(name))
 
 
 def _ends(op: CurvatureOperator, cfg: Config) -> Eigenpairs:
-    """Lowest and highest eigenvalue; of a positive semi-definite block the highest: others crowd at 0."""
+    """Lowest and highest eigenvalue; for a positive semi-definite block, with many at 0, only the highest."""
     k = 1 if op.psd else min(2, op.shape[0])
     which = "LA" if k == 1 else "BE"
     return eigsh(op, k, which=which, vectors=False, max_products=cfg.max_products, seed=cfg.seed)
 
 
-def _part(operator: str, found: FinishedPieces, chosen: dict[str, list[Block]], cfg: Config) -> Part:
+def _part(operator: str, finished: FinishedPieces, chosen: dict[str, list[Block]], cfg: Config) -> Part:
     def of(kind: str, result: type[R]) -> dict[str, R]:
         names = {b.name: f"{operator}.{kind}.{b.name}" for b in chosen[kind]}
-        return {block: found.take(result, name) for block, name in names.items() if name in found}
+        return {block: finished.take(result, name) for block, name in names.items() if name in finished}
 
     densities = of("density", SpectralDensity)
-    whole = found.take(SampledEnds, f"{operator}.sharpness") if cfg.num_sharp_steps else None
+    whole = finished.take(SampledEnds, f"{operator}.sharpness") if cfg.num_sharp_steps else None
     sampled = {} if whole is None else dict(whole.sampled.numbers)
     ranked: dict[str, Sampled] = {}
     if cfg.sampling:
-        sampled |= found.take(SampledNumbers, f"{operator}.sampling").numbers
-        if f"{operator}.ranking" in found:
-            ranked = found.take(SampledNumbers, f"{operator}.ranking").numbers
+        sampled |= finished.take(SampledNumbers, f"{operator}.sampling").numbers
+        if f"{operator}.ranking" in finished:
+            ranked = finished.take(SampledNumbers, f"{operator}.ranking").numbers
     return Part(
-        traces=found.take(BlockTraces, f"{operator}.traces"),
+        traces=finished.take(BlockTraces, f"{operator}.traces"),
         norms=of("norm", OwnProbes),
         extremes=of("extremes", Eigenpairs),
         densities=densities,
@@ -320,15 +320,15 @@ def _part(operator: str, found: FinishedPieces, chosen: dict[str, list[Block]], 
 def _result(
     problem: Problem, chosen: dict[str, list[Block]], parts: dict[str, Part], notes: list[str]
 ) -> Blocks:
-    asked = {block.name: block for blocks in chosen.values() for block in blocks}
+    requested = {block.name: block for blocks in chosen.values() for block in blocks}
     return Blocks(
         model=problem.model.name,
         data=problem.batches.name,
         loss_name=problem.loss.name,
         loss=problem.loss_value(),
         num_terms=problem.num_terms,
-        names=list(asked),
-        sizes=np.array([problem.model.size_of(block) for block in asked.values()]),
+        names=list(requested),
+        sizes=np.array([problem.model.size_of(block) for block in requested.values()]),
         parts=parts,
         notes=notes,
     )
@@ -338,14 +338,14 @@ def _result(
 
 
 def steps(cfg: Config, problem: Problem) -> list[Step]:
-    """Traces and ends of all blocks together, and what each block has of its own."""
-    chosen, found = chosen_blocks(cfg, problem), []
+    """Return the steps of a run: traces and ends of all blocks together, and the pieces of each block."""
+    chosen, planned = chosen_blocks(cfg, problem), []
     for name in cfg.operators:
         whole = PlannedMatrix(problem, name, cfg.blocks)
         parts = {kind: [whole._replace(space=(b.name,)) for b in some] for kind, some in chosen.items()}
-        found.append(owned(probed("traces", whole, cfg.num_trace_probes), f"{name}.traces"))
+        planned.append(owned(probed("traces", whole, cfg.num_trace_probes), f"{name}.traces"))
         if cfg.num_sharp_steps:
-            found.append(owned(lanczos("ends", whole, cfg.num_sharp_steps), f"{name}.sharpness"))
+            planned.append(owned(lanczos("ends", whole, cfg.num_sharp_steps), f"{name}.sharpness"))
         how = cfg.num_sharp_steps, cfg.max_exact
         few, many = (
             [part for part, b in zip(parts["norm"], chosen["norm"], strict=True) if (b.size < SMALL) == small]
@@ -353,11 +353,11 @@ def steps(cfg: Config, problem: Problem) -> list[Step]:
         )
         own = planned_own_probes("small blocks", few, cfg.num_small_probes, *how)
         own += planned_own_probes("blocks", many, cfg.num_norm_probes, *how)
-        found += [
+        planned += [
             owned(step, *(f"{name}.norm.{space}" for spaces in step.spaces for space in spaces))
             for step in own
         ]
-        found += [
+        planned += [
             owned(
                 eigenvalues("eigenvalues", p, 1 if p.psd else 2, cfg.max_products),
                 f"{name}.extremes.{p.space[0]}",
@@ -367,16 +367,16 @@ def steps(cfg: Config, problem: Problem) -> list[Step]:
         if parts["density"]:
             products = cfg.num_density_probes * cfg.num_steps * len(parts["density"])
             step = together("densities", parts["density"], products, basis=cfg.num_steps + 1)
-            found.append(owned(step, f"{name}.density.*"))
+            planned.append(owned(step, f"{name}.density.*"))
         if cfg.sampling:
-            found.append(owned(probed("trace and norm on groups", whole, NUM_PROBES), f"{name}.sampling"))
+            planned.append(owned(probed("trace and norm on groups", whole, NUM_PROBES), f"{name}.sampling"))
         if cfg.sampling and cfg.num_sharp_steps:
-            found.append(sampled_ends("parts of the data", whole, f"{name}.sharpness"))
+            planned.append(sampled_ends("parts of the data", whole, f"{name}.sharpness"))
             for b in chosen["norm"][:MOST_RANKED]:
                 one = whole._replace(space=(b.name,))
-                found.append(owned(lanczos("sharpest blocks", one, cfg.num_sharp_steps), f"{name}.ranking"))
-                found.append(sampled_ends("parts of the data", one, f"{name}.ranking"))
-    return found
+                planned.append(owned(lanczos("sharpest blocks", one, cfg.num_sharp_steps), f"{name}.ranking"))
+                planned.append(sampled_ends("parts of the data", one, f"{name}.ranking"))
+    return planned
 
 
 def blocks(cfg: Config) -> tuple[str, ...]:

@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 def beside(result: Blocks) -> dict[str, str]:
-    """What the spectra of blocks say."""
+    """Return the sentences beside the map of blocks."""
     return {"blocks": spread(result)}
 
 
-NAMED = 4  # blocks that a line names
+NAMED = 4  # most blocks that a line names
 MOST_RANKED = 40  # blocks in the figure of the sharpest
 
 
 def summary(result: Blocks) -> list[Line]:
-    """The numbers to look at first: label, value, words."""
+    """Headline numbers: label, value, words."""
     size = dict(zip(result.names, result.sizes.tolist(), strict=True))
     where = f"{result.num_terms:g} terms of {result.data}"
     rows: list[Line] = []
@@ -54,151 +54,150 @@ def summary(result: Blocks) -> list[Line]:
 
 
 def opening(result: Blocks) -> str:
-    """Which block is sharpest, by how much, and what that allows."""
+    """State the sharpest block, its λ_max and the learning rate that it allows."""
     operator, part = next(iter(result.parts.items()))
     order = part.ranking()
+    sentence = f"On {result.num_terms:g} terms of {result.data} "
+    if "lambda_max" in part.sampled:
+        number = part.sampled["lambda_max"]
+        rate = number.inverse(2.0, "2/λ_max").headline
+        sentence += (
+            f"λ_max of the {TITLES[operator]} is {number.headline} ({number.verdict()}), so plain gradient "
+            f"descent is stable up to a learning rate of 2/λ_max, {rate}. "
+        )
+        if not order:
+            return sentence.rstrip()
     if not order:
         return ""
     values = np.array([part.sharpness(name).largest for name in order])
     median = float(np.median(values))
-    where = f"On {result.num_terms:g} terms of {result.data}"
-    said = f"{where} "
-    if "lambda_max" in part.sampled:
-        number = part.sampled["lambda_max"]
-        rate = number.inverse(2.0, "2/λ_max").headline
-        said += (
-            f"λ_max of the {TITLES[operator]} is {number.headline} ({number.verdict()}), so plain gradient "
-            f"descent is stable up to a learning rate of 2/λ_max, {rate}. "
-        )
     top = _top_of(part, order[0])
-    said += f"{order[0]} is the sharpest block of the {TITLES[operator]}, with λ_max {top}"
+    sentence += f"{order[0]} is the sharpest block of the {TITLES[operator]}, with λ_max {top}"
     if median > 0 and len(order) > 2:
-        said += f", {rounded(values[0] / median, 2)} times that of the median of {_of_all(result, order)}"
-    said += _rivals(part, order)
+        sentence += f", {rounded(values[0] / median, 2)} times that of the median of {_of_all(result, order)}"
+    sentence += _rivals(part, order)
     if "lambda_max" not in part.sampled and part.whole is not None and part.whole.values[1] > 0:
         top, high = float(part.whole.values[1]), part.whole.high
-        said += (
+        sentence += (
             f". Together they reach {between(top, high)}: on these terms plain gradient descent is stable up "
             f"to a learning rate of 2/λ_max, {between(2 / high, 2 / top, 3)}"
         )
-    return f"{said}."
+    return f"{sentence}."
 
 
 def _top_of(part: Part, name: str) -> str:
-    """λ_max of a block as a sentence states it."""
+    """Format λ_max of a block for a sentence."""
     number = part.sampled_blocks.get(name)
     return rounded(part.sharpness(name).largest) if number is None else number.headline
 
 
 def _of_all(result: Blocks, order: list[str]) -> str:
-    """`27 of 69 blocks`, or `69 blocks` where λ_max of all is known."""
+    """Return `27 of 69 blocks`, or `69 blocks` if λ_max of all is known."""
     count, known = len(order), len(result.names)
     return f"{count} of {known} blocks" if count < known else plural(count, "block")
 
 
 def _rivals(part: Part, order: list[str]) -> str:
-    """`; P may be sharper (858 to 921)`, or which block is sharpest on other data."""
-    told = {name: part.sharpness(name) for name in order}
+    """Return `; P may be sharper (858 to 921)`, or the blocks that may be sharpest on other data."""
+    sharpness = {name: part.sharpness(name) for name in order}
     if len(part.sampled_blocks) > 1:
         return f"; of the {len(part.sampled_blocks)} sharpest blocks {part.order.words}"
-    found = [name for name in order[1:] if told[name].high > told[order[0]].largest][:NAMED]
-    each = ", ".join(f"{name} ({between(told[name].largest, told[name].high)})" for name in found)
-    return f"; {each} may be sharper" if found else ""
+    rivals = [name for name in order[1:] if sharpness[name].high > sharpness[order[0]].largest][:NAMED]
+    each = ", ".join(f"{name} ({between(sharpness[name].largest, sharpness[name].high)})" for name in rivals)
+    return f"; {each} may be sharper" if rivals else ""
 
 
 def spread(result: Blocks) -> str:
-    """From the least sharp block to the sharpest, and how far their spectra lie apart."""
+    """State the range of λ_max over blocks, and the distance between their spectra."""
     operator, part = next(iter(result.parts.items()))
     order = part.ranking()
     if len(order) < 2:
         return ""
     values = [part.sharpness(name).largest for name in order]
-    said = (
+    sentence = (
         f"λ_max of {plural(len(order), 'block')} of the {TITLES[operator]} goes from "
         f"{rounded(values[-1], 2)} ({order[-1]}) to {rounded(values[0], 2)} ({order[0]}); its median is "
         f"{rounded(float(np.median(values)), 2)}."
     )
     if part.heterogeneity is None:
-        return said
+        return sentence
     h = part.heterogeneity
     return (
-        f"{said} Spectra of {len(h.names)} of them are {with_error(h.mean, h.mean_stderr)} bits apart in the "
-        "mean (Jensen–Shannon: 0 is equal, 1 no overlap)."
+        f"{sentence} Spectra of {len(h.names)} of them are {with_error(h.mean, h.mean_stderr)} bits apart in "
+        "the mean (Jensen–Shannon: 0 is equal, 1 no overlap)."
     )
 
 
 def _sharpest(part: Part, title: str) -> list[Line]:
-    """Which block is sharpest, the learning rate that it allows, and how different blocks are."""
+    """Lines of the sharpest block, the learning rate that it allows, and its λ_max over the median."""
     order = part.ranking()
-    if not order:
-        return []
-    told = {name: part.sharpness(name) for name in order}
-    each = [between(told[name].largest, told[name].high) for name in order]
-    then = ", ".join(f"{name} {value}" for name, value in zip(order[1:NAMED], each[1:], strict=False))
-    words = f"λ_max {each[0]}" + (f", then {then}" if then else "")
-    words += f"; {LIES_BETWEEN}" if " to " in words else ""
-    found = [(f"sharpest, {title}", order[0], words)]
-    if part.sampled_blocks:
-        verdict = part.sampled_blocks[part.order.names[0]].verdict()
-        found = [(f"sharpest, {title}", order[0], f"{part.order.words}; {verdict}; {words}")]
+    sharpness = {name: part.sharpness(name) for name in order}
+    rows: list[Line] = []
+    alone = ""
+    if order:
+        each = [between(sharpness[name].largest, sharpness[name].high) for name in order]
+        then = ", ".join(f"{name} {value}" for name, value in zip(order[1:NAMED], each[1:], strict=False))
+        words = f"λ_max {each[0]}" + (f", then {then}" if then else "")
+        words += f"; {LIES_BETWEEN}" if " to " in words else ""
+        if part.sampled_blocks:
+            words = f"{part.order.words}; {part.sampled_blocks[part.order.names[0]].verdict()}; {words}"
+        rows = [(f"sharpest, {title}", order[0], words)]
+        alone = f"; {order[0]} alone allows {sharpness[order[0]].ceiling:.3g}"
+    unstable = "2/λ_max: beyond it gradient descent moves away from a minimum"
     if "lambda_max" in part.sampled:
         number = part.sampled["lambda_max"]
-        words = f"2/λ_max: beyond it gradient descent moves away from a minimum; {order[0]} alone allows "
-        found = [
+        rows = [
             line(f"λ_max, {title}", number, "of all blocks together"),
-            *found,
-            line(
-                f"learning rate below, {title}",
-                number.inverse(2.0, "2/λ_max"),
-                f"{words}{told[order[0]].ceiling:.3g}",
-            ),
+            *rows,
+            line(f"learning rate below, {title}", number.inverse(2.0, "2/λ_max"), f"{unstable}{alone}"),
         ]
     elif part.whole is not None and part.whole.values[1] > 0:
         top, high = float(part.whole.values[1]), part.whole.high
         words = (
-            "2/λ_max: beyond it gradient descent moves away from a minimum; λ_max of all blocks together is "
-            f"{between(top, high)} on these terms, and other or fewer have another ceiling; {order[0]} alone "
-            f"allows {told[order[0]].ceiling:.3g}"
+            f"{unstable}; λ_max of all blocks together is {between(top, high)} on these terms, and other or "
+            f"fewer have another ceiling{alone}"
         )
-        found.append((f"learning rate below, {title}", between(2 / high, 2 / top, 3), words))
-    values = np.array([s.largest for s in told.values()])
+        rows.append((f"learning rate below, {title}", between(2 / high, 2 / top, 3), words))
+    if not order:
+        return rows
+    values = np.array([s.largest for s in sharpness.values()])
     median = float(np.median(values))
     if median > 0 and len(values) > 1:
         words = f"times: λ_max of the sharpest of {plural(len(values), 'block')} over that of the median one"
         ratio = values.max() / median
-        found.append(
+        rows.append(
             (f"sharpest over median, {title}", f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}", words)
         )
-    return found
+    return rows
 
 
 def _traces(part: Part, title: str, size: dict[str, int]) -> list[Line]:
-    """The trace of all blocks, and how many have one that is noise."""
+    """Lines of the trace and the norm of all blocks, and of the number of traces within noise."""
     names = part.traces.names
     total = f"of {plural(len(names), 'block')} with {sum(size[n] for n in names):,} parameters"
     if "trace" in part.sampled:
-        found = [line(f"trace, {title}", part.sampled["trace"], total)]
+        rows = [line(f"trace, {title}", part.sampled["trace"], total)]
     else:
         words = f"{total}; ± is one standard error over probes (numerical)"
-        found = [(f"trace, {title}", with_error(*part.trace), words)]
+        rows = [(f"trace, {title}", with_error(*part.trace), words)]
     if "norm" in part.sampled:
-        found.append(line(f"Frobenius norm, {title}", part.sampled["norm"], "of all blocks together"))
+        rows.append(line(f"Frobenius norm, {title}", part.sampled["norm"], "of all blocks together"))
     noise = [n for n in names if part.is_noise(n)]
     share = float(np.median([part.noise(n) for n in names]))
     if noise:
         named = ", ".join(noise[:NAMED]) + (", …" if len(noise) > NAMED else "")
         words = (
             f"of {plural(len(names), 'block')} have a trace that cannot be told from zero, which its 95 % "
-            f"interval includes ({named}); λ_max is measured by itself and has no part in this"
+            f"interval includes ({named}); λ_max is measured separately"
         )
         if share < 1:
             words += f"; the trace of the median block is known to within {100 * share:.0f} %"
-        found.append((f"traces within noise, {title}", str(len(noise)), words))
-    return found
+        rows.append((f"traces within noise, {title}", str(len(noise)), words))
+    return rows
 
 
 def _how_many(part: Part) -> str:
-    """`every diagonal block`, or how many of them."""
+    """Return `every diagonal block`, or `40 of 69 diagonal blocks`."""
     shown, known = min(MOST_RANKED, len(part.ranking())), len(part.ranking())
     if known < len(part.traces.names):
         return f"{shown} of {plural(len(part.traces.names), 'diagonal block')}"
@@ -221,35 +220,35 @@ PROBES = (
 
 
 def captions(result: Blocks) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Captions of figures and tables, by name."""
     first = next(iter(result.parts.values()))
     probes, steps = next((d.nodes.shape for d in first.densities.values() if not d.exact), (0, 0))
     lanczos = f" from {plural(probes, 'probe')} of {plural(steps, 'Lanczos step')}" if probes else ""
-    found = {
+    texts = {
         "sharpness": f"Largest eigenvalue λ_max of {_how_many(first)}, the sharpest first; thick bars reach "
         "up to the bound on these terms that holds 95 times in 100 (numerical), thin bars are 95 % intervals "
         "from both errors, over other data of this size (sampling).",
         "block_map": "Every diagonal block, layers to the right and roles downwards, those of no layer "
         "beside them; rows without a number of the chosen quantity are left out. Colors are logarithmic, on "
-        "both sides of zero where there are both signs. Empty: not measured, or not positive.",
+        "both sides of zero if there are both signs. Empty: not measured, or not positive.",
         "traces": "Trace of every diagonal block: exact where it was written out, else from own probes or "
         f"from {plural(len(first.traces.samples), 'probe')} that all blocks share (the table tells). "
         "Hatched: the 95 % interval includes zero.",
-        "norms": "Frobenius norm of every diagonal block that was asked for.",
+        "norms": "Frobenius norm of every diagonal block that was measured.",
         "extremes": "Extreme eigenvalues of diagonal blocks; bars are the residuals.",
         "densities": f"Density of the eigenvalues of diagonal blocks{lanczos}, broadened by a kernel "
-        "of the width in each title; the band is a 95 % interval over probes.",
+        "of the width in each title; the band is a 95 % interval over probes (numerical only).",
         "heterogeneity": "Jensen–Shannon divergence between the spectra of blocks, in bits: 0 is equal, "
         "1 is no overlap. Both spectra of a pair are broadened alike, by a quarter of the root mean "
         "square eigenvalue of the larger one. In the table: standard error and bias over probes.",
     }
-    return found | {operator: f"{TITLES[operator]}: {COLUMNS}{PROBES}" for operator in result.parts}
+    return texts | {operator: f"{TITLES[operator]}: {COLUMNS}{PROBES}" for operator in result.parts}
 
 
 def density_scene(result: Blocks) -> str:
-    """What the scene of densities of blocks shows."""
-    found = next(iter(result.parts.values())).densities
-    first = next((d for d in found.values() if not d.exact), next(iter(found.values())))
+    """Caption of the interactive densities of blocks."""
+    densities = next(iter(result.parts.values())).densities
+    first = next((d for d in densities.values() if not d.exact), next(iter(densities.values())))
     exact = "; of blocks that were written out all eigenvalues are known" if not first.exact else ""
     what = quadrature(first, "its range over the number of steps")
     return density.caption(f"One diagonal block at a time: {what}", errors(first) + exact)
@@ -265,7 +264,7 @@ Numbers = Mapping[str, tuple[float, float, float]]  # value and the ends of its 
 
 
 def figures(result: Blocks) -> dict[str, Figure]:
-    """Maps of traces and norms; eigenvalues, densities and divergences where they were asked for."""
+    """Figures by name: maps of traces and norms; eigenvalues, densities and divergences if measured."""
     traces = {
         operator: {
             name: (part.trace_of(name)[0], *part.trace_interval(name))
@@ -279,28 +278,28 @@ def figures(result: Blocks) -> dict[str, Figure]:
         for operator, part in result.parts.items()
     }
     first = next(iter(result.parts.values()))
-    found = {"sharpness": _sharpness(result)} if len(first.ranking()) > 1 else {}
-    found["traces"] = _maps(traces, "trace of the block", signed=True)
+    drawn = {"sharpness": _sharpness(result)} if len(first.ranking()) > 1 else {}
+    drawn["traces"] = _maps(traces, "trace of the block", signed=True)
     if first.norms:
-        found["norms"] = _maps(norms, "Frobenius norm of the block", signed=False)
+        drawn["norms"] = _maps(norms, "Frobenius norm of the block", signed=False)
     if first.extremes:
-        found["extremes"] = _extremes(result)
+        drawn["extremes"] = _extremes(result)
     if first.densities:
-        found["densities"] = _figure_densities(result)
+        drawn["densities"] = _figure_densities(result)
     if first.heterogeneity is not None:
-        found["heterogeneity"] = _figure_heterogeneity(result)
-    return found
+        drawn["heterogeneity"] = _figure_heterogeneity(result)
+    return drawn
 
 
 def _maps(numbers: Mapping[str, Numbers], label: str, *, signed: bool) -> Figure:
-    """Layer × role maps, one row of panels per operator; bars where no block belongs to a layer."""
+    """Layer × role maps, one row of panels per operator; bars if no block belongs to a layer."""
     import matplotlib.pyplot as plt
 
     names = list(next(iter(numbers.values())))
     inside = [match for name in names if (match := LAYER.fullmatch(name))]
     if not inside:
         figure, ax = plt.subplots(figsize=(12, 3.6), layout="constrained")
-        series = {MATRIX_SYMBOLS[o]: _columns(found, names) for o, found in numbers.items()}
+        series = {MATRIX_SYMBOLS[o]: _columns(by_block, names) for o, by_block in numbers.items()}
         blocks.bars(ax, names, series, label=label)
         return figure
     layers = sorted({int(match[1]) for match in inside})
@@ -312,16 +311,16 @@ def _maps(numbers: Mapping[str, Numbers], label: str, *, signed: bool) -> Figure
     figure, axes = plt.subplots(
         len(numbers), 2, figsize=size, layout="constrained", width_ratios=ratio, squeeze=False
     )
-    norm = _scale([item[0] for found in numbers.values() for item in found.values()], signed)
-    for (left, right), (operator, found) in zip(axes, numbers.items(), strict=True):
+    norm = _scale([item[0] for by_block in numbers.values() for item in by_block.values()], signed)
+    for (left, right), (operator, by_block) in zip(axes, numbers.items(), strict=True):
         cells = [[f"L{layer}.{role}" for role in roles] for layer in layers]
-        image = _figure_cells(left, cells, found, norm, signed)
+        image = _figure_cells(left, cells, by_block, norm, signed)
         left.set_xticks(range(len(roles)), roles, rotation=90)
         left.set_yticks(range(len(layers)), [f"L{layer}" for layer in layers])
         left.set_title(TITLES[operator], fontsize=11)
         right.set_visible(bool(outside))
         if outside:
-            _figure_cells(right, [outside], found, norm, signed)
+            _figure_cells(right, [outside], by_block, norm, signed)
             right.set_xticks(range(len(outside)), outside, rotation=90)
             right.set_yticks([])
         bar = figure.colorbar(image, ax=[left, right], label=label, pad=0.01, aspect=12)
@@ -330,13 +329,13 @@ def _maps(numbers: Mapping[str, Numbers], label: str, *, signed: bool) -> Figure
     return figure
 
 
-def _columns(found: Numbers, names: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    triples = np.array([found[name] for name in names], dtype=float)
+def _columns(by_block: Numbers, names: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    triples = np.array([by_block[name] for name in names], dtype=float)
     return triples[:, 0], triples[:, 1], triples[:, 2]
 
 
 def _scale(values: list[float], signed: bool) -> Any:
-    """Colors over four decades, on both sides of zero where values have a sign."""
+    """Colors over four decades, on both sides of zero if there are negative values."""
     from matplotlib.colors import LogNorm, SymLogNorm
 
     top = blocks.largest(values)
@@ -345,17 +344,17 @@ def _scale(values: list[float], signed: bool) -> Any:
     return LogNorm(vmin=top * 10.0**-DECADES, vmax=top, clip=True)
 
 
-def _figure_cells(ax: Axes, cells: list[list[str]], found: Numbers, norm: Any, signed: bool) -> Any:
-    """A heat map with its numbers; blank where there is no block, hatched where zero is not excluded."""
-    values = np.array([[found.get(name, (np.nan,))[0] for name in row] for row in cells])
+def _figure_cells(ax: Axes, cells: list[list[str]], by_block: Numbers, norm: Any, signed: bool) -> Any:
+    """Heat map with its numbers: blank without a block, hatched if the interval includes zero."""
+    values = np.array([[by_block.get(name, (np.nan,))[0] for name in row] for row in cells])
     values = values.reshape(len(cells), -1)
     two_sided = norm.vmin < 0
     image = ax.imshow(values, norm=norm, cmap=style.SIGNED if two_sided else style.MAP, aspect="auto")
     for i, row in enumerate(cells):
         for j, name in enumerate(row):
-            if name not in found:
+            if name not in by_block:
                 continue
-            value, low, high = found[name]
+            value, low, high = by_block[name]
             depth = 2 * abs(float(norm(value)) - 0.5) if two_sided else float(norm(value))
             color = "white" if depth > 0.75 else "black"
             ax.text(j, i, blocks.cell_text(value), ha="center", va="center", fontsize=7, color=color)
@@ -383,9 +382,9 @@ def _sharpness(result: Blocks) -> Figure:
     order = next(iter(result.parts.values())).ranking()[:MOST_RANKED]
     series, outer = {}, {}
     for operator, part in result.parts.items():
-        told = [part.sharpness(name) for name in order]
-        values = np.array([s.largest for s in told])
-        high = np.array([s.high for s in told])
+        sharpness = [part.sharpness(name) for name in order]
+        values = np.array([s.largest for s in sharpness])
+        high = np.array([s.high for s in sharpness])
         series[TITLES[operator]] = values, values, np.where(np.isnan(high), values, high)
         numbers = [part.sampled_blocks.get(name) for name in order]
         outer[TITLES[operator]] = tuple(
@@ -408,7 +407,7 @@ def _extremes(result: Blocks) -> Figure:
         pairs = list(part.extremes.values())
         ends = {"λ max": -1} | ({"λ min": 0} if all(len(pair.values) > 1 for pair in pairs) else {})
         series = {label: _ends(pairs, i) for label, i in ends.items()}
-        values += [float(value) for found, *_ in series.values() for value in found]
+        values += [float(value) for middle, *_ in series.values() for value in middle]
         blocks.bars(ax, list(part.extremes), series, label="eigenvalue of the block", log=False)
         ax.set_title(TITLES[operator], fontsize=11)
     top = blocks.largest(values)
@@ -444,7 +443,7 @@ def _figure_densities(result: Blocks) -> Figure:
         ax.set(xlabel="", ylabel="")
         ax.tick_params(labelsize=7)
         ax.locator_params(axis="x", nbins=4)
-        ax.axvline(0, color="0.6", lw=0.5)  # after the curves, which the legend counts on
+        ax.axvline(0, color="0.6", lw=0.5)  # after the curves, because the legend takes the first lines
     for ax in axes.flat[len(names) :]:
         ax.set_visible(False)
     figure.supxlabel("eigenvalue λ", fontsize=9)
@@ -491,18 +490,18 @@ QUANTITIES = {"norm": "‖·‖_F", "trace": "trace", "λ_max": "λ_max", "rms":
 
 
 def scenes(result: Blocks) -> dict[str, Scene]:
-    """The map of blocks; densities and divergences where they were asked for."""
-    found = {"block_map": _map(result)}
+    """Interactive figures: the map of blocks; densities and divergences if measured."""
+    made = {"block_map": _map(result)}
     first = next(iter(result.parts.values()))
     if first.densities:
-        found["densities"] = _scene_densities(result)
+        made["densities"] = _scene_densities(result)
     if first.heterogeneity is not None:
-        found["heterogeneity"] = _scene_heterogeneity(result)
-    return found
+        made["heterogeneity"] = _scene_heterogeneity(result)
+    return made
 
 
 def _map(result: Blocks) -> Scene:
-    """Layers × roles; of the quantities, those that some matrix has."""
+    """Interactive map, layers × roles, of every quantity that some matrix has."""
     matrices = {CHOICES[name]: name for name in result.parts}
     size = dict(zip(result.names, result.sizes.tolist(), strict=True))
     rows = {q: [name for name in size if _is_known(result, q, name)] for q in QUANTITIES}
@@ -524,12 +523,12 @@ def _is_known(result: Blocks, quantity: str, name: str) -> bool:
 
 
 def _scene_cells(part: Part, quantity: str, size: dict[str, int]) -> dict[str, Cell]:
-    found = {name: _number(part, quantity, name, size[name]) for name in size}
-    return {name: cell for name, cell in found.items() if math.isfinite(cell.value)}
+    cells = {name: _number(part, quantity, name, size[name]) for name in size}
+    return {name: cell for name, cell in cells.items() if math.isfinite(cell.value)}
 
 
 def _number(part: Part, quantity: str, name: str, size: int) -> Cell:
-    """A quantity of a block with its error or its interval; nan where it was not asked for."""
+    """Quantity of a block with its error or its interval; nan if it was not measured."""
     value, error, ends, more = math.nan, math.nan, (math.nan, math.nan), ""
     if quantity == "trace":
         value, _, probes = part.trace_of(name)
@@ -537,10 +536,12 @@ def _number(part: Part, quantity: str, name: str, size: int) -> Cell:
         more = f"<br>{'exact' if probes == 'exact' else f'from {probes} probes'}"
         more += "<br>not told apart from zero" if part.is_noise(name) else ""
     elif quantity == "λ_max":
-        found = part.sharpness(name)
-        value, error = found.largest, found.error
+        sharpness = part.sharpness(name)
+        value, error = sharpness.largest, sharpness.error
         more = (
-            f"<br>at most {bound(found.high, up=True)}, 95 times in 100" if math.isfinite(found.high) else ""
+            f"<br>at most {bound(sharpness.high, up=True)}, 95 times in 100"
+            if math.isfinite(sharpness.high)
+            else ""
         )
     elif name in part.norms:
         scale = size if quantity == "rms" else 1
@@ -552,7 +553,7 @@ def _number(part: Part, quantity: str, name: str, size: int) -> Cell:
 
 
 def _scene_densities(result: Blocks) -> Scene:
-    """All matrices of one block at a time; the curves and axes of a spectrum."""
+    """Interactive densities: all matrices of one block at a time."""
     names = list(next(iter(result.parts.values())).densities)
     made = {
         name: spectra([
@@ -563,14 +564,14 @@ def _scene_densities(result: Blocks) -> Scene:
         for name in names
     }  # fmt: skip
     inner = made[names[0]]["controls"]
-    variants = {f"{name}|{key}": v for name, one in made.items() for key, v in one["variants"].items()}
+    variants = {f"{name}|{key}": v for name, scene in made.items() for key, v in scene["variants"].items()}
     first = next(iter(variants.values()))
     controls = [{"name": "block", "choices": names}, *inner]
     return {**first, "controls": controls, "variants": variants, "caption": density_scene(result)}
 
 
 def _scene_heterogeneity(result: Blocks) -> Scene:
-    """Every pair of blocks, from 0 to 1."""
+    """Interactive map of the divergence of every pair of blocks, from 0 to 1."""
     parts = {CHOICES[o]: p.heterogeneity for o, p in result.parts.items() if p.heterogeneity is not None}
 
     def draw(matrix: str) -> Scene:
@@ -585,7 +586,7 @@ def _scene_heterogeneity(result: Blocks) -> Scene:
         ]  # fmt: skip
         symbol = next(MATRIX_SYMBOLS[o] for o, choice in CHOICES.items() if choice == matrix)
         label = f"Jensen–Shannon divergence (bits), {symbol}"
-        top = max(float(one.divergence.max()) for one in parts.values()) or 1.0
+        top = max(float(own.divergence.max()) for own in parts.values()) or 1.0
         return grid_map(h.names, h.names, cells, label=label, colors="linear", limits=(0.0, top))
 
     return switched({"matrix": list(parts)}, draw)

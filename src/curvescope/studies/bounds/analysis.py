@@ -10,11 +10,11 @@ All norms are exact: they come from full matrices in Kronecker form, or from clo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import nan, sqrt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from curvescope.closed_form.bounds.relu_network import (
 from curvescope.closed_form.network.block import Architecture
 from curvescope.closed_form.network.stack import StackCurvature, stack_tape
 from curvescope.closed_form.norms import norm_jacobian_norm, norm_point, norm_second_derivative_norm
-from curvescope.closed_form.objectives import Objective, squared_error, squared_error_objective
+from curvescope.closed_form.objectives import OutputObjective, squared_error, squared_error_objective
 from curvescope.closed_form.printed import block_theorems
 from curvescope.closed_form.printed.block_theorems import head_second_derivatives
 from curvescope.closed_form.printed.bounds import (
@@ -49,6 +49,7 @@ from curvescope.closed_form.softmax import softmax_covariance
 from curvescope.core.number_format import plural
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
+from curvescope.studies.common.columns import columns_of, select_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -239,21 +240,13 @@ class Comparisons(Result):
         for name, wanted in columns.items():
             wanted = [wanted] if isinstance(wanted, str) else list(wanted)
             keep &= np.isin(np.array(getattr(self, name), dtype=str), wanted)
-        index = np.flatnonzero(keep)
-        taken: dict[str, Any] = {
-            name: column[index] if isinstance(column, np.ndarray) else [column[i] for i in index]
-            for name, column in self._columns().items()
-        }
-        return Comparisons(**taken)
-
-    def _columns(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return select_rows(self, keep)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per comparison, with ratio and violated."""
         import pandas as pd
 
-        return pd.DataFrame(self._columns()).assign(ratio=self.ratio, violated=self.violated)
+        return pd.DataFrame(columns_of(self)).assign(ratio=self.ratio, violated=self.violated)
 
 
 def tagged(instance: str, varied: str, scale: float, seeds: dict[int, list[BoundRow]]) -> Comparisons:
@@ -270,17 +263,6 @@ def tagged(instance: str, varied: str, scale: float, seeds: dict[int, list[Bound
         true=np.array([row.true for _, row in rows], dtype=float),
         value=np.array([row.value for _, row in rows], dtype=float),
     )
-
-
-def joined(parts: Iterable[Comparisons]) -> Comparisons:
-    """Join all rows, in order."""
-    parts = list(parts)
-    found: dict[str, Any] = {}
-    for f in fields(Comparisons):
-        columns = [getattr(part, f.name) for part in parts]
-        arrays = isinstance(columns[0], np.ndarray)
-        found[f.name] = np.concatenate(columns) if arrays else [x for column in columns for x in column]
-    return Comparisons(**found)
 
 
 def slack(found: Comparisons) -> pd.DataFrame:
@@ -383,7 +365,7 @@ def compare_stack(blocks: list[BlockInstance]) -> list[BoundRow]:
 
 
 def _loss_to(target: Tensor):
-    def loss(z: Tensor) -> Objective:
+    def loss(z: Tensor) -> OutputObjective:
         return squared_error_objective(z, target[None])
 
     return loss
@@ -400,9 +382,7 @@ def _loss_behind(Z: Tensor, blocks: list[BlockInstance], target: Tensor) -> tupl
 
 
 def compare_network(network: NetworkInstance) -> list[BoundRow]:
-    """Compare ‖GGN‖ and ‖H‖ of a ReLU network at one sample with the precursor's bound and the corrected
-    ones.
-    """
+    """Compare ‖GGN‖ and ‖H‖ of a ReLU network at one sample with the old and the corrected bounds."""
     x, weights, label = network
     at, printed = relu_network_point(x, weights, label), precursor_as_printed(x, weights)
     rows = []
@@ -447,9 +427,7 @@ def head_estimates(head: HeadInstance) -> list[BoundRow]:
 
 
 def _block_estimates(head: HeadInstance) -> list[BoundRow]:
-    """Estimates of the blocks of H. The paper has none for KK and KV; these are compared with its bound of
-    the full H.
-    """
+    """Estimates of the blocks of H; those of KK and KV, not in the paper, use its bound of the full H."""
     H, corrected = head_hessian(head), theorem1_corrected(*head)
     printed = {
         THEOREM_1: theorem1_as_printed(*head),
@@ -468,9 +446,7 @@ def _block_estimates(head: HeadInstance) -> list[BoundRow]:
 
 
 def block_estimates(block: BlockInstance) -> list[BoundRow]:
-    """Compare the estimates in the proof of Theorem 6: norms of LayerNorm, of Y and S, and of all derivatives
-    of S.
-    """
+    """Compare the estimates in the proof of Theorem 6: LayerNorm, Y, S, and all derivatives of S."""
     at, printed = block_forward(*block[:6]), theorem6_as_printed(*block)
     rows = norm_estimates(at.R) + norm_estimates(at.S)
     Y_F = float(at.Y.norm())

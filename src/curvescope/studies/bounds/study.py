@@ -21,13 +21,13 @@ from curvescope.core.result import Result
 from curvescope.runs.resumable_loop import Piece, State, work_through
 from curvescope.runs.study_result import Shown, Tables
 from curvescope.studies.bounds import analysis
+from curvescope.studies.common.columns import stack_tables
 
 SHARPNESS = (0.0, 1.0, 2.0, 3.0, 4.0)
 ROW_WIDTHS = (3, 6, 12, 24)
 LARGEST = 2000  # maximum number of parameters of a full Hessian
-MOST_ROWS = (
-    4096  # maximum rows of a block's second derivative in Kronecker form; memory grows with their square
-)
+# Maximum rows of a block's second derivative in Kronecker form; memory grows with their square.
+MOST_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,17 @@ class Bounds(Shown):
         }
 
 
+TwoTables = tuple[list[analysis.BoundRow], list[analysis.BoundRow]]
+"""Rows about bounds of Hessian norms, and about estimates within proofs."""
+
+
 class InstanceKind(NamedTuple):
     """A kind of instance, its scales, and the function that compares one instance, given scale and seed."""
 
     instance: str
     varied: str
     scales: tuple[float, ...]
-    tried: Callable[[float, int], tuple[list[analysis.BoundRow], list[analysis.BoundRow]]]
+    tried: Callable[[float, int], TwoTables]
     random: bool = True
 
 
@@ -134,8 +138,8 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     tried = [found.take(Tried, piece.name) for piece in pieces]
     return Bounds(
         num_seeds=cfg.num_seeds,
-        bounds=analysis.joined(one.bounds for one in tried),
-        estimates=analysis.joined(one.estimates for one in tried),
+        bounds=stack_tables(one.bounds for one in tried),
+        estimates=stack_tables(one.estimates for one in tried),
         notes=[analysis.NO_STACK],
     )
 
@@ -145,18 +149,10 @@ def kinds(cfg: Config) -> Iterator[InstanceKind]:
     sizes = cfg.sizes
 
     def head(make: Callable[..., analysis.HeadInstance], name: str):
-        def tried(scale: float, seed: int) -> tuple[list[analysis.BoundRow], list[analysis.BoundRow]]:
-            one = make(sizes, seed, **{name: scale})
-            return analysis.compare_head(one), analysis.head_estimates(one)
-
-        return tried
+        return lambda scale, seed: _head(make(sizes, seed, **{name: scale}))
 
     def block(make: Callable[..., analysis.BlockInstance], name: str):
-        def tried(scale: float, seed: int) -> tuple[list[analysis.BoundRow], list[analysis.BoundRow]]:
-            one = make(sizes, seed, **{name: scale})
-            return analysis.compare_block(one), analysis.block_estimates(one)
-
-        return tried
+        return lambda scale, seed: _block(make(sizes, seed, **{name: scale}))
 
     yield InstanceKind(
         analysis.HEAD, analysis.WEIGHTS, cfg.weight_scales, head(analysis.random_head, "weight_scale")
@@ -194,23 +190,26 @@ def _try(cfg: Config, kind: InstanceKind, scale: float) -> Tried:
     return Tried(*parts)
 
 
-def _clusters(scale: float, seed: int) -> tuple[list[analysis.BoundRow], list[analysis.BoundRow]]:
-    one = analysis.two_clusters(sharpness=scale)
+def _head(one: analysis.HeadInstance) -> TwoTables:
     return analysis.compare_head(one), analysis.head_estimates(one)
 
 
-def _row(scale: float, seed: int) -> tuple[list[analysis.BoundRow], list[analysis.BoundRow]]:
+def _block(one: analysis.BlockInstance) -> TwoTables:
+    return analysis.compare_block(one), analysis.block_estimates(one)
+
+
+def _clusters(scale: float, seed: int) -> TwoTables:
+    return _head(analysis.two_clusters(sharpness=scale))
+
+
+def _row(scale: float, seed: int) -> TwoTables:
     return [], analysis.norm_estimates(analysis.random_row(seed, width=int(scale)))
 
 
-def _stack(
-    sizes: analysis.Sizes, scale: float, seed: int
-) -> tuple[list[analysis.BoundRow], list[analysis.BoundRow]]:
+def _stack(sizes: analysis.Sizes, scale: float, seed: int) -> TwoTables:
     return analysis.compare_stack(analysis.random_stack(sizes, seed, depth=int(scale))), []
 
 
-def _network(
-    sizes: analysis.Sizes, num_layers: int, scale: float, seed: int
-) -> tuple[list[analysis.BoundRow], list[analysis.BoundRow]]:
+def _network(sizes: analysis.Sizes, num_layers: int, scale: float, seed: int) -> TwoTables:
     one = analysis.random_network(sizes, seed, num_layers=num_layers, weight_scale=scale)
     return analysis.compare_network(one), []

@@ -126,7 +126,7 @@ def _slack(result: Bounds) -> Figure:
         row[0].legend()
         for ax in row:
             _frame(ax)
-    figure.supylabel("bound / ‖H‖", fontsize=10)
+    figure.supylabel("bound / ‖H‖")
     return figure
 
 
@@ -142,7 +142,7 @@ def _adversarial(result: Bounds) -> Figure:
     for ax in axes.flat:
         ax.legend()
         _frame(ax)
-    figure.supylabel("bound / truth", fontsize=10)
+    figure.supylabel("bound / truth")
     return figure
 
 
@@ -187,9 +187,7 @@ def _figure_line(ax: Axes, found: analysis.Comparisons, color: str, dash: str, l
 
 
 def _over_scales(found: analysis.Comparisons) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the scales, and the median, minimum and maximum ratio at each, without instances whose truth is
-    zero.
-    """
+    """Return the scales, and median, minimum and maximum ratio at each, without zero truths."""
     there = found.true > 0
     scales = np.unique(found.scale[there])
     each = [found.ratio[there & (found.scale == scale)] for scale in scales]
@@ -217,8 +215,7 @@ def _depth(result: Bounds) -> Figure:
     left.set_title("norms")
     right.set_title("bound / truth, part of the Hessian in one block")
     for ax, place in ((left, "upper left"), (right, "lower left")):
-        ax.set_yscale("log")
-        ax.set_xlabel(LABELS[analysis.DEPTH])
+        ax.set(yscale="log", xlabel=LABELS[analysis.DEPTH])
         ax.set_xticks(np.unique(stack.scale), [f"{n:g}" for n in np.unique(stack.scale)])
         ax.legend(loc=place, ncols=1 if ax is left else 2)
         ax.grid(visible=True)
@@ -247,10 +244,11 @@ def _estimates(result: Bounds) -> Figure:
         ax.plot([low, high], [y, y], "-", lw=1.6, color=color, alpha=0.7)
         ax.plot([middle], [y], "o", ms=3.5, color=color)
     ax.axvline(1, color="0.3", lw=0.8)
-    ax.set_xscale("log")
-    ax.set_xlim(8e-4, 1e8)
-    ax.set_yticks(range(len(names)), [f"{one} · {bound}" for one, bound in names[::-1]], fontsize=6.5)
-    ax.set_ylim(-1, len(names))
-    ax.set_xlabel("bound / truth: median and range (red: violated at least once; clipped to 1e-3 … 1e8)")
+    ax.set(xscale="log", xlim=(8e-4, 1e8))
+    ax.set_yticks(range(len(names)), [f"{one} · {bound}" for one, bound in names[::-1]])
+    ax.set(
+        ylim=(-1, len(names)),
+        xlabel="bound / truth: median and range (red: violated at least once; clipped to 1e-3 … 1e8)",
+    )
     ax.grid(visible=True)
     return figure

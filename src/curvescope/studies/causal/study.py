@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import Progress, track
 from curvescope.core.result import Result
 from curvescope.geometry.causal.attribution import Attribution, logit_attribution
-from curvescope.geometry.causal.decoded import Direction, decode_at, direct_change, layer_directions
+from curvescope.geometry.causal.decoded import SingularDirection, decode_at, direct_change, layer_directions
 from curvescope.geometry.causal.steering import ablation, intervene, spread_along, steer
 from curvescope.models.forward_errors import check_vocabulary
 from curvescope.operators.activations import ActivationHessian
@@ -32,9 +32,6 @@ from curvescope.runs.resumable_loop import Piece, State, work_through
 from curvescope.runs.study_result import Line, Shown
 from curvescope.studies.problem_config import ModelOnData, choose_layers, make_problem, notes_of
 from curvescope.viz.writers import label, visible
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ def measure_layer(
 
 
 def _at_point(
-    problem: Problem, at: str, own: list[Direction], k: int, alphas: Sequence[float], engine: Any
+    problem: Problem, at: str, own: list[SingularDirection], k: int, alphas: Sequence[float], engine: Any
 ) -> list[dict[str, Any]]:
     """Measure the directions of one point."""
     vectors = torch.stack([direction.vector for direction in own])

@@ -100,9 +100,7 @@ def density(what: str, part: PlannedMatrix, num_probes: int, num_steps: int) -> 
 
 
 def eigenvalues(what: str, part: PlannedMatrix, k: int, most: int) -> Step:
-    """Step for `eigsh`: k eigenvalues at the high end if the operator is positive semi-definite, else at
-    both ends.
-    """
+    """Step for `eigsh`: k eigenvalues at the high end of a semi-definite operator, else at both ends."""
     first, each = ONE_END if part.psd else BOTH_ENDS
     basis = basis_size(part.operator, k)
     return _step(what, part, min(first + each * k, most), basis=basis)._replace(most=most)

@@ -14,7 +14,7 @@ from curvescope.algorithms.blocks.probes import Ends, krylov_basis, ritz_ends
 from curvescope.algorithms.columns import probe_batches
 from curvescope.core.errors import UsageError
 from curvescope.core.number_format import between, rounded
-from curvescope.core.ranks import place
+from curvescope.core.ranks import rank_and_size
 from curvescope.core.result import Result
 from curvescope.operators.base import CurvatureOperator
 from curvescope.sampling import Sampled, Split, extremes, form_of, norm_of, split_sample, trace_of
@@ -54,7 +54,7 @@ def split_for(op: CurvatureOperator, cfg: SampledOnData) -> Split | str:
     """Split the sample of an operator for a study, or return the reason why that is not possible."""
     if not cfg.sampling:
         return OFF
-    if place()[1] > 1:
+    if rank_and_size()[1] > 1:
         return (
             "the data are divided among several processes; run a single process to measure the sampling error"
         )
@@ -73,7 +73,7 @@ def sampled_extremes(op: CurvatureOperator, pairs: Eigenpairs, cfg: SampledOnDat
         return SampledNumbers(reason=split)
     assert pairs.vectors is not None
     at = [-1] if op.psd or len(pairs.values) < 2 else [-1, 0]
-    found = extremes(
+    numbers = extremes(
         split,
         pairs.vectors[:, [i % len(pairs.values) for i in at]],
         pairs.residuals[at],
@@ -81,7 +81,7 @@ def sampled_extremes(op: CurvatureOperator, pairs: Eigenpairs, cfg: SampledOnDat
         values=pairs.values[at],
     )
     names = {"largest": "lambda_max", "smallest": "lambda_min"}
-    return SampledNumbers({names[end]: number for end, number in found.items()})
+    return SampledNumbers({names[end]: number for end, number in numbers.items()})
 
 
 def sampled_sharpness(

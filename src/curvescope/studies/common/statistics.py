@@ -51,6 +51,15 @@ class Bounded(Protocol):
         ...
 
 
+class Valued(Bounded, Protocol):
+    """A number with an interval that can be read."""
+
+    @property
+    def value(self) -> float:
+        """The number."""
+        ...
+
+
 class Interval(NamedTuple):
     """A number and its 95 % interval; the ends are nan if the error is unknown."""
 
@@ -69,6 +78,11 @@ class Interval(NamedTuple):
     def words(self) -> str:
         """Text such as `+0.12 [+0.05, +0.19]`."""
         return f"{self.value:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
+
+
+def interval_columns(name: str, one: Valued) -> dict[str, float]:
+    """Return a number and its interval as columns of a table: `name`, `name_low` and `name_high`."""
+    return {name: one.value, f"{name}_low": one.low, f"{name}_high": one.high}
 
 
 # ------------------------------------------------------------------------------------------------------ means

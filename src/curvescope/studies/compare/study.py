@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,10 +61,6 @@ from curvescope.studies.common.sampling import (
 from curvescope.studies.gap.analysis import ALL, Pair, ProbeEffort, measure_pair, planned_pairs
 from curvescope.studies.problem_config import ModelOnData, SampledOnData, make_problem, notes_of
 
-if TYPE_CHECKING:
-    pass
-
-
 LARGER, SMALLER, EQUAL, OPEN = "larger", "smaller", "equal", "not decided"
 
 
@@ -85,9 +81,7 @@ class Estimate(NamedTuple):
         return Estimate(self.value - other.value, self.low - other.high, self.high - other.low)
 
     def over(self, other: Estimate) -> Estimate:
-        """Ratio of two estimates; nan unless both values are above zero. If an interval contains zero, an
-        end of the ratio is 0 or infinite.
-        """
+        """Ratio of two estimates; nan unless both are positive; 0 or infinite ends if 0 is inside."""
         if not (self.value > 0 and other.value > 0):
             return Estimate(math.nan, math.nan, math.nan)
         low = max(self.low, 0.0) / other.high if other.high > 0 else math.nan
@@ -254,9 +248,7 @@ class Config(SampledOnData):
             )
 
     def asked(self) -> list[SideSource]:
-        """Return the models or data sets to compare; a single bundled model is compared before and after
-        training.
-        """
+        """Return the models or data sets; a single bundled model is compared with its untrained one."""
         plain = SampledOnData(**{field.name: getattr(self, field.name) for field in fields(SampledOnData)})
         models = self.models
         if not models and len(self.datasets) < 2 and self.model in BUNDLED:

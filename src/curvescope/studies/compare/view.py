@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.number_format import MOST_DIGITS, plural, rounded, to_error
+from curvescope.core.number_format import MAX_DIGITS, plural, rounded, to_error
 from curvescope.runs.study_result import Line, Tables
 from curvescope.studies.compare.study import EQUAL, LARGER, OF_BLOCKS, OPEN, QUANTITIES, SMALLER, Estimate
 from curvescope.viz import style
@@ -123,28 +123,24 @@ def _color(number: int) -> str:
 
 def _quantities(found: Comparison) -> Figure:
     """Draw a panel for every quantity, with a point and its interval for every side."""
-    rows = -(-len(QUANTITIES) // IN_A_ROW)
-    size = (2.4 * IN_A_ROW, (1.1 + 0.35 * len(found.sides)) * rows + 0.3)
-    figure, axes = style.subplots(rows, IN_A_ROW, figsize=size, sharey=True)
-    for ax in axes.flat[len(QUANTITIES) :]:
-        ax.set_visible(False)
-    for ax, name in zip(axes.flat, QUANTITIES, strict=False):
+    height = 1.25 + 0.35 * len(found.sides)
+    figure, axes = style.panels(len(QUANTITIES), IN_A_ROW, (2.4, height), sharey=True)
+    for ax, name in zip(axes, QUANTITIES, strict=True):
         for number, side in enumerate(found.sides):
             value, low, high = side.quantity(name)
-            error = np.nan_to_num([[max(value - low, 0.0)], [max(high - value, 0.0)]])
+            error = style.error_bars([value], [low], [high])
             ax.errorbar([value], [number], xerr=error, fmt="o", ms=5, capsize=3, color=_color(number))
         ax.set_title(name)
         ax.set_yticks(range(len(found.sides)), [side.name for side in found.sides])
         ax.set_ylim(len(found.sides) - 0.5, -0.5)
         ax.margins(x=0.15)
         ax.locator_params(axis="x", nbins=4)
-        ax.tick_params(axis="x", labelsize=8)
         ax.grid(axis="x", lw=0.3, color="0.9")
     return figure
 
 
 def _densities(found: Comparison) -> Figure:
-    """Draw densities of the Draw densities of the Hessians and GGNs of all sides, one panel each."""
+    """Draw densities of the Hessians and GGNs of all sides, one panel each."""
     figure, axes = style.subplots(1, 2, figsize=(11, 3.8), sharey=True)
     for ax, part, title in zip(axes, ("hessian", "ggn"), ("Hessian", "GGN"), strict=True):
         ends = [abs(end) for side in found.sides for end in side.whole.densities[part].extremes]
@@ -154,7 +150,7 @@ def _densities(found: Comparison) -> Figure:
         _both_sides(ax, max(ends) or 1.0)
         if part == "ggn":
             ax.set_xlim(left=0.0)
-        ax.set_title(title, fontsize=11)
+        ax.set_title(title)
     axes[1].set_ylabel("")
     return figure
 
@@ -220,11 +216,11 @@ def _cells(ax: Axes, found: Comparison, number: int, grid: list[list[str]], fold
         text = cell_text(float(f"{value:.2g}")) if math.isfinite(value) else "–"
         text = f"({text})" if found.difference(number, "‖H‖_F", block).verdict == OPEN else text
         dark = math.isfinite(value) and abs(2 * norm(value) - 1) > 0.6
-        ax.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+        ax.text(j, i, text, ha="center", va="center", color="white" if dark else "black")
     layered = LAYER.fullmatch(grid[0][0])
     words = [row[0].split(".")[0] for row in grid] if layered else []
     ax.set_yticks(range(len(words)), words)
-    ax.tick_params(length=0, labelsize=8)
+    ax.tick_params(length=0)
 
 
 def _sharpness(found: Comparison) -> Figure:
@@ -258,9 +254,7 @@ def _shown(found: Estimate) -> str:
 
 
 def changed(difference: Estimate, ratio: Estimate) -> str:
-    """Describe a difference, for example Describe a difference, for example `larger by 3.2 (2.9 to 3.6),
-    2.1-fold`.
-    """
+    """Describe a difference, such as `larger by 3.2 (2.9 to 3.6), 2.1-fold`."""
     if difference.verdict == EQUAL:
         return EQUAL
     interval = f"{rounded(difference.low, 3)} to {rounded(difference.high, 3)}"
@@ -303,7 +297,7 @@ def _folded(found: Comparison, number: int, name: str) -> str:
 
 def _caption_fold(ratio: float, digits: int) -> str:
     """Format a ratio such as `2.1-fold`, with enough digits to differ from one."""
-    texts = [rounded(ratio, count) for count in range(digits, MOST_DIGITS + 1)]
+    texts = [rounded(ratio, count) for count in range(digits, MAX_DIGITS + 1)]
     return f"{next((text for text in texts if text.rstrip('0') != '1.'), texts[-1])}-fold"
 
 

@@ -89,9 +89,8 @@ class Course(Result):
     seed: int
     optimizer: str
     lr: np.ndarray  # (S,) learning rate of each step
-    loss: (
-        np.ndarray
-    )  # (S + 1,) before each step and after the last; shorter if the loss became infinite or nan
+    # (S + 1,) before each step and after the last; shorter if the loss became infinite or nan.
+    loss: np.ndarray
     seen: Monitored
     evaluated: np.ndarray = field(default_factory=lambda: NOTHING)  # (E,) steps
     accuracy: np.ndarray = field(default_factory=lambda: NOTHING)  # (E,) on the data
@@ -185,12 +184,13 @@ def _copy(model: Model) -> Model:
 SMALL, AUTO = "small", "auto"
 DIGITS, SAMPLE = "task:digits", "sample"
 Norm = Literal["none", "pre", "post"]
+# Of the small model; STD is the standard deviation of its weights.
 WIDTH, HEADS, HIDDEN, STD = (
     24,
     2,
     48,
     0.12,
-)  # of the small model; STD is the standard deviation of its weights
+)
 GROK_WIDTH, GROK_HEADS, GROK_HIDDEN = 32, 4, 64
 ANSWER = 2  # position of "=" in a b =
 
@@ -264,9 +264,7 @@ Evaluate = Callable[[Model], tuple[float, float, float]]
 
 
 def modular_addition(cfg: Config, seed: int) -> tuple[Problem, Evaluate]:
-    """Return addition modulo p on the training pairs, and a function that evaluates accuracy, held-out loss
-    and held-out accuracy.
-    """
+    """Return addition modulo p on the training pairs, and a function for accuracy and held-out metrics."""
     options: dict[str, Any] = {"p": cfg.modulus, "fraction": cfg.fraction, "seed": seed}
     kept, rest = (
         task_data("modular_addition", **options),
@@ -343,9 +341,7 @@ def approach(course: Course) -> Approach:
 
 
 def later_loss(course: Course, step: int) -> tuple[float, float]:
-    """Final loss divided by that at a step (medians of ten steps), and the share of steps on which the loss
-    rose.
-    """
+    """Final loss over that at a step (medians of ten steps), and the share of steps on which it rose."""
     loss = course.loss[step:]
     few = max(1, min(10, len(loss) // 2))
     return float(np.median(loss[-few:]) / np.median(loss[:few])), float((np.diff(loss) > 0).mean())
@@ -383,9 +379,7 @@ def phases(course: Course) -> Phases:
 
 @dataclass(frozen=True)
 class QuantityChange:
-    """Ratio of a quantity after generalization to the same before: geometric means, and the range of
-    ratios.
-    """
+    """Ratio of a quantity after generalization to before: geometric means, and range of ratios."""
 
     value: float
     low: float
@@ -636,9 +630,8 @@ def false_alarms(courses: list[Course]) -> dict[str, tuple[int, int]]:
 
 SHORT, FEW = 20, 10  # number of measurements: spikes and grokking, warmup
 GROKKED = 2  # number of networks of grokking
-EXPERIMENT_TWICE = (
-    2  # factor for the number of networks of warmup; the first ones are measured during training
-)
+# Factor for the number of networks of warmup; the first ones are measured during training.
+EXPERIMENT_TWICE = 2
 ACCURACY = 1e-3  # relative accuracy of λ_max at the start
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,9 +33,6 @@ from curvescope.studies.dynamics.analysis import (
     problem_of,
 )
 from curvescope.studies.problem_config import ModelOnData, notes_of
-
-if TYPE_CHECKING:
-    pass
 
 EXPERIMENTS = {
     "edge": "gradient descent: λ_max rises to 2/η and stays there (Cohen et al. 2021)",

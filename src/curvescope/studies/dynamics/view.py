@@ -8,7 +8,7 @@ import numpy as np
 
 from curvescope.core.number_format import plural, rounded, with_error
 from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Tables, count_verdicts
-from curvescope.studies.common.statistics import of_runs
+from curvescope.studies.common.statistics import OURS, of_runs
 from curvescope.studies.dynamics.analysis import (
     GENERALIZED,
     MEMORIZED,
@@ -146,7 +146,6 @@ def _of_sequence(result: Dynamics) -> dict[str, pd.DataFrame]:
 GD: Origin = ("Cohen et al. 2021", "paper")
 ADAM: Origin = ("Cohen et al. 2022", "paper")
 GROK: Origin = ("Power et al. 2022", "paper")
-OURS: Origin = ("ours", "ours")
 ENOUGH = 0.8  # minimum share of measurements near the threshold
 FALLEN = 0.9  # maximum ratio of the losses
 SURE = 0.05  # level of a one-sided test
@@ -363,16 +362,10 @@ BLOCK_MAP = (
 )
 
 
-def panels(rows: int, columns: int, **options: Any) -> Any:
-    """Create a figure with (rows, columns) axes."""
-    return style.subplots(rows, columns, squeeze=False, **options)
-
-
 def plain(ax: Axes, title: str = "") -> None:
-    """Style axes with two spines, a light grid and a title on the left."""
+    """Add a light grid and a title."""
     ax.grid(visible=True)
-    if title:
-        ax.set_title(title)
+    ax.set_title(title)
 
 
 def draw(sequence: Sequence) -> dict[str, Figure]:
@@ -385,19 +378,12 @@ def draw(sequence: Sequence) -> dict[str, Figure]:
 
 
 def _course(sequence: Sequence) -> Figure:
-    figure, axes = panels(1, len(QUANTITIES), figsize=(13.2, 3.4))
+    figure, axes = style.subplots(1, len(QUANTITIES), figsize=(13.2, 3.4), squeeze=False)
     x = np.arange(len(sequence.names))
     for i, (ax, (name, (title, error))) in enumerate(zip(axes[0], QUANTITIES.items(), strict=True)):
         errors = None if error is None else np.nan_to_num(sequence.column(error))
-        ax.errorbar(
-            x,
-            sequence.column(name),
-            yerr=errors,
-            fmt="-o",
-            ms=4,
-            lw=1.3,
-            color=SERIES[i % len(SERIES)],
-        )
+        look = {"fmt": "-o", "ms": 4, "lw": 1.3, "color": SERIES[i % len(SERIES)]}
+        ax.errorbar(x, sequence.column(name), yerr=errors, **look)
         ax.set_xticks(x, sequence.names, rotation=30 if len(x) > 4 else 0)
         plain(ax, title)
     return figure
@@ -406,14 +392,14 @@ def _course(sequence: Sequence) -> Figure:
 def _map(sequence: Sequence, blocks: list[str], values: np.ndarray) -> Figure:
     from matplotlib.colors import LogNorm
 
-    figure, axes = panels(1, 1, figsize=(3 + 0.8 * len(sequence.names), 1.5 + 0.17 * min(len(blocks), 120)))
-    ax = axes[0][0]
+    size = (3 + 0.8 * len(sequence.names), 1.5 + 0.17 * min(len(blocks), 120))
+    figure, ax = style.subplots(figsize=size)
     known = np.ma.masked_less_equal(np.ma.masked_invalid(values), 0)
     look = {"norm": LogNorm()} if known.count() else {}
     image = ax.imshow(known, aspect="auto", cmap=style.MAP, interpolation="nearest", **look)
     ax.set_xticks(range(len(sequence.names)), sequence.names, rotation=30)
     stride = max(1, -(-len(blocks) // TALL))
-    ax.set_yticks(range(0, len(blocks), stride), blocks[::stride], fontsize=7)
+    ax.set_yticks(range(0, len(blocks), stride), blocks[::stride])
     ax.tick_params(length=0)
     ax.set_title("λ_max of single blocks")
     figure.colorbar(image, ax=ax, shrink=0.6)
@@ -495,12 +481,13 @@ def _points(ax: Axes, run: Course, name: str, color: str, label: str) -> None:
 
 def _loss(ax: Axes, run: Course, color: str = PALETTE[0], **options: Any) -> None:
     ax.plot(np.arange(len(run.loss)), run.loss, color=color, **{"lw": 1.0, **options})
-    ax.set_yscale("log")
-    ax.set_xlabel("step")
+    ax.set(yscale="log", xlabel="step")
 
 
 def _figure_edge(runs: list[Course]) -> Figure:
-    figure, axes = panels(2, len(runs), figsize=(1 + 4.3 * len(runs), 5.4), sharex=True)
+    figure, axes = style.subplots(
+        2, len(runs), figsize=(1 + 4.3 * len(runs), 5.4), sharex=True, squeeze=False
+    )
     for j, run in enumerate(runs):
         rate = float(run.lr[-1])
         top, bottom = axes[0][j], axes[1][j]
@@ -517,7 +504,7 @@ def _figure_edge(runs: list[Course]) -> Figure:
 
 
 def _figure_adam(run: Course) -> Figure:
-    figure, axes = panels(2, 2, figsize=(9.6, 5.4), sharex=True)
+    figure, axes = style.subplots(2, 2, figsize=(9.6, 5.4), sharex=True, squeeze=False)
     rate = float(run.lr[-1])
     bound = float(np.nanmax(run.column("sharpness_threshold"))) / rate
     _with_threshold(axes[0][0], bound, f"{bound * rate:.0f}/η = {bound:,.0f}")
@@ -532,24 +519,18 @@ def _figure_adam(run: Course) -> Figure:
     axes[1][0].set_ylabel("loss")
     plain(axes[1][0])
     axes[1][1].plot(run.measured, run.column("grad_share"), "-o", ms=3, lw=1.2, color=PALETTE[2])
-    axes[1][1].set_xlabel("step")
-    axes[1][1].set_ylim(-0.02, 1.02)
+    axes[1][1].set(xlabel="step", ylim=(-0.02, 1.02))
     plain(axes[1][1], "share of ‖g‖² in the top eigenspace")
     return figure
 
 
 def _figure_warmup(result: Dynamics) -> Figure:
-    figure, axes = panels(2, 2, figsize=(9.6, 5.4), sharex=True, sharey="row")
+    figure, axes = style.subplots(2, 2, figsize=(9.6, 5.4), sharex=True, sharey="row", squeeze=False)
     for j, (way, words) in enumerate({"without": "without warm-up", "with": "with warm-up"}.items()):
         runs = result.of("warmup", way)
         for i, run in enumerate(runs):
-            _loss(
-                axes[0][j],
-                run,
-                PALETTE[1] if onset(run) is not None else PALETTE[0],
-                alpha=0.8,
-                zorder=3 - i,
-            )
+            color = PALETTE[0] if onset(run) is None else PALETTE[1]
+            _loss(axes[0][j], run, color, alpha=0.8, zorder=3 - i)
         spiked = sum(onset(run) is not None for run in runs)
         axes[0][j].set_xlabel("")
         plain(axes[0][j], f"{words}: {spiked} of {len(runs)} runs spike (orange)")
@@ -557,8 +538,7 @@ def _figure_warmup(result: Dynamics) -> Figure:
         ratio = one.column("lr_sharpness") / one.column("sharpness_threshold")
         axes[1][j].plot(one.measured, ratio, "-o", ms=3, lw=1.2, color=PALETTE[2])
         axes[1][j].axhline(1, color="0.3", lw=1, ls="--")
-        axes[1][j].set_xlabel("step")
-        axes[1][j].set_yscale("log")
+        axes[1][j].set(xlabel="step", yscale="log")
         plain(axes[1][j], "η · sharpness over its threshold, first run")
     axes[0][0].set_ylabel("loss")
     return figure
@@ -566,7 +546,9 @@ def _figure_warmup(result: Dynamics) -> Figure:
 
 def _figure_spikes(result: Dynamics) -> Figure:
     columns = {"above": result.of("spikes", "above")[0], "below": result.of("spikes", "below")[0]}
-    figure, axes = panels(3, 2, figsize=(10.4, 6.6), sharex=True, sharey="row", height_ratios=[2, 2, 1.3])
+    figure, axes = style.subplots(
+        3, 2, figsize=(10.4, 6.6), sharex=True, sharey="row", height_ratios=[2, 2, 1.3], squeeze=False
+    )
     for j, (way, run) in enumerate(columns.items()):
         loss, ratio, marks = (axes[i][j] for i in range(3))
         _loss(loss, run)
@@ -578,8 +560,7 @@ def _figure_spikes(result: Dynamics) -> Figure:
         for i, (_, on) in enumerate(alarms(run).items()):
             marks.plot(run.measured[on], np.full(int(on.sum()), i), "s", ms=4, color=PALETTE[1])
         marks.set_yticks(range(len(SIGNALS)), list(SIGNALS))
-        marks.set_ylim(len(SIGNALS) - 0.5, -0.5)
-        marks.set_xlabel("step")
+        marks.set(ylim=(len(SIGNALS) - 0.5, -0.5), xlabel="step")
         plain(marks, "beyond its threshold")
         if (step := onset(run)) is not None:
             for ax in (loss, ratio, marks):
@@ -589,7 +570,9 @@ def _figure_spikes(result: Dynamics) -> Figure:
 
 
 def _figure_grokking(runs: list[Course]) -> Figure:
-    figure, axes = panels(3, len(runs), figsize=(1 + 4.3 * len(runs), 7.2), sharex=True, sharey="row")
+    figure, axes = style.subplots(
+        3, len(runs), figsize=(1 + 4.3 * len(runs), 7.2), sharex=True, sharey="row", squeeze=False
+    )
     for j, run in enumerate(runs):
         found = phases(run)
         axes[0][j].plot(run.evaluated, run.accuracy, color=PALETTE[0], lw=1.4, label="trained on")
@@ -598,14 +581,8 @@ def _figure_grokking(runs: list[Course]) -> Figure:
         plain(axes[0][j], f"accuracy, seed {run.seed}")
         _points(axes[1][j], run, "lambda_max", PALETTE[1], "")
         plain(axes[1][j], "λ_max of the training loss")
-        axes[2][j].plot(
-            run.measured,
-            run.column("lambda_max") / run.column("loss"),
-            "-o",
-            ms=3,
-            lw=1.2,
-            color=PALETTE[2],
-        )
+        ratio = run.column("lambda_max") / run.column("loss")
+        axes[2][j].plot(run.measured, ratio, "-o", ms=3, lw=1.2, color=PALETTE[2])
         plain(axes[2][j], "λ_max over the loss")
         for ax in (axes[1][j], axes[2][j]):
             ax.set_yscale("log")

@@ -195,10 +195,6 @@ def _counts(data: str, text: str, model: Model, scores: TokenScores) -> Counts:
     found = {}
     for name, values in scores.scores.items():
         varies = seen.sum() > 2 and np.ptp(values[seen]) > 0 and np.ptp(counts[seen]) > 0
-        found[name] = _spearman(rankdata(values[seen]), rankdata(counts[seen])) if varies else float("nan")
+        ranks = np.corrcoef(rankdata(values[seen]), rankdata(counts[seen])) if varies else None
+        found[name] = float("nan") if ranks is None else float(ranks[0, 1])
     return Counts(data, len(ids), counts, found)
-
-
-def _spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Rank correlation."""
-    return float(np.corrcoef(a, b)[0, 1])

@@ -40,7 +40,7 @@ def _distances(result: Embeddings) -> Figure:
         bars = (np.clip(mean, 0, std), std)
         ax.bar(range(len(mean)), mean, yerr=bars, color=PALETTE[0], width=0.65, ecolor="0.3", capsize=3)
         for i, value in enumerate(mean):
-            ax.text(i, value + std[i], f" {value:.3g}", ha="center", va="bottom", fontsize=8)
+            ax.text(i, value + std[i], f" {value:.3g}", ha="center", va="bottom")
         ax.set_xticks(range(len(mean)), [s.replace(" & ", "\n& ") for s in d.settings])
         ax.set_title(words)
         ax.margins(y=0.15)
@@ -52,18 +52,14 @@ def _scores(result: Embeddings) -> Figure:
     names = [name for name in SHOWN if name in s.scores]
     if np.array_equal(s.scores["original"], s.scores["bias"]):  # no β
         names = [name for name in names if name not in ("bias", "bias_and_scale")]
-    columns = 3 if len(names) > 4 else 2
-    rows = -(-len(names) // columns)
-    figure, axes = style.subplots(rows, columns, figsize=(4.3 * columns, 2.9 * rows))
-    for ax, name in zip(axes.flat, names, strict=False):
+    figure, axes = style.panels(len(names), 3 if len(names) > 4 else 2, (4.3, 2.9))
+    for ax, name in zip(axes, names, strict=True):
         values = s.scores[name]
         order = np.argsort(values, kind="stable")
         top = [(label(s.text[i], s.bytes[i]), float(values[i])) for i in order[::-1][:NAMED]]
         bottom = [(label(s.text[i], s.bytes[i]), float(values[i])) for i in order[:NAMED]]
         viz.extremes_histogram(ax, values, title=WORDS[name], top=top, bottom=bottom)
-    for ax in axes.flat[len(names) :]:
-        ax.set_visible(False)
-    figure.supylabel("tokens", fontsize=9)
+    figure.supylabel("tokens")
     return figure
 
 
@@ -80,8 +76,7 @@ def _reach(result: Embeddings) -> Figure:
         image = ax.scatter(x[order], y[order], c=color, s=9, cmap="viridis", lw=0)
         figure.colorbar(image, ax=ax, label="log₁₀(1 + count in the text)")
     _name_outermost(ax, result, x, y)
-    ax.set_xlabel("β·u, same for every state")
-    ax.set_ylabel("√d |P(γ ∘ u)|, in the best state")
+    ax.set(xlabel="β·u, same for every state", ylabel="√d |P(γ ∘ u)|, in the best state")
     return figure
 
 
@@ -93,8 +88,7 @@ def _reach_by_count(result: Embeddings) -> Figure:
     figure, ax = style.subplots(figsize=(8, 4.6))
     ax.scatter(x, y, s=6, color=PALETTE[0], alpha=0.5, lw=0)
     _name_outermost(ax, result, x, y)
-    ax.set_xlabel("log₁₀(1 + count in the text)")
-    ax.set_ylabel("√d |P(γ ∘ u)|, in the best state")
+    ax.set(xlabel="log₁₀(1 + count in the text)", ylabel="√d |P(γ ∘ u)|, in the best state")
     return figure
 
 
@@ -104,4 +98,4 @@ def _name_outermost(ax: Axes, result: Embeddings, x: np.ndarray, y: np.ndarray) 
     plane = np.stack([(v - v.mean()) / (v.std() or 1.0) for v in (x, y)])
     for i in dict.fromkeys((np.stack([np.cos(turn), np.sin(turn)], 1) @ plane).argmax(1).tolist()):
         name = short(label(result.scores.text[i], result.scores.bytes[i]))
-        ax.annotate(name, (x[i], y[i]), fontsize=8, xytext=(4, 3), textcoords="offset points")
+        ax.annotate(name, (x[i], y[i]), xytext=(4, 3), textcoords="offset points")

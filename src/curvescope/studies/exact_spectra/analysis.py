@@ -27,7 +27,7 @@ weights of n rows have the standard deviation scale/√n, tokens 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,11 +45,8 @@ from curvescope.closed_form.spectra import (
 )
 from curvescope.core.result import Tabular
 from curvescope.core.seeds import generator
+from curvescope.studies.common.columns import columns_of, stack_tables
 from curvescope.studies.common.statistics import Interval, median_difference, median_interval
-
-NUM_RESAMPLES = 1000
-PERCENTILES = (2.5, 97.5)
-
 
 # ------------------------------------------------------------------------------------------------------ dense
 
@@ -232,12 +229,7 @@ class Compared(Tabular):
 
     def table(self) -> Any:
         """Return one row per eigenvalue."""
-        return {
-            "case": self.case,
-            "index": self.index,
-            "closed_form": self.closed_form,
-            "numerical": self.numerical,
-        }
+        return columns_of(self)
 
 
 def compare(seed: int, *, d_K: int, num_tokens: int) -> Compared:
@@ -470,9 +462,7 @@ class Gaps(Tabular):
         return self.gap[rows & (self.scale == scale) & (self.residual == residual)]
 
     def differences(self) -> dict[tuple[str, float, float], tuple[Interval, Interval, Interval]]:
-        """Return the gaps of attention and the MLP and their difference, for each match, scale and
-        residual.
-        """
+        """Return the gaps of attention and the MLP and their difference, by match, scale, residual."""
         found = {}
         for match in dict.fromkeys(self.match):
             for scale in np.unique(self.scale):
@@ -498,27 +488,17 @@ class Gaps(Tabular):
 
 def measure(match: str, scale: float, residual: float, *, num_draws: int, seed: int) -> Gaps:
     """Measure all draws of both networks of a match."""
-    return joined([_draws(match, network, scale, residual, num_draws, seed) for network in MATCHES[match]])
+    return stack_tables(
+        _draws(match, network, scale, residual, num_draws, seed) for network in MATCHES[match]
+    )
 
 
 def measure_all(match: str, *, num_draws: int, seed: int) -> Gaps:
     """Measure a match over all scales and residuals."""
-    return joined(
-        [
-            measure(match, scale, residual, num_draws=num_draws, seed=seed)
-            for scale in SCALES
-            for residual in RESIDUALS
-        ]
-    )
-
-
-def joined(parts: list[Gaps]) -> Gaps:
-    """Join all rows, in order."""
-    columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(Gaps)}
-    return Gaps(
-        match=[one for part in columns.pop("match") for one in part],
-        kind=[one for part in columns.pop("kind") for one in part],
-        **{name: np.concatenate(each) for name, each in columns.items()},
+    return stack_tables(
+        measure(match, scale, residual, num_draws=num_draws, seed=seed)
+        for scale in SCALES
+        for residual in RESIDUALS
     )
 
 

@@ -23,10 +23,10 @@ numbers; each seed uses the same draw at every value.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from math import cos, prod, radians, sin
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,11 +51,9 @@ from curvescope.problem import Problem
 from curvescope.runs.fingerprints import fingerprint
 from curvescope.runs.resumable_loop import Piece, State, work_through
 from curvescope.runs.study_result import Shown, Tables
+from curvescope.studies.common.columns import columns_of, select_rows, stack_tables
 from curvescope.studies.common.statistics import median_interval
 from curvescope.studies.exact_spectra import analysis
-
-if TYPE_CHECKING:
-    pass
 
 CONTROL_NOTE = (
     "a random symmetric matrix is nearly paired, too: a pairing near 1 is not evidence of structure, "
@@ -161,16 +159,6 @@ def tagged(rung: str, values: dict[str, list[float]]) -> Pairings:
         quantity=[name for name, each in values.items() for _ in each],
         draw=np.concatenate([np.arange(len(each)) for each in values.values()]),
         value=np.concatenate([np.array(each, dtype=float) for each in values.values()]),
-    )
-
-
-def ladder_joined(parts: list[Pairings]) -> Pairings:
-    """All rows, in order."""
-    return Pairings(
-        rung=[one for part in parts for one in part.rung],
-        quantity=[one for part in parts for one in part.quantity],
-        draw=np.concatenate([part.draw for part in parts]),
-        value=np.concatenate([part.value for part in parts]),
     )
 
 
@@ -355,27 +343,16 @@ class Sweeps(Tabular):
 
     def of(self, varied: str) -> Sweeps:
         """Return the rows of one varied quantity."""
-        return self._at(np.array(self.varied) == varied)
+        return select_rows(self, np.array(self.varied) == varied)
 
     def medians(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the values of the varied quantity, and the median of a column over seeds at each."""
         column, values = getattr(self, name), np.unique(self.value)
         return values, np.array([np.median(column[self.value == one]) for one in values])
 
-    def _at(self, keep: np.ndarray) -> Sweeps:
-        index = np.flatnonzero(keep)
-        taken: dict[str, Any] = {
-            name: column[index] if isinstance(column, np.ndarray) else [column[i] for i in index]
-            for name, column in self._columns().items()
-        }
-        return Sweeps(**taken)
-
-    def _columns(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
     def table(self) -> Any:
         """Return one row per value and seed."""
-        return self._columns()
+        return columns_of(self)
 
 
 def sweep(varied: str, *, d_K: int, seeds: range) -> Sweeps:
@@ -387,13 +364,6 @@ def sweep(varied: str, *, d_K: int, seeds: range) -> Sweeps:
         rows += [(value, seed, *_measured(one, d_K, seed)) for seed in seeds]
     columns = [np.array(column) for column in zip(*rows, strict=True)]
     return Sweeps([varied] * len(rows), *columns)
-
-
-def sweep_joined(parts: list[Sweeps]) -> Sweeps:
-    """All rows, in order."""
-    names = [name for part in parts for name in part.varied]
-    columns = [f.name for f in fields(Sweeps)][1:]
-    return Sweeps(names, *(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
 
 
 def _measured(one: SweepPoint, d_K: int, seed: int) -> tuple[float, ...]:
@@ -499,9 +469,9 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     )
     return ExactSpectra(
         spectra=found.take(analysis.Compared, first[0].name),
-        sweeps=sweep_joined([found.take(Sweeps, piece.name) for piece in moved]),
-        gaps=analysis.joined([found.take(analysis.Gaps, piece.name) for piece in gaps]),
-        pairings=ladder_joined([found.take(Pairings, piece.name) for piece in rungs]),
+        sweeps=stack_tables(found.take(Sweeps, piece.name) for piece in moved),
+        gaps=stack_tables(found.take(analysis.Gaps, piece.name) for piece in gaps),
+        pairings=stack_tables(found.take(Pairings, piece.name) for piece in rungs),
         notes=[CONTROL_NOTE],
     )
 

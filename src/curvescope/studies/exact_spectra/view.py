@@ -60,9 +60,8 @@ def _spectra(result: ExactSpectra) -> Figure:
         ax.plot(closed / size, np.full(len(closed), y), "|", ms=7, color=PALETTE[0], mew=1.2)
     ax.plot([], [], "|", ms=7, color=PALETTE[0], mew=1.2, label="closed form")
     ax.plot([], [], "o", ms=6, mfc="none", mec=PALETTE[1], label="dense Hessian, double backward")
-    ax.set_yticks(range(len(names)), names[::-1], fontsize=7)
-    ax.set_ylim(-0.7, len(names) - 0.3)
-    ax.set_xlabel("eigenvalue / largest |eigenvalue|")
+    ax.set_yticks(range(len(names)), names[::-1])
+    ax.set(ylim=(-0.7, len(names) - 0.3), xlabel="eigenvalue / largest |eigenvalue|")
     ax.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     ax.grid(visible=True)
     return figure
@@ -77,9 +76,8 @@ def _sweeps(result: ExactSpectra) -> Figure:
         ax.set_yscale("symlog", linthresh=0.01)
         ax.axhline(0, color="0.4", lw=0.7)
         _horizontal(ax, varied)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=len(CURVES), loc="outside upper center")
-    figure.supylabel("eigenvalue (linear between ±0.01)", fontsize=10)
+    style.shared_legend(figure, axes[0][0], loc="outside upper center", ncols=len(CURVES))
+    figure.supylabel("eigenvalue (linear between ±0.01)")
     return figure
 
 
@@ -89,7 +87,7 @@ def _condition(result: ExactSpectra) -> Figure:
         _curve(ax, result.sweeps.of(varied), "condition", PALETTE[3], "-", None)
         ax.set_yscale("log")
         _horizontal(ax, varied)
-    figure.supylabel("condition number", fontsize=10)
+    figure.supylabel("condition number")
     return figure
 
 
@@ -125,15 +123,12 @@ def _gaps(result: ExactSpectra) -> Figure:
                 middle, low, high = np.array([one[kind] for one in rows]).T
                 error, label = [middle - low, high - middle], f"{name}, ρ = {residual:g}"
                 ax.errorbar(x, middle, error, fmt=dash, color=color, ms=4, lw=1.2, label=label)
-        ax.set_xscale("log")
-        ax.set_yscale("log")
+        ax.set(xscale="log", yscale="log")
         ax.set_xticks(scales, [f"{one:g}" for one in scales])
         ax.minorticks_off()
-        ax.set_title(f"{match}: {counts[match]} parameters each")
-        ax.set_xlabel("scale of the weights")
+        ax.set(title=f"{match}: {counts[match]} parameters each", xlabel="scale of the weights")
         ax.grid(visible=True)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=6, loc="outside lower center")
+    style.shared_legend(figure, axes[0][0], loc="outside lower center", ncols=6)
     axes[0][0].set_ylabel("|λ_max(H_o) − λ_max(H)| / λ_max(H)")
     return figure
 
@@ -154,14 +149,12 @@ def _pairing(result: ExactSpectra) -> Figure:
             short = name.removeprefix("exact pairs of ")
             value, low, high = (table[f"{name}{end}"].to_numpy() for end in ("", ", low", ", high"))
             there, color = np.isfinite(value), colors[short]
-            error = np.array([value - low, high - value])[:, there]
+            error = style.error_bars(value, low, high)[:, there]
             ax.errorbar(value[there], y[there], xerr=error, fmt="o", ms=4, lw=1.2, color=color, label=short)
-        ax.set_xlim(-0.03, 1.03)
-        ax.set_xlabel(label)
+        ax.set(xlim=(-0.03, 1.03), xlabel=label)
         ax.set_yticks(height, list(table["rung"]))
         ax.grid(visible=True)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=4, loc="outside upper center")
+    style.shared_legend(figure, axes[0], loc="outside upper center", ncols=4)
     return figure
 
 

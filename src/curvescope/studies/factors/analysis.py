@@ -52,8 +52,8 @@ from torch.func import functional_call, grad, jvp, vmap
 from curvescope.core.result import Result
 from curvescope.operators import EKFAC, KFAC, Shampoo
 from curvescope.operators.kronecker.base import KroneckerOperator
-from curvescope.operators.kronecker.moments import whole_gradients
-from curvescope.operators.kronecker.stream import pieces
+from curvescope.operators.kronecker.moments import sequence_gradients
+from curvescope.operators.kronecker.stream import sequence_groups
 from curvescope.problem import Problem
 from curvescope.studies.common.statistics import correlation_gain, mean_correlation
 from curvescope.train import TrainConfig, train
@@ -129,11 +129,11 @@ def ggn_rows(problem: Problem) -> Tensor:
     """Rows r with G = Σ r rᵀ: (terms × classes, n)."""
     K = KFAC(problem, kind="ggn")
     found: list[list[Tensor]] = [[] for _ in K.layers]
-    for piece in pieces(problem, K.layers, "rows", joint=True):
+    for piece in sequence_groups(problem, K.layers, "rows", joint=True):
         inputs = [piece.inputs(layer) for layer in K.layers]
         for outputs in piece.gradients(K.curvature):
             for rows, a, g in zip(found, inputs, outputs, strict=True):
-                rows += [X.flatten(0, 1).flatten(1) for X in whole_gradients(a, g)]
+                rows += [X.flatten(0, 1).flatten(1) for X in sequence_gradients(a, g)]
     return torch.cat([torch.cat(rows) for rows in found], dim=1) / problem.num_terms**0.5
 
 

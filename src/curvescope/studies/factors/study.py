@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,9 +27,6 @@ from curvescope.problem import Problem
 from curvescope.runs.resumable_loop import FinishedPieces, Piece, State, work_through
 from curvescope.runs.study_result import Shown
 from curvescope.studies.factors import analysis
-
-if TYPE_CHECKING:
-    pass
 
 
 def tuning_notes(tuned: list[analysis.Tuned]) -> list[str]:
@@ -217,9 +213,7 @@ def _descent(s: int, name: str) -> str:
 
 
 def _pieces(cfg: Config, workers: analysis.Workers) -> list[Piece]:
-    """Return the pieces: training, checkpoints, tuning, runs; each kind needs all pieces of the kind
-    before.
-    """
+    """Return the pieces: training, checkpoints, tuning, runs; each kind needs all of the kind before."""
     seeds = list(range(cfg.seeds))
     courses = analysis.Ahead(partial(_train, cfg), seeds, workers)
     found = [Piece(_course(s), partial(courses.take, s), f"training, seed {s + 1}") for s in seeds]

@@ -9,8 +9,8 @@ import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation
 from curvescope.core.number_format import plural
-from curvescope.runs.study_result import FAILS, HOLDS, Claim, Line, Origin, Tables
-from curvescope.studies.common.statistics import Interval, above, geometric_interval, mean_interval
+from curvescope.runs.study_result import FAILS, HOLDS, Claim, Line, Tables
+from curvescope.studies.common.statistics import OURS, Interval, above, geometric_interval, mean_interval
 from curvescope.studies.factors import analysis
 from curvescope.viz import style
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from curvescope.studies.factors.study import Factors
 
-OURS: Origin = ("ours", "ours")
 ROUNDING = 1e-9
 QUERIES_KEYS, OTHERS = ("*.W_[QK]",), ("*.W_V", "*.W_1", "*.W_2")
 WORDS = {
@@ -67,9 +66,7 @@ def better(result: Factors, measure: str, other: str, outcome: str) -> Correlati
 
 
 def pair(result: Factors, measure: str, outcome: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return distances and outcomes, (S, C, M) each: minus the decrease, or the final loss with the mean
-    distance.
-    """
+    """Return distances and outcomes, (S, C, M): minus the decrease, or the final and mean distance."""
     x = result.distance(measure)
     if outcome == STEP:
         return x, -result.decrease
@@ -221,11 +218,8 @@ LABELS = {
     "frobenius_hessian": "relative error from the Hessian",
     "angle_hessian": "angle from the Hessian, degrees",
 }
-TOPS = {
-    "angle": 95,
-    "angle_hessian": 100,
-    "lost": 1.03,
-}  # upper limits of axes, because intervals can exceed the possible range
+# Upper limits of axes, because intervals can exceed the possible range.
+TOPS = {"angle": 95, "angle_hessian": 100, "lost": 1.03}
 
 
 def figures(result: Factors) -> dict[str, Figure]:
@@ -243,14 +237,13 @@ def _distances(result: Factors) -> Figure:
             color, mark = LOOKS[name]
             ax.plot(x, mean, marker=mark, ms=4.5, lw=1.2, color=color, label=name)
             ax.fill_between(x, low, high, color=color, alpha=0.1, lw=0)
-        ax.set_title(LABELS[measure], fontsize=9)
+        ax.set_title(LABELS[measure])
         top = TOPS.get(measure, 1.15 * float(result.distance(measure).max()))
         ax.set_ylim(-0.03 * top, top)
         ax.set_xticks(x, [str(step) for step in result.checkpoints])
     for ax in axes[-1]:
         ax.set_xlabel("steps of training")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=8)
+    style.shared_legend(figure, axes[0, 0], loc="outside lower center", ncols=8)
     return figure
 
 
@@ -267,12 +260,12 @@ def _blocks(result: Factors) -> Figure:
         values = result.parts[:, -1, analysis.MEASURES.index(measure)].mean(axis=0).T  # (B, M)
         image = ax.imshow(values, vmin=0, vmax=90, cmap=style.MAP, aspect="auto")
         style.write_cells(ax, "{:.0f}".format)
-        ax.set_title(f"{LABELS[measure]}, block by block", fontsize=9)
+        ax.set_title(f"{LABELS[measure]}, block by block")
         ax.set_xticks(range(len(result.approximations)), result.approximations, rotation=30, ha="right")
         ax.set_yticks(range(len(result.blocks)), result.blocks)
-        ax.tick_params(labelsize=8, length=0)
+        ax.tick_params(length=0)
     assert image is not None
-    figure.colorbar(image, ax=axes, shrink=0.9, pad=0.01).ax.tick_params(labelsize=8)
+    figure.colorbar(image, ax=axes, shrink=0.9, pad=0.01)
     return figure
 
 
@@ -286,13 +279,12 @@ def _outcomes(result: Factors) -> Figure:
         for ax, measure in zip(row, shown, strict=True):
             _against(ax, result, measure, outcome)
             rho = correlation(result, measure, outcome)
-            ax.set_title(f"ρ = {rho.words}", fontsize=8.5)
+            ax.set_title(f"ρ = {rho.words}")
         final = outcome == FINAL
         row[0].set_ylabel("final loss" if final else "share of the best decrease")
     for ax, measure in zip(axes[-1], shown, strict=True):
-        ax.set_xlabel(LABELS[measure], fontsize=8.5)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=8)
+        ax.set_xlabel(LABELS[measure])
+    style.shared_legend(figure, axes[0, 0], loc="outside lower center", ncols=8)
     return figure
 
 
@@ -306,12 +298,9 @@ def _against(ax: Axes, result: Factors, measure: str, outcome: str) -> None:
             share = result.decrease[..., m] / result.decrease.max(axis=-1)
             y = np.array(mean_interval(share.mean(axis=1)))
         color, mark = LOOKS[name]
-        bars = [np.abs(v[1:] - v[0])[:, None] for v in (x, y)]
+        across, along = (style.error_bars(*v)[:, None] for v in (x, y))
         if np.isfinite(y[0]):
-            ax.errorbar(
-                x[:1], y[:1], np.nan_to_num(bars[1]), np.nan_to_num(bars[0]), fmt=mark, ms=6, color=color,
-                lw=0.9, label=name,
-            )  # fmt: skip
+            ax.errorbar(x[:1], y[:1], along, across, fmt=mark, ms=6, color=color, lw=0.9, label=name)
     if outcome == FINAL:
         ax.set_yscale("log")
         for axis in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):

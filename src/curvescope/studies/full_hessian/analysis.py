@@ -120,9 +120,7 @@ def make_problem(cfg: Config, seed: int, data: Pictures) -> Problem:
 
 
 def train_one(cfg: Config, seed: int, data: Pictures) -> Trained:
-    """Train the network of a seed; store weights at `cfg.points` and at the first step with enough
-    accuracy.
-    """
+    """Train a seed's network; store weights at `cfg.points` and at the first step with enough accuracy."""
     model = make_model(cfg, seed, data)
     every = max(1, cfg.steps // EVALUATIONS)
     evaluated = sorted({*range(0, cfg.steps + 1, every), cfg.steps})

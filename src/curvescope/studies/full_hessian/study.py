@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -35,9 +35,6 @@ from curvescope.studies.full_hessian.analysis import (
     read_pictures,
     train_one,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 def setting_notes(cfg: Config, networks: Sequence[Network]) -> list[str]:

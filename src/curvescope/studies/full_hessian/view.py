@@ -123,21 +123,49 @@ FIGURE, TEXT = "figure", "paper"
 
 def claims(result: FullHessian) -> list[Claim]:
     """Return all claims, with verdicts computed from the numbers."""
+    over_others = "the smaller of K, V over the largest other"
+    share = geometric_interval([network.initial.stripe_share for network in result.networks])
+    faded = geometric_interval([network.trained.stripe_ratio for network in result.networks])
     return [
         _accurate(result),
         _brightest(result, "initial"),
         _brightest(result, "trained"),
-        _largest(result),
-        _others(result),
-        _largest_weights(result),
-        _claim_stripe(result),
-        _stripe_fades(result),
+        _counted(
+            result, "keys and values have the largest Hessian blocks through training", "largest",
+            lambda network: _keys_and_values(network, "hessian"), 1.0,
+            f"{_order(result, 'hessian')}; {over_others}", TEXT,
+        ),
+        _counted(
+            result,
+            f"the other Hessian blocks are much smaller than keys and values (at least {MUCH:g} times)",
+            "much smaller", lambda network: _keys_and_values(network, "hessian"), MUCH, over_others, TEXT,
+        ),
+        _counted(
+            result, "keys and values have the largest parameter norms through training", "largest",
+            lambda network: _keys_and_values(network, "weights"), 1.0,
+            f"{_order(result, 'weights')}; {over_others}", TEXT,
+        ),
+        _counted(
+            result, f"query–key has a diagonal stripe at initialization (over {SEEN:g} times the rest)",
+            "seen", lambda network: network.initial.stripe_ratio, SEEN,
+            f"A ⊗ I contains {share.value:.0%} of ‖H_QK‖²; entries on the stripe divided by those off it",
+        ),
+        _counted(
+            result, "the query–key stripe is weaker after training", "visible only at initialization",
+            lambda network: network.initial.stripe_ratio / network.trained.stripe_ratio, 1.0,
+            f"trained {faded}; initial divided by trained",
+        ),
         _feed_forward(result, "initial"),
         _feed_forward(result, "trained"),
         _size(result, "initial", INITIAL_SIZE),
         _size(result, "trained", TRAINED_SIZE),
-        _grow(result),
-    ]
+        _counted(
+            result, "entries grow from initialization to the trained network",
+            "the largest 100 times (color bars)",
+            lambda network: float(network.trained.max_abs.max() / network.initial.max_abs.max()), 1.0,
+            "largest entry, trained divided by initial",
+        ),
+    ]  # fmt: skip
 
 
 def verdict(so: Sequence[bool]) -> str:
@@ -169,13 +197,8 @@ def _accurate(result: FullHessian) -> Claim:
         f"{sum(so)} of {plural(len(so), 'network')}; {min(found):.0%} to {max(found):.0%}, after "
         f"{min(steps)} to {max(steps)} steps"
     )
-    return Claim(
-        f"validation accuracy is above {result.until:.0%} after training",
-        "> 50 %",
-        measured,
-        verdict(so),
-        TEXT,
-    )
+    words = f"validation accuracy is above {result.until:.0%} after training"
+    return Claim(words, "> 50 %", measured, verdict(so), TEXT)
 
 
 def brightest_ratio(found: Dense) -> float:
@@ -184,101 +207,36 @@ def brightest_ratio(found: Dense) -> float:
     return own / max(others)
 
 
-def output_ratio(found: Dense) -> float:
-    """Root mean square entry of value–value, divided by that of value–output, which the formulas lack."""
-    return found.pick(found.rms, V, V) / found.pick(found.rms, V, "L0.W_O")
-
-
 def _brightest(result: FullHessian, stage: str) -> Claim:
-    output = geometric_interval([output_ratio(network.stages[stage]) for network in result.networks])
+    """Compare value–value with the other pairs, and with value–output, which the formulas lack."""
+    found = [network.stages[stage] for network in result.networks]
+    output = geometric_interval([n.pick(n.rms, V, V) / n.pick(n.rms, V, "L0.W_O") for n in found])
     return _counted(
-        result,
-        f"value–value is the brightest pair of Q, K, V, {stage}",
-        "brightest",
-        lambda network: brightest_ratio(network.stages[stage]),
-        1.0,
+        result, f"value–value is the brightest pair of Q, K, V, {stage}", "brightest",
+        lambda network: brightest_ratio(network.stages[stage]), 1.0,
         f"root mean square entry divided by that of value–output {output}; divided by the next pair of "
         "Q, K, V",
-    )
+    )  # fmt: skip
 
 
-def _levels(values: np.ndarray, network: Network) -> dict[str, float]:
-    """Geometric mean over the steps of training of each group that the paper draws."""
-    found = network.norms
-    return {group: float(np.exp(np.log(found.of(values, group)[1:]).mean())) for group in DRAWN}
+def _levels(network: Network, name: str) -> dict[str, float]:
+    """Geometric mean over the steps of training of a norm of each group that the paper draws."""
+    values = getattr(network.norms, name)
+    return {group: float(np.exp(np.log(network.norms.of(values, group)[1:]).mean())) for group in DRAWN}
 
 
-def keys_and_values_ratio(levels: dict[str, float]) -> float:
+def _keys_and_values(network: Network, name: str) -> float:
     """Smaller of keys and values divided by the largest other group."""
+    levels = _levels(network, name)
     return min(levels["K"], levels["V"]) / max(levels[group] for group in DRAWN if group not in ("K", "V"))
 
 
 def _order(result: FullHessian, name: str) -> str:
     """List the groups of the paper with their mean levels, the largest first."""
-    levels = [_levels(getattr(network.norms, name), network) for network in result.networks]
+    levels = [_levels(network, name) for network in result.networks]
     means = {group: geometric_interval([level[group] for level in levels]).value for group in DRAWN}
     order = sorted(DRAWN, key=lambda group: -means[group])
     return ", ".join(f"{group} {means[group]:.2g}" for group in order)
-
-
-def _largest(result: FullHessian) -> Claim:
-    return _counted(
-        result,
-        "keys and values have the largest Hessian blocks through training",
-        "largest",
-        lambda network: keys_and_values_ratio(_levels(network.norms.hessian, network)),
-        1.0,
-        f"{_order(result, 'hessian')}; the smaller of K, V over the largest other",
-        TEXT,
-    )
-
-
-def _others(result: FullHessian) -> Claim:
-    return _counted(
-        result,
-        f"the other Hessian blocks are much smaller than keys and values (at least {MUCH:g} times)",
-        "much smaller",
-        lambda network: keys_and_values_ratio(_levels(network.norms.hessian, network)),
-        MUCH,
-        "the smaller of K, V over the largest other",
-        TEXT,
-    )
-
-
-def _largest_weights(result: FullHessian) -> Claim:
-    return _counted(
-        result,
-        "keys and values have the largest parameter norms through training",
-        "largest",
-        lambda network: keys_and_values_ratio(_levels(network.norms.weights, network)),
-        1.0,
-        f"{_order(result, 'weights')}; the smaller of K, V over the largest other",
-        TEXT,
-    )
-
-
-def _claim_stripe(result: FullHessian) -> Claim:
-    share = geometric_interval([network.initial.stripe_share for network in result.networks])
-    return _counted(
-        result,
-        f"query–key has a diagonal stripe at initialization (over {SEEN:g} times the rest)",
-        "seen",
-        lambda network: network.initial.stripe_ratio,
-        SEEN,
-        f"A ⊗ I contains {share.value:.0%} of ‖H_QK‖²; entries on the stripe divided by those off it",
-    )
-
-
-def _stripe_fades(result: FullHessian) -> Claim:
-    after = geometric_interval([network.trained.stripe_ratio for network in result.networks])
-    return _counted(
-        result,
-        "the query–key stripe is weaker after training",
-        "visible only at initialization",
-        lambda network: network.initial.stripe_ratio / network.trained.stripe_ratio,
-        1.0,
-        f"trained {after}; initial divided by trained",
-    )
 
 
 def feed_forward_ratio(found: Dense) -> float:
@@ -291,37 +249,19 @@ def feed_forward_ratio(found: Dense) -> float:
 
 def _feed_forward(result: FullHessian, stage: str) -> Claim:
     return _counted(
-        result,
-        f"blocks of the feed-forward network are small, {stage}",
-        "small",
-        lambda network: feed_forward_ratio(network.stages[stage]),
-        1.0,
+        result, f"blocks of the feed-forward network are small, {stage}", "small",
+        lambda network: feed_forward_ratio(network.stages[stage]), 1.0,
         "root mean square entry of the whole matrix divided by theirs",
-    )
+    )  # fmt: skip
 
 
 def _size(result: FullHessian, stage: str, power: float) -> Claim:
     """Claim on the largest entry: true for a network within half a decade of the stated size."""
     sizes = [float(network.stages[stage].max_abs.max()) for network in result.networks]
     so = [abs(np.log10(size) - power) <= DECADE for size in sizes]
-    return Claim(
-        f"the largest entry is about 1e{power:+.0f}, {stage} (within half a decade)",
-        f"1e{power:+.0f} (color bar)",
-        f"{sum(so)} of {plural(len(so), 'network')}; {geometric_interval(sizes)}",
-        verdict(so),
-        FIGURE,
-    )
-
-
-def _grow(result: FullHessian) -> Claim:
-    return _counted(
-        result,
-        "entries grow from initialization to the trained network",
-        "the largest 100 times (color bars)",
-        lambda network: float(network.trained.max_abs.max() / network.initial.max_abs.max()),
-        1.0,
-        "largest entry, trained divided by initial",
-    )
+    words = f"the largest entry is about 1e{power:+.0f}, {stage} (within half a decade)"
+    measured = f"{sum(so)} of {plural(len(so), 'network')}; {geometric_interval(sizes)}"
+    return Claim(words, f"1e{power:+.0f} (color bar)", measured, verdict(so), FIGURE)
 
 
 STAGES = ("initial", "trained")
@@ -347,12 +287,12 @@ def _entries(result: FullHessian) -> Figure:
     image = None
     for column, (stage, found) in zip(axes.T, stages.items(), strict=True):
         image = entries_map(column[0], found.picture, found.names, found.pixels, limits)
-        column[0].set_title(f"Hessian, {stage}", fontsize=15, pad=8)
+        column[0].set_title(f"Hessian, {stage}", pad=8)
         sizes = [found.sizes[found.names.index(name)] for name in ATTENTION]
         entries_map(column[1], colors(found.attention), ATTENTION, sizes, limits)
-        column[1].set_title(f"Hessian (self-attention), {stage}", fontsize=15, pad=8)
+        column[1].set_title(f"Hessian (self-attention), {stage}", pad=8)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, pad=0.02)  # pyright: ignore[reportArgumentType]
-    bar.set_label(LABEL, fontsize=12)
+    bar.set_label(LABEL)
     return figure
 
 
@@ -370,10 +310,10 @@ def _figure_pairs(result: FullHessian) -> Figure:
     for ax, (stage, values) in zip(axes, means.items(), strict=True):
         image = ax.imshow(values, norm="log", vmin=least, vmax=top, cmap="viridis", interpolation="nearest")
         style.write_cells(ax, _short, size=6.5)
-        ax.set_xticks(range(len(names)), names, rotation=90, fontsize=9)
-        ax.set_yticks(range(len(names)), names, fontsize=9)
+        ax.set_xticks(range(len(names)), names, rotation=90)
+        ax.set_yticks(range(len(names)), names)
         ax.tick_params(length=0)
-        ax.set_title(stage, fontsize=13)
+        ax.set_title(stage)
     figure.colorbar(image, ax=axes, label="root mean square entry", shrink=0.8)  # pyright: ignore[reportArgumentType]
     return figure
 
@@ -391,7 +331,7 @@ def _figure_norms(result: FullHessian) -> Figure:
     every = [network.norms for network in result.networks]
     _curves(axes[0], result, every, "weights", "norm of the parameters")
     _curves(axes[1], result, every, "hessian", "Frobenius norm of the Hessian block")
-    axes[1].legend(fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
@@ -414,8 +354,7 @@ def _curves(ax: Axes, result: FullHessian, every: list[Norms], name: str, label:
     powers = [10.0**i for i in range(math.floor(math.log10(max(int(steps[-1]), 1))) + 1)]
     ax.set_xticks([0.5, *powers], ["0", *(f"{power:g}" for power in powers)])
     ax.minorticks_off()
-    ax.set_xlabel("step")
-    ax.set_ylabel(label)
+    ax.set(xlabel="step", ylabel=label)
     ax.grid(visible=True)
 
 
@@ -430,7 +369,7 @@ def _figure_stripe(result: FullHessian) -> Figure:
         axes[1].plot([x - 0.12, x + 0.12], [10**power] * 2, color=style.ORANGE, lw=2)
     axes[1].plot([], [], color=style.ORANGE, lw=2, label="end of the published color bar")
     axes[1].set_yscale("log")
-    axes[1].legend(fontsize=9, loc="lower right")
+    axes[1].legend(loc="lower right")
     return figure
 
 
@@ -439,8 +378,7 @@ def _slopes(ax: Axes, rows: list[list[float]], label: str) -> None:
     for row in rows:
         ax.plot([0, 1], row, "o-", color=style.BLUE, ms=4, lw=1, alpha=0.8)
     ax.set_xticks([0, 1], STAGES)
-    ax.set_xlim(-0.4, 1.4)
-    ax.set_ylabel(label)
+    ax.set(xlim=(-0.4, 1.4), ylabel=label)
     ax.grid(visible=True)
 
 

@@ -1,6 +1,4 @@
-"""Error of the GGN as an approximation of the Hessian: λ_max, trace, norm and density, per block, over
-training.
-"""
+"""Error of the GGN as an approximation of H: λ_max, trace, norm and density, per block, over training."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.gap.analysis import Draws, Pair

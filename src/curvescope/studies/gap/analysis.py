@@ -38,7 +38,7 @@ from curvescope.algorithms.estimates.intervals import jackknife, ratio_of_norms
 from curvescope.algorithms.spectra.wasserstein import SpectralDistance, wasserstein
 from curvescope.core.operator import LinearOperator, Matrix
 from curvescope.core.progress import track
-from curvescope.core.ranks.shard_layout import over
+from curvescope.core.ranks.shard_layout import sharded_over
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator, probes
 from curvescope.data.batches import IGNORED, Batch
@@ -94,9 +94,7 @@ class Pair(Result):
         return ValueWithError(float(ends.values[1]), float(ends.residuals[1]))
 
     def gap(self) -> ValueWithError:
-        """Relative gap 1 − λ_max(H_o) / λ_max(H), with the error of both eigenvalues; nan unless λ_max(H) >
-        0.
-        """
+        """Relative gap 1 − λ_max(H_o) / λ_max(H) with its error; nan unless λ_max(H) > 0."""
         (h, h_error), (g, g_error) = self.top("hessian"), self.top("ggn")
         if not h > 0:
             return ValueWithError(math.nan, math.nan)
@@ -279,12 +277,12 @@ def measure_draws(problem: Problem, *, num_draws: int, num_probes: int, seed: in
     """Measure products of H_f with the same probes, for repeated draws of targets from the model."""
     kind = {"dtype": problem.dtype, "device": problem.device}
     model, space = problem.model, problem.space()
-    pieces = model.pieces(space)
-    V = probes(model.size_of(*space), num_probes, seed=seed, pieces=pieces, **kind)
+    shard = model.shards(space)
+    V = probes(model.size_of(*space), num_probes, seed=seed, shard=shard, **kind)
     products = [
         FunctionalHessian(with_targets(problem, "drawn", seed=seed, draw=draw)) @ V
         for draw in range(num_draws)
     ]
-    with over(model.spread):
+    with sharded_over(model.spread):
         gram = [[column_dots(A, B).double().cpu().numpy() for B in products] for A in products]  # (S, S, P)
     return Draws(np.moveaxis(np.array(gram), -1, 0))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import fnmatch
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from curvescope.core.config import setting
 from curvescope.core.progress import Progress
@@ -43,9 +42,6 @@ from curvescope.studies.problem_config import (
     make_problem,
     notes_of,
 )
-
-if TYPE_CHECKING:
-    pass
 
 ROLES = tuple(f"L*.W_{role}" for role in "QKVO12")
 

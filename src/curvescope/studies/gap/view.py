@@ -9,6 +9,7 @@ import numpy as np
 from curvescope.algorithms import SpectralDensity
 from curvescope.core.number_format import LIES_BETWEEN, between, plural, rounded, with_error
 from curvescope.runs.study_result import Line, Tables
+from curvescope.studies.common.columns import pick, probe_columns
 from curvescope.studies.gap.analysis import Pair, ValueWithError
 from curvescope.viz import style
 from curvescope.viz.interactive import Scene
@@ -55,32 +56,14 @@ def row(pair: Pair) -> dict[str, Any]:
     found |= dict(zip(("lambda_max_gap", "lambda_max_gap_error"), pair.gap(), strict=True))
     found |= dict(zip(("lambda_max_gap_low", "lambda_max_gap_high"), pair.gap_interval(), strict=True))
     for part, letter in SHORT.items():
-        found |= _estimates(pair, part, letter)
+        found |= probe_columns(getattr(pair, part), f"_{letter}")
     found |= dict(zip(("trace_gap", "trace_gap_error"), pair.trace_gap(), strict=True))
     found |= dict(zip(("functional_share", "functional_share_error"), pair.share(), strict=True))
     found |= dict(zip(("wasserstein", "wasserstein_error"), pair.wasserstein(), strict=True))
     if pair.distance is not None and pair.scale > 0:
-        ends = {"low": pair.distance.low, "high": pair.distance.high}
-        ends |= {name: getattr(pair.distance, name) for name in ("stderr", "least", "most", "unresolved")}
+        ends = pick(pair.distance, "low", "high", "stderr", "least", "most", "unresolved")
         found |= {f"wasserstein_{name}": value / pair.scale for name, value in ends.items()}
     return found | {"rms_eigenvalue_H": pair.scale, "method": "exact" if pair.hessian.exact else "probes"}
-
-
-def _estimates(pair: Pair, part: str, letter: str) -> dict[str, float]:
-    """Return trace and Frobenius norm of one of the three matrices, with standard errors and 95 %
-    intervals.
-    """
-    own = getattr(pair, part)
-    return {
-        f"trace_{letter}": own.trace,
-        f"trace_{letter}_stderr": own.trace_stderr,
-        f"trace_{letter}_low": own.trace_low,
-        f"trace_{letter}_high": own.trace_high,
-        f"frobenius_{letter}": own.norm,
-        f"frobenius_{letter}_stderr": own.norm_stderr,
-        f"frobenius_{letter}_low": own.norm_low,
-        f"frobenius_{letter}_high": own.norm_high,
-    }
 
 
 NAMES = {"hessian": "Hessian", "ggn": "GGN"}
@@ -110,15 +93,14 @@ def _figure_over_training(result: Gap) -> Figure:
     axes[0][0].set_ylim(bottom=0)
     for part, name in NAMES.items():
         _line(axes[0][1], x, [pair.top(part) for pair in pairs], LOOKS[part], name)
-    axes[0][1].set_title("λ_max of the whole model")
-    axes[0][1].set_yscale("log")
+    axes[0][1].set(title="λ_max of the whole model", yscale="log")
     _line(axes[0][2], x, [pair.wasserstein() for pair in pairs], LOOKS["hessian"], "W₁ / (‖H‖/√n)")
     _line(axes[0][2], x, [pair.share() for pair in pairs], BOUND, "‖H_f‖/‖H‖, which bounds W₁")
     axes[0][2].set_title("distance of the spectra")
     axes[0][2].set_ylim(bottom=0)
     for ax in axes[0]:
         ax.set_xticks(x, ticks)
-        ax.legend(fontsize=7)
+        ax.legend()
         ax.grid(visible=True)
     return figure
 
@@ -145,11 +127,8 @@ def _figure_blocks(result: Gap) -> Figure:
     titles = {"λ_max missing in the GGN (%)": "+.1f", "functional share ‖H_f‖/‖H‖": ".2f"}
     panels = zip(axes[0], (gaps, shares), limits, titles.items(), strict=True)
     for ax, values, options, (title, digits) in panels:
-        image = ax.imshow(np.ma.masked_invalid(values), aspect="auto", **options)
-        for (i, j), value in np.ndenumerate(values):
-            color = style.ink_at(image, value)
-            text = f"{value:{digits}}" if np.isfinite(value) else "–"
-            ax.text(j, i, text, ha="center", va="center", fontsize=8, color=color)
+        ax.imshow(np.ma.masked_invalid(values), aspect="auto", **options)
+        style.write_cells(ax, f"{{:{digits}}}".format, missing="–")
         ax.set_xticks(range(len(result.checkpoints)), result.checkpoints)
         ax.set_yticks(range(len(result.blocks)), result.blocks)
         ax.set_title(title)
@@ -169,15 +148,14 @@ def _densities(result: Gap) -> Figure:
                 if len(x):
                     label = f"{title}, {'λ > 0' if sign > 0 else 'λ < 0'}"
                     ax.step(x, share, where="pre", color=LOOKS[part].color, ls=dash, lw=1.3, label=label)
-        ax.set_xscale("log")
-        ax.set_yscale("log")
+        ax.set(xscale="log", yscale="log")
         ax.set_xlim(left=1e-4 * max(float(d.extremes[1]) for d in pair.densities.values()))
         ax.set_xlabel("|λ|")
         value, error = pair.wasserstein()
-        ax.set_title(f"{name}: W₁ = {value:.2f} ± {error:.2f} rms", fontsize=9)
+        ax.set_title(f"{name}: W₁ = {value:.2f} ± {error:.2f} rms")
         ax.grid(visible=True)
     axes[0][0].set_ylabel("share of eigenvalues beyond")
-    axes[0][0].legend(fontsize=7)
+    axes[0][0].legend()
     return figure
 
 
@@ -195,10 +173,8 @@ def _figure_targets(result: Gap) -> Figure:
     left, right = axes[0]
     for i, (name, pair) in enumerate(pairs.items()):
         value, error = pair.share()
-        look = style.look(i)
-        left.errorbar(
-            pair.loss, value, yerr=np.nan_to_num(error), fmt=look.mark, color=look.color, label=name
-        )
+        look, bar = style.look(i), np.nan_to_num(error)
+        left.errorbar(pair.loss, value, yerr=bar, fmt=look.mark, color=look.color, label=name)
     left.set(xlabel="loss", ylabel="‖H_f‖/‖H‖")
     left.set_ylim(bottom=0)
     left.set_title("other targets, parameters fixed")
@@ -211,9 +187,11 @@ def _figure_targets(result: Gap) -> Figure:
         right.set_yscale("log", base=2)
         right.set_xticks(counts, [f"{count:g}" for count in counts])
         right.set_yticks(2.0 ** -np.arange(3), ["1", "0.5", "0.25"])
-        right.set_ylim(0.9 * min(norms.min(), counts[-1] ** -0.5), 1.15)
-        right.set_xlabel("draws of targets from the model")
-        right.set_title("the functional Hessian averages out")
+        right.set(
+            ylim=(0.9 * min(norms.min(), counts[-1] ** -0.5), 1.15),
+            xlabel="draws of targets from the model",
+            title="the functional Hessian averages out",
+        )
         right.legend()
     for ax in axes[0]:
         ax.grid(visible=True)

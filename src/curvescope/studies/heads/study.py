@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -35,9 +35,6 @@ from curvescope.studies.problem_config import (
     read_data,
 )
 from curvescope.viz.writers import label, visible, write_all
-
-if TYPE_CHECKING:
-    pass
 
 KINDS: tuple[Kind, ...] = ("Q", "K", "V")
 QUICK_LAYERS = 8  # models with at most this many layers use all of them by default

@@ -144,11 +144,9 @@ def _figure_scores(result: Heads) -> Figure:
     if result.has_bias:
         panels["share of the query's bias"] = (np.stack([x.bias_share for x in result.layers]), (0.0, 1.0))
     width = 3.0 + 0.34 * result.layers[0].num_heads
-    figure, axes = style.subplots(2, 2, figsize=(2 * width, 2 * (1.1 + 0.3 * len(layers))))
-    for ax, (title, (values, limits)) in zip(axes.flat, panels.items(), strict=False):
+    figure, axes = style.panels(len(panels), 2, (width, 1.1 + 0.3 * len(layers)))
+    for ax, (title, (values, limits)) in zip(axes, panels.items(), strict=True):
         viz.head_map(ax, values, layers, title=title, limits=limits)
-    for ax in axes.flat[len(panels) :]:
-        ax.remove()
     return figure
 
 

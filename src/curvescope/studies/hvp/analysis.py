@@ -206,16 +206,13 @@ Tree = Sequence[Tensor]
 
 @dataclass(frozen=True)
 class ContenderProduct:
-    """Product of a contender: `enter` converts a tree to its format, `times` is timed, `leave` converts
-    back.
-    """
+    """Product of a contender: `enter` converts a tree, `times` is timed, `leave` converts back."""
 
     enter: Callable[[Tree], Any]
     times: Callable[[Any], Any]
     leave: Callable[[Any], Tree]
-    operator: LinearOperator | None = (
-        None  # operator of this package, for repeated products and several columns
-    )
+    # Operator of this package, for repeated products and several columns.
+    operator: LinearOperator | None = None
 
 
 Maker = Callable[[nn.Module, Tensor, Tensor], ContenderProduct]
@@ -288,9 +285,7 @@ def compiled_jvp(module: nn.Module, x: Tensor, y: Tensor) -> ContenderProduct:
 
 
 class _Flat(nn.Module):
-    """Wrapper with logits (terms, classes) for torch's losses, and attention that can be differentiated
-    twice.
-    """
+    """Wrapper with logits (terms, classes) for torch's losses, and twice differentiable attention."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -334,9 +329,8 @@ def compiled(maker: Maker) -> Maker:
 
     def make(module: nn.Module, x: Tensor, y: Tensor) -> ContenderProduct:
         product = maker(module, x, y)
-        product.times(
-            product.enter([torch.zeros_like(p) for p in module.parameters()])
-        )  # one-time work before compilation
+        # One-time work before compilation.
+        product.times(product.enter([torch.zeros_like(p) for p in module.parameters()]))
         torch.compiler.reset()  # shapes of earlier contenders would make these dynamic
         return replace(product, times=torch.compile(product.times, dynamic=False))
 
@@ -429,9 +423,7 @@ def few(x: Tensor) -> Tensor:
 
 
 def distance(name: str, module: nn.Module, x: Tensor, y: Tensor, v: Tree, want: Tree) -> float:
-    """Relative error ‖Hv − exact‖ / ‖exact‖ of a contender's product with v, computed one parameter at a
-    time.
-    """
+    """Relative error ‖Hv − exact‖ / ‖exact‖ of a contender, computed one parameter at a time."""
     product = CONTENDERS[name](module, x, y)
     found = product.leave(product.times(product.enter(v)))
     gap = norm = 0.0

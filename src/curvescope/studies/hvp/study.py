@@ -81,7 +81,7 @@ class Columns(Result):
 
     def ratio(self) -> Ratio:
         """Time of one column, in gradients."""
-        return _ratio([s / self.number for s in self.seconds], self.unit)
+        return ratio_per_round([s / self.number for s in self.seconds], self.unit)
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,8 @@ class Measured(Result):
 
     name: str
     seconds: list[float]  # one per round
-    unit: list[
-        float
-    ]  # seconds of a gradient in the same rounds; for large models, the median measured before
+    # Seconds of a gradient in the same rounds; for large models, the median measured before.
+    unit: list[float]
     first: float  # seconds of the first call: building or compiling, and one product
     peak: float  # peak bytes after the first product, in total; nan if unknown (CPU)
     error: float  # ‖Hv − exact‖ / ‖exact‖ on a small batch, exact in float64; nan for the gradient
@@ -105,11 +104,11 @@ class Measured(Result):
 
     def ratio(self) -> Ratio:
         """Time in gradients, per round."""
-        return _ratio(self.seconds, self.unit)
+        return ratio_per_round(self.seconds, self.unit)
 
     def frozen_ratio(self) -> Ratio:
         """Time in gradients of repeated products; nan for other libraries."""
-        return _ratio(self.frozen, self.frozen_unit)
+        return ratio_per_round(self.frozen, self.frozen_unit)
 
     def line(self) -> Line:
         """Return the time in gradients, and a description of the rest."""
@@ -237,8 +236,8 @@ class Cost(Shown):
         return {"cost": bars(names, ratios, [peak / GIB for peak in peaks] if known else None)}
 
 
-def _ratio(seconds: Sequence[float], unit: Sequence[float]) -> Ratio:
-    """Ratios per round; nan if there is no unit."""
+def ratio_per_round(seconds: Sequence[float], unit: Sequence[float]) -> Ratio:
+    """Median, minimum and maximum of the ratios per round; nan if there is no unit."""
     found = [a / b for a, b in zip(seconds, unit, strict=True)] if unit else []
     return (statistics.median(found), min(found), max(found)) if found else (nan, nan, nan)
 
@@ -621,9 +620,8 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     names = ("gradient", *cfg.chosen)
     with precision(tf32=cfg.tf32):
         pieces = [Piece(name, partial(_measured, bench, name, state)) for name in names]
-        found = work_through(
-            pieces, progress=progress
-        )  # no state, because only times of the same process are comparable
+        # No state, because only times of the same process are comparable.
+        found = work_through(pieces, progress=progress)
         clean()
         slq = _slq(module, x, y, cfg.seed) if cfg.slq else math.nan
     cost = Cost(

@@ -258,9 +258,7 @@ class Minimum(Result):
 
 @dataclass(frozen=True)
 class LeftOut(Result):
-    """Changes without one sequence: training continued from the minimum (near), or repeated from the same
-    start (again).
-    """
+    """Changes without one sequence: trained on from the minimum (near), or from the same start (again)."""
 
     sequence: int
     near: np.ndarray  # (Q,) change of every query's loss
@@ -367,9 +365,7 @@ def _written_out(op: GGN | Hessian) -> Matrix:
 
 
 def over_queries(predicted: np.ndarray, measured: np.ndarray, *, draws: int, seed: int) -> Correlation:
-    """Mean over queries of Spearman's ρ over removed sequences; inputs are (Q, R), and the bootstrap
-    resamples both axes.
-    """
+    """Mean over queries of Spearman's ρ over removals, inputs (Q, R); the bootstrap resamples both axes."""
     return mean_correlation(predicted, measured, draws=draws, seed=seed, groups=measured.shape[1])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -47,9 +47,6 @@ from curvescope.studies.influence.analysis import (
 )
 from curvescope.studies.problem_config import ModelOnData, make_problem, notes_of, sequences_there
 
-if TYPE_CHECKING:
-    pass
-
 
 def score_notes(scores: list[Scores]) -> list[str]:
     """Return notes on the scores at the chosen damping."""
@@ -69,12 +66,8 @@ DIAGONAL = "diagonal"
 ACCURACY = 0.05  # half the interval of the mean diagonal, over the mean diagonal
 MOST_PROBES = 256  # maximum number of probes for the mean diagonal, unless `num_probes` is larger
 AUTO, NONE = "auto", "none"
-OWN = (
-    "model",
-    "revision",
-    "data",
-    "query",
-)  # settings that a user changes for a model, data or query of their own
+# Settings that a user changes for a model, data or query of their own.
+OWN = ("model", "revision", "data", "query")
 
 
 @dataclass(frozen=True)
@@ -308,10 +301,8 @@ def _comparison(cfg: Config, name: str, case: RetrainingCase, found: FinishedPie
     )
 
 
-TRAINED = {
-    "MLP": (4.0, 1.6),
-    "Transformer": (12.0, 3.9),
-}  # seconds: first training, and each sequence left out
+# Seconds: first training, and each sequence left out.
+TRAINED = {"MLP": (4.0, 1.6), "Transformer": (12.0, 3.9)}
 
 
 def steps(cfg: Config, problem: Problem) -> list[Step]:

@@ -8,8 +8,9 @@ import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation, spearman
 from curvescope.core.number_format import plural
-from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Tables
-from curvescope.studies.common.statistics import above, below
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Tables
+from curvescope.studies.common.columns import pick
+from curvescope.studies.common.statistics import OURS, above, below, interval_columns
 from curvescope.studies.influence.analysis import (
     GGN_NAME,
     GRADIENTS,
@@ -38,9 +39,7 @@ def tables(result: Influence) -> Tables:
     if result.comparisons:
         found["ranks"] = ranks(result)
         found["removed"] = removed(result)
-        found["claims"] = [
-            {"claim": c.claim, "measured": c.measured, "verdict": c.verdict} for c in result.claims()
-        ]
+        found["claims"] = [pick(c, "claim", "measured", "verdict") for c in result.claims()]
     return found
 
 
@@ -76,9 +75,7 @@ def says(score: float, error: float) -> str:
 
 
 def dampings(result: Influence) -> list[dict[str, Any]]:
-    """Return one row per query and damping: its linear system, and the rank correlation with the chosen
-    damping.
-    """
+    """Return one row per query and damping: its linear system and its rank correlation."""
     return [
         {
             "query": number + 1,
@@ -98,32 +95,18 @@ def dampings(result: Influence) -> list[dict[str, Any]]:
 
 def ranks(result: Influence) -> list[dict[str, Any]]:
     """Return one row per small model, method and kind of retraining."""
+    how: dict[str, Any] = {"draws": result.draws, "seed": result.seed}
     rows = []
     for name, one in result.comparisons.items():
         for method, predicted in one.predicted.items():
             for trained in ("near", "again"):
-                rows.append(_rank_row(result, name, one, method, predicted, trained))
+                measured = getattr(one, trained)
+                found, size = over_queries(predicted, measured, **how), slope(predicted, measured, **how)
+                row: dict[str, Any] = {"model": name, "method": method, "trained": trained}
+                row |= interval_columns("ρ", found)
+                row |= {"measured/predicted": size.value, **pick(size, "low", "high")}
+                rows.append(row | {"residual": one.residual.get(method, np.nan)})
     return rows
-
-
-def _rank_row(
-    result: Influence, name: str, one: Comparison, method: str, predicted: np.ndarray, trained: str
-) -> dict[str, Any]:
-    how: dict[str, Any] = {"draws": result.draws, "seed": result.seed}
-    measured = getattr(one, trained)
-    found, size = over_queries(predicted, measured, **how), slope(predicted, measured, **how)
-    return {
-        "model": name,
-        "method": method,
-        "trained": trained,
-        "ρ": found.value,
-        "ρ_low": found.low,
-        "ρ_high": found.high,
-        "measured/predicted": size.value,
-        "low": size.low,
-        "high": size.high,
-        "residual": one.residual.get(method, np.nan),
-    }
 
 
 def removed(result: Influence) -> list[dict[str, Any]]:
@@ -150,7 +133,6 @@ def removed(result: Influence) -> list[dict[str, Any]]:
     return rows
 
 
-OURS: Origin = ("ours", "ours")
 NEAR, AGAIN = "training continued from the minimum", "retrained from the same start"
 MARGIN = 0.05  # margin of ρ within which two methods rank equally
 WITHIN = 1.25  # factor within which a size counts as right
@@ -173,9 +155,12 @@ def _claim_case(name: str, one: Comparison, how: dict[str, Any]) -> list[Claim]:
         (None, "the Hessian's inverse ranks leave-one-out better than the GGN's"),
     ):
         pair = (exact, one.predicted[other]) if other else (one.predicted[HESSIAN], exact)
-        found.append(_better(f"{words}: {name}", gain(*pair, one.near, **how)))
+        more = gain(*pair, one.near, **how)
+        found.append(Claim(f"{words}: {name}", "better", f"ρ larger by {more.words}", above(more), *OURS))
     lost = gain(exact, one.predicted[KFAC_NAME], one.near, **how)
-    found.append(_alike(f"K-FAC's inverse ranks leave-one-out like the exact inverse: {name}", lost))
+    words, margin = "K-FAC's inverse ranks leave-one-out like the exact inverse", f"less than {MARGIN:g}"
+    measured = f"ρ smaller by {lost.words}"
+    found.append(Claim(f"{words}: {name}", f"ρ smaller by {margin}", measured, below(lost, MARGIN), *OURS))
     for method in (GGN_NAME, HESSIAN):
         words = f"the size of the change is right with the {method}: {name}"
         found.append(_size(words, slope(one.predicted[method], one.near, **how), one.near.size))
@@ -183,19 +168,7 @@ def _claim_case(name: str, one: Comparison, how: dict[str, Any]) -> list[Claim]:
 
 
 def _ranks(words: str, one: Correlation) -> Claim:
-    verdict = above(one)
-    return Claim(words, "ρ > 0", f"ρ = {one.words}", verdict, *OURS)
-
-
-def _better(words: str, one: Correlation) -> Claim:
-    verdict = above(one)
-    return Claim(words, "better", f"ρ larger by {one.words}", verdict, *OURS)
-
-
-def _alike(words: str, lost: Correlation) -> Claim:
-    """Claim that holds if the interval of the loss in ρ is below the margin, and fails if it is above."""
-    verdict = below(lost, MARGIN)
-    return Claim(words, f"ρ smaller by less than {MARGIN:g}", f"ρ smaller by {lost.words}", verdict, *OURS)
+    return Claim(words, "ρ > 0", f"ρ = {one.words}", above(one), *OURS)
 
 
 def _size(words: str, ratio: Correlation, cells: int) -> Claim:
@@ -230,10 +203,8 @@ def _scores(result: Influence) -> Figure:
             label = f"δ = {unit:g} × mean diagonal"
             ax.errorbar(x, values, error, fmt="o-" if d == 0 else ".", ms=4, lw=0.8, label=label, capsize=2)
         ax.axhline(0, color="0.6", lw=0.8)
-        ax.set(
-            xlabel="training sequence, by score at the first δ", ylabel="predicted change of the query's loss"
-        )
-        ax.set_title(short(query, 52), fontsize=9)
+        ax.set(xlabel="training sequence, by score at the first δ", title=short(query, 52))
+        ax.set_ylabel("predicted change of the query's loss")
     axes[0, 0].legend()
     return figure
 
@@ -246,8 +217,8 @@ def _retraining(result: Influence) -> Figure:
             predicted, measured = one.predicted[method], getattr(one, trained)
             _against(ax, predicted, measured, one.elsewhere & (trained == "again"))
             rho = over_queries(predicted, measured, draws=result.draws, seed=result.seed)
-            ax.set_title(f"{name}, {method}, {TITLES[trained]}\nρ = {rho.words}", fontsize=9)
-    axes[0, 0].legend(fontsize=7, ncols=2)
+            ax.set_title(f"{name}, {method}, {TITLES[trained]}\nρ = {rho.words}")
+    axes[0, 0].legend(ncols=2)
     return figure
 
 

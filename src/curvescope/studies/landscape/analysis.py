@@ -1,6 +1,4 @@
-"""|L_{k+1} − L_k| as the sample grows, for the losses of a model and for a control: random numbers without a
-model.
-"""
+"""|L_{k+1} − L_k| as the sample grows: losses of a model, and random numbers as a control."""
 
 from __future__ import annotations
 
@@ -67,9 +65,7 @@ class IncrementGrowth(Result):
 
 
 def growth(losses: np.ndarray, *, num_orders: int, seed: int) -> IncrementGrowth:
-    """Increments over random orders of the losses, and over as many draws of control numbers with the same
-    mean and variance.
-    """
+    """Increments over random orders of the losses, and over draws of control numbers."""
     N, source = len(losses), np.random.default_rng(seed)
     variance, k = float(losses.var(ddof=1)), np.arange(1, N)
     orders = np.stack([source.permutation(losses) for _ in range(num_orders)])
@@ -96,9 +92,7 @@ def increments(values: np.ndarray) -> np.ndarray:
 
 
 def curve(values: np.ndarray, variance: float, source: np.random.Generator) -> IncrementCurve:
-    """Mean increments over the rows of `values`. Each row is one order of N numbers; intervals resample the
-    rows.
-    """
+    """Mean increments over rows of `values`, each an order of N numbers; intervals resample rows."""
     steps = np.abs(increments(values))
     R, last = steps.shape
     k = np.arange(1, last + 1)
@@ -159,9 +153,7 @@ def _interval(values: np.ndarray) -> np.ndarray:
 def _control(
     losses: np.ndarray, shape: tuple[int, int], source: np.random.Generator
 ) -> tuple[np.ndarray, str]:
-    """Draw independent numbers with the mean and variance of the losses: lognormal, or normal if some losses
-    are not positive.
-    """
+    """Draw numbers with the losses' mean and variance: lognormal, or normal if a loss is not positive."""
     mean, variance = float(losses.mean()), float(losses.var(ddof=1))
     if losses.min() <= 0:
         return source.normal(mean, np.sqrt(variance), shape), "normal"
@@ -180,9 +172,8 @@ class SampleBudget(Result):
     k: np.ndarray  # (T,) from the pilot half
     low: np.ndarray  # (T,) ends of its interval, by resampling the pilot
     high: np.ndarray
-    held_out: (
-        np.ndarray
-    )  # (T,) rms at k over all orders of the other half; nan if that half has too few samples
+    # (T,) rms at k over all orders of the other half; nan if that half has too few samples.
+    held_out: np.ndarray
     held_low: np.ndarray  # (T,) its interval, by resampling that half
     held_high: np.ndarray
     num_pilot: int
@@ -190,9 +181,7 @@ class SampleBudget(Result):
 
     @property
     def verdicts(self) -> list[str]:
-        """Return “met”, “missed” or “not checked” for each tolerance, judged by the interval on the held-out
-        half.
-        """
+        """Return “met”, “missed” or “not checked” for each tolerance, from the held-out interval."""
         pairs = zip(self.tolerance, self.held_low, self.held_out, strict=True)
         return [
             "not checked: too few samples" if np.isnan(rms) else "met" if low <= tau else "missed"
@@ -498,9 +487,7 @@ def offset(samples: PerSample, delta: Tensor) -> dict[str, Tensor]:
 
 
 def subset(problem: Problem, sequences: np.ndarray) -> Problem:
-    """Restrict a problem to some sequences, numbered over all batches. Sequences of one batch stay in one
-    batch.
-    """
+    """Restrict a problem to sequences by number over all batches; those of a batch stay together."""
     data = list(_chosen(problem, sequences))
     return Problem(problem.model, data, problem.loss, params=problem.choice.params)
 
@@ -525,9 +512,7 @@ def error_of(values: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class EigenSubspace(Result):
-    """Loss, gradient and Hessian of every sample in the D-dimensional subspace, and losses at points of the
-    subspace.
-    """
+    """Loss, gradient and Hessian of every sample in the subspace (D), and losses at points of it."""
 
     eigenvalues: np.ndarray  # (D,) of the mean Hessian, largest first
     residuals: np.ndarray  # (D,) of the eigenpairs
@@ -548,9 +533,7 @@ class EigenSubspace(Result):
         return squares.mean(0), squares.std(0, ddof=1) / np.sqrt(len(squares))
 
     def bound(self) -> np.ndarray:
-        """The published bound with the largest loss, gradient and Hessian of these samples; two gradients
-        differ by at most 2 max ‖c_x‖.
-        """
+        """The published bound for these samples; two gradients differ by at most 2 max ‖c_x‖."""
         S, D = self.gradients.shape
         gradient = 2 * float(np.linalg.norm(self.gradients, axis=1).max())
         hessian = float(np.linalg.norm(self.hessians, 2, axis=(1, 2)).max())

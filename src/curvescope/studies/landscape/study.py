@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,9 +44,6 @@ from curvescope.studies.landscape.analysis import (
     subset,
 )
 from curvescope.studies.problem_config import ModelOnData, make_problem, notes_of
-
-if TYPE_CHECKING:
-    pass
 
 FEWEST = 8  # sequences
 
@@ -149,7 +145,11 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         Piece("gradients", partial(_gradients, curved, cfg), "gradients of single samples"),
         Piece("curvature", partial(_curvature, curved, cfg, rms), "Hessians of single samples", _answer),
         *(
-            Piece(f"radius.{i}", partial(_direct, curved, cfg, r * rms), f"losses at radius {r:g}")
+            Piece(
+                f"radius.{i}",
+                partial(simulate, curved, cfg.blocks, r * rms, cfg.num_pairs, cfg.seed),
+                f"losses at radius {r:g}",
+            )
             for i, r in enumerate(cfg.radii)
         ),
         Piece("subspace", partial(_subspace, curved, cfg), "subspace of top eigenvectors"),
@@ -182,10 +182,6 @@ def _answer(curvature: Result) -> str:
     assert isinstance(curvature, SampleCurvature)
     traces = curvature.hessians.traces_of(np.arange(curvature.hessians.traces.shape[1]))
     return f"tr H of single samples: mean {traces.mean():.4g}, standard deviation {traces.std():.3g}"
-
-
-def _direct(curved: Problem, cfg: Config, s: float) -> PairedLosses:
-    return simulate(curved, cfg.blocks, s, cfg.num_pairs, cfg.seed)
 
 
 def _subspace(curved: Problem, cfg: Config) -> EigenSubspace:
@@ -227,9 +223,7 @@ ALONE = 4.0  # cost of one sample's own product, relative to its share of a batc
 
 
 def steps(cfg: Config, problem: Problem) -> list[Step]:
-    """Planned work: products and gradients of single samples, eigenvectors of the mean Hessian, and losses at
-    points.
-    """
+    """Planned work: per-sample products and gradients, eigenvectors of the mean Hessian, losses."""
     sequences = max(1, -(-cfg.tokens // cfg.seq_len))
     share, spaces = min(1.0, cfg.num_curved / sequences), (cfg.blocks,)
     power = cfg.num_norms * cfg.num_steps * (len(cfg.radii) + 2)

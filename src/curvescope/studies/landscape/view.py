@@ -9,6 +9,7 @@ import numpy as np
 from curvescope.closed_form.landscape import gradient_mean_square, increment_bound
 from curvescope.core.number_format import plural, with_error
 from curvescope.runs.study_result import FAILS, HOLDS, Claim, Line, Origin, Tables
+from curvescope.studies.common.statistics import OURS
 from curvescope.studies.landscape import analysis
 from curvescope.studies.landscape.analysis import PairedLosses, error_of
 from curvescope.viz import style
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from curvescope.studies.landscape.analysis import IncrementGrowth
     from curvescope.studies.landscape.study import Landscape
 
 SIGMAS = 3.0  # standard errors within which two numbers agree
@@ -41,19 +43,12 @@ def tables(result: Landscape) -> Tables:
 def growth(result: Landscape) -> dict[str, np.ndarray]:
     """One row per k: root mean squares first, then the published statistic and its smoothed form."""
     g = result.growth
-    return {
-        "k": g.k,
-        "model": g.model.rms,
-        "control": g.control.rms,
-        "law": g.law,
-        "model_stderr": g.model.rms_stderr,
-        "control_stderr": g.control.rms_stderr,
-        "model_mean": g.model.mean,
-        "control_mean": g.control.mean,
-        "model_mean_stderr": g.model.mean_stderr,
-        "control_mean_stderr": g.control.mean_stderr,
-        "model_smoothed": g.model.smoothed,
-        "control_smoothed": g.control.smoothed,
+    columns = {"k": g.k, "model": g.model.rms, "control": g.control.rms, "law": g.law}
+    names = {"stderr": "rms_stderr", "mean": "mean", "mean_stderr": "mean_stderr", "smoothed": "smoothed"}
+    return columns | {
+        f"{side}_{name}": getattr(getattr(g, side), attribute)
+        for name, attribute in names.items()
+        for side in ("model", "control")
     }
 
 
@@ -180,15 +175,10 @@ def budget(result: Landscape) -> dict[str, object]:
     """Number of samples for every tolerance, and the check on the held-out half."""
     b = result.budget
     return {
-        "tolerance": b.tolerance,
-        "k": b.k.astype(int),
-        "k low": b.low,
-        "k high": b.high,
-        "held out": b.held_out,
-        "held out low": b.held_low,
-        "held out high": b.held_high,
+        "tolerance": b.tolerance, "k": b.k.astype(int), "k low": b.low, "k high": b.high,
+        "held out": b.held_out, "held out low": b.held_low, "held out high": b.held_high,
         "verdict": b.verdicts,
-    }
+    }  # fmt: skip
 
 
 TAUTOLOGY = "holds for any numbers"
@@ -196,7 +186,6 @@ UNBROKEN, UNKNOWN = "not violated here", "not measured"
 EXACT = 4.0  # standard errors
 PAPER: Origin = ("petrov2025", "paper")
 FOLLOW_UP: Origin = ("arXiv 2604.14870", "paper")
-OURS: Origin = ("ours", "ours")
 
 
 def claims(result: Landscape) -> list[Claim]:
@@ -225,39 +214,37 @@ def overlap(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(a[1] <= b[2] and b[1] <= a[2])
 
 
+def slope_verdict(g: IncrementGrowth) -> str:
+    """Verdict on a slope of −1: a tautology if independent numbers have the same slope."""
+    same = overlap(g.model.slope, g.control.slope)
+    return FAILS if abs(g.model.slope[0] - g.law_slope) >= 0.1 else TAUTOLOGY if same else HOLDS
+
+
+def plateau_verdict(g: IncrementGrowth) -> str:
+    """Verdict on a flat beginning: a tautology if independent numbers begin with the same slope."""
+    same = overlap(g.model.early, g.control.early)
+    return FAILS if g.model.early[0] <= g.model.slope[0] / 2 else TAUTOLOGY if same else HOLDS
+
+
 def _slope(result: Landscape) -> Claim:
     g = result.growth
-    same = overlap(g.model.slope, g.control.slope)
-    near = abs(g.model.slope[0] - g.law_slope) < 0.1
-    verdict = (TAUTOLOGY if same else HOLDS) if near else FAILS
     words = f"model {interval(g.model.slope)}, {g.control_name} numbers {interval(g.control.slope)}"
-    return Claim("|L_{k+1} − L_k| falls as 1/k because of the landscape", "slope −1", words, verdict, *PAPER)
+    claim = "|L_{k+1} − L_k| falls as 1/k because of the landscape"
+    return Claim(claim, "slope −1", words, slope_verdict(g), *PAPER)
 
 
 def _plateau(result: Landscape) -> Claim:
     g = result.growth
-    flat = g.model.early[0] > g.model.slope[0] / 2
-    verdict = (TAUTOLOGY if overlap(g.model.early, g.control.early) else HOLDS) if flat else FAILS
     words = f"smoothed: model {interval(g.model.early)}, control {interval(g.control.early)}"
-    return Claim(
-        "the increments first stay flat, then fall steeply",
-        "a plateau below k ≈ 5,000",
-        words,
-        verdict,
-        *PAPER,
-    )
+    claim = "the increments first stay flat, then fall steeply"
+    return Claim(claim, "a plateau below k ≈ 5,000", words, plateau_verdict(g), *PAPER)
 
 
 def _exact_law(result: Landscape) -> Claim:
     ratio = result.growth.model.ratio
     inside = abs(ratio[0] - 1) <= EXACT / 1.96 * (ratio[2] - ratio[1]) / 2
-    return Claim(
-        "E(L_{k+1} − L_k)² = Var/(k(k+1)) at w*",
-        "ratio 1",
-        interval(ratio),
-        HOLDS if inside else FAILS,
-        *OURS,
-    )
+    claim, verdict = "E(L_{k+1} − L_k)² = Var/(k(k+1)) at w*", HOLDS if inside else FAILS
+    return Claim(claim, "ratio 1", interval(ratio), verdict, *OURS)
 
 
 def _claim_three_terms(result: Landscape) -> Claim:
@@ -339,13 +326,8 @@ def _budget(result: Landscape) -> Claim:
     rows = [f"τ = {tau:g}: {k:.0f} [{low:.0f}, {high:.0f}]" for tau, k, low, high in ends]
     checked = [verdict for verdict in b.verdicts if not verdict.startswith("not")]
     verdict = UNKNOWN if not checked else HOLDS if set(checked) == {"met"} else FAILS
-    return Claim(
-        "the sample size k from the exact law meets its tolerance on held-out data",
-        "met",
-        "; ".join(rows),
-        verdict,
-        *OURS,
-    )
+    claim = "the sample size k from the exact law meets its tolerance on held-out data"
+    return Claim(claim, "met", "; ".join(rows), verdict, *OURS)
 
 
 BLUE, RED, GREEN, VIOLET = PALETTE[:4]
@@ -361,23 +343,17 @@ def figures(result: Landscape) -> dict[str, Figure]:
     }
 
 
-def _panels(count: int, *, width: float = 10.0) -> tuple[Figure, np.ndarray]:
-    figure, axes = style.subplots(1, count, figsize=(width, 3.8))
-    return figure, axes
-
-
 def _growth(result: Landscape) -> Figure:
     """Left: root mean squares and the law. Right: the published statistic, raw and smoothed."""
-    figure, (left, right) = _panels(2)
+    figure, (left, right) = style.subplots(1, 2, figsize=(10, 3.8))
     g = result.growth
     for curve, name, color in ((g.model, "model", BLUE), (g.control, f"control: {g.control_name}", RED)):
         left.plot(g.k, curve.rms, color=color, lw=0.9, label=name)
         low, high = curve.rms - 2 * curve.rms_stderr, curve.rms + 2 * curve.rms_stderr
         left.fill_between(g.k, np.maximum(low, 1e-12), high, color=color, alpha=0.2, lw=0)
         right.plot(g.k, curve.mean, color=color, lw=0.5, alpha=0.45)
-        look = (
-            {"lw": 3.2, "alpha": 0.5} if curve is g.model else {"lw": 1.2}
-        )  # the two curves nearly coincide, so the model's is drawn wider
+        # The two curves nearly coincide, so the model's is drawn wider.
+        look = {"lw": 3.2, "alpha": 0.5} if curve is g.model else {"lw": 1.2}
         right.plot(g.k, curve.smoothed, color=color, label=f"{name}, smoothed", **look)
     left.plot(g.k, g.law, color="0.1", lw=1, ls="--", label="law √(Var/k(k+1))")
     right.plot(g.k, g.deviation / g.k, color="0.1", lw=1, ls="--", label="mean |l − mean| / k")
@@ -388,7 +364,7 @@ def _growth(result: Landscape) -> Figure:
 
 
 def _figure_three_terms(result: Landscape) -> Figure:
-    figure, (left, middle, right) = _panels(3, width=13.0)
+    figure, (left, middle, right) = style.subplots(1, 3, figsize=(13, 3.8))
     order = np.argsort(result.laws.s)
     rows = [three_terms(result)[i] for i in order]
     s, terms, errors = (x[order] for x in (result.laws.s, result.laws.terms, result.laws.errors))
@@ -421,7 +397,7 @@ def _figure_three_terms(result: Landscape) -> Figure:
 
 def _bounds(result: Landscape) -> Figure:
     """Left: the largest measured increment next to both bounds. Right: Assumption 1."""
-    figure, (left, right) = _panels(2)
+    figure, (left, right) = style.subplots(1, 2, figsize=(10, 3.8))
     rows = theorem7(result)
     x = np.arange(len(rows))
     for key, name, look in (
@@ -432,8 +408,7 @@ def _bounds(result: Landscape) -> Figure:
         left.plot(x, [row[key] for row in rows], lw=1, label=name, **look)
     left.set_yscale("log")
     left.set_xticks(x, [f"{row['distance']:.2g}" for row in rows])
-    left.set_xlabel("distance ‖w − w*‖")
-    left.set_title("(k+1)|L$_{k+1}$ − L$_k$| and its bounds")
+    left.set(xlabel="distance ‖w − w*‖", title="(k+1)|L$_{k+1}$ − L$_k$| and its bounds")
     left.legend()
     table = assumption1(result)
     k = [row["k"] for row in table]
@@ -450,7 +425,7 @@ def _bounds(result: Landscape) -> Figure:
 
 def _subspace(result: Landscape) -> Figure:
     """Left: Δ₂ in the subspace. Right: sample size for a tolerance."""
-    figure, (left, right) = _panels(2)
+    figure, (left, right) = style.subplots(1, 2, figsize=(10, 3.8))
     sub = result.subspace
     exact, (mean, stderr), bound = sub.closed_form(), sub.simulated(), sub.bound()
     k = np.arange(1, len(exact) + 1)
@@ -471,16 +446,13 @@ def _subspace(result: Landscape) -> Figure:
 
 
 def _log_log(ax: Axes, label: str, title: str) -> None:
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlabel(label)
-    ax.set_title(title)
+    ax.set(xscale="log", yscale="log", xlabel=label, title=title)
     ax.legend()
 
 
 def _ticks(ax: Axes, places: np.ndarray) -> None:
     """Draw ticks only at `places`."""
-    ax.set_xticks(places, [f"{place:.2g}" for place in places], fontsize=9)
+    ax.set_xticks(places, [f"{place:.2g}" for place in places])
     ax.set_xticks([], minor=True)
 
 

@@ -50,14 +50,10 @@ def _states(result: LayerNorms) -> Figure:
     if len(chosen) > MOST_PANELS:
         at = np.unique(np.linspace(0, len(chosen) - 1, MOST_PANELS).round().astype(int))
         chosen = [chosen[i] for i in at]
-    columns = min(4, len(chosen))
-    rows = -(-len(chosen) // columns)
-    figure, axes = style.subplots(rows, columns, figsize=(3.2 * columns, 3 * rows), squeeze=False)
-    for ax, n in zip(axes.flat, chosen, strict=False):
+    figure, axes = style.panels(len(chosen), 4, (3.2, 3))
+    for ax, n in zip(axes, chosen, strict=True):
         first, second = (*n.ellipsoid.semi_axes[:2], 0.0, 0.0)[:2]
         viz.ellipsoid_shadow(ax, n.on_axes, float(first), float(second), title=n.role)
-    for ax in axes.flat[len(chosen) :]:
-        ax.set_visible(False)
     return figure
 
 

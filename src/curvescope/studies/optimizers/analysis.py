@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -80,9 +80,7 @@ def addition(seed: int, batch_size: int, device: str) -> Arena:
 
 
 def tiny_gpt(seed: int, batch_size: int, device: str) -> Arena:
-    """The architecture of the bundled model with new random weights, on the bundled text; some windows are
-    held out.
-    """
+    """The bundled model's architecture with new random weights and held-out windows of its text."""
     bundled = load("tiny-gpt", dtype="float32", device=device)
     module = bundled.module
     assert isinstance(module, Transformer)
@@ -128,51 +126,33 @@ class Contender(NamedTuple):
     words: str
 
 
-def _sgd(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, lr=lr, momentum=0.9)
-
-
-def _adamw(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=lr, weight_decay=0.0)
-
-
-def _newton(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    return optim.NewtonCG(params, lr, max_products=10)
-
-
-def _sharpness(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    return optim.SharpnessGD(params, lr, every=5, num_products=2, first_products=5)
-
-
-def _block(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    return optim.BlockSGD(
-        params, lr, momentum=0.9, every=10, num_products=2, first_products=3, measure="together"
-    )
-
-
-def _hutchinson(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    return optim.HutchinsonAdam(params, lr)
-
-
-def _clipped(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    return optim.ClippedNewton(params, lr, estimate="bartlett", scale=0.05)
-
-
-def _kfac(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    return optim.KFACDescent(params, lr, momentum=0.9, every=20)
-
-
+_block = partial(optim.BlockSGD, momentum=0.9, every=10, num_products=2, first_products=3, measure="together")
+_sharpness = partial(optim.SharpnessGD, every=5, num_products=2, first_products=5)
 CONTENDERS: dict[str, Contender] = {
-    "sgd": Contender(_sgd, "torch.optim.SGD, momentum 0.9"),
-    "adamw": Contender(_adamw, "torch.optim.AdamW without weight decay"),
-    "newton_cg": Contender(_newton, "trust region, at most 10 Hessian-vector products per step"),
+    "sgd": Contender(
+        lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9), "torch.optim.SGD, momentum 0.9"
+    ),
+    "adamw": Contender(
+        lambda params, lr: torch.optim.AdamW(params, lr=lr, weight_decay=0.0),
+        "torch.optim.AdamW without weight decay",
+    ),
+    "newton_cg": Contender(
+        partial(optim.NewtonCG, max_products=10), "trust region, at most 10 Hessian-vector products per step"
+    ),
     "sharpness_gd": Contender(_sharpness, "η = lr/λ_max; λ_max from 2 Hessian-vector products every 5 steps"),
     "block_sgd": Contender(
         _block, "η = lr/λ for each tensor, momentum 0.9; every λ from two products every 10 steps"
     ),
-    "hutchinson_adam": Contender(_hutchinson, "like AdaHessian: one Hessian-vector product per step"),
-    "clipped_newton": Contender(_clipped, "like Sophia-G: sampled targets every 10 steps"),
-    "kfac_descent": Contender(_kfac, "K-FAC, factors every 20 steps, momentum 0.9"),
+    "hutchinson_adam": Contender(
+        optim.HutchinsonAdam, "like AdaHessian: one Hessian-vector product per step"
+    ),
+    "clipped_newton": Contender(
+        partial(optim.ClippedNewton, estimate="bartlett", scale=0.05),
+        "like Sophia-G: sampled targets every 10 steps",
+    ),
+    "kfac_descent": Contender(
+        partial(optim.KFACDescent, momentum=0.9, every=20), "K-FAC, factors every 20 steps, momentum 0.9"
+    ),
 }
 FIRST_ORDER = ("sgd", "adamw")
 
@@ -284,9 +264,7 @@ class _Runner:
         self.spent["gradients"] += 1
 
     def look(self) -> tuple[float, ...]:
-        """Return steps, work, products, processor and wall seconds, and the held-out loss, which is not
-        counted as work.
-        """
+        """Return steps, work, products, processor and wall seconds, and the held-out loss (no work)."""
         loss = self.held_out.loss_value()
         products = self.spent["products"]
         return (self.steps, self.work, products, self.processor, self.wall, loss)

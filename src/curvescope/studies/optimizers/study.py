@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,9 +32,6 @@ from curvescope.studies.optimizers.analysis import (
     make_arena,
     run_course,
 )
-
-if TYPE_CHECKING:
-    pass
 
 TUNING = 0  # seed of the trials; the runs use the seeds after it
 BY_PAIR = ("trials", "courses", "searches")
@@ -88,9 +84,8 @@ class OptimizerComparison(Shown):
     seeds: int
     trials: dict[str, np.ndarray]  # (rates,) losses at the end of the first trials
     courses: dict[str, list[TrainingRun]]  # one per seed
-    searches: dict[str, RateSearch] = field(
-        default_factory=dict
-    )  # empty in older results, whose first trials had the full budget
+    # Empty in older results, whose first trials had the full budget.
+    searches: dict[str, RateSearch] = field(default_factory=dict)
 
     def of(self, arena: str, optimizer: str) -> list[TrainingRun]:
         """Return the runs with the best rate."""
@@ -101,9 +96,7 @@ class OptimizerComparison(Shown):
         return self.of(arena, optimizer)[0].rate
 
     def at_edge(self, arena: str, optimizer: str) -> bool:
-        """Return True if the best rate is the smallest or largest that was tried, so that a better one may
-        lie beyond.
-        """
+        """Return True if the best rate is the smallest or largest tried: a better one may lie beyond."""
         if search := self.searches.get(f"{arena}/{optimizer}"):
             return not search.inside
         return self.rate(arena, optimizer) in (min(self.rates), max(self.rates))

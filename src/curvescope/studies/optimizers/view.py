@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.core.number_format import plural, short_duration
-from curvescope.runs.study_result import Claim, Line, Origin, Tables
+from curvescope.runs.study_result import Claim, Line, Tables
+from curvescope.studies.common.statistics import OURS
 from curvescope.studies.optimizers.analysis import (
     AXES,
     CONTENDERS,
@@ -109,7 +110,6 @@ def _courses(result: OptimizerComparison) -> list[dict[str, Any]]:
     ]
 
 
-OURS: Origin = ("ours", "ours")
 BASE = "adamw"
 EQUAL = {"steps": "steps", "work": "work", "seconds": "processor time"}
 
@@ -159,7 +159,7 @@ def figures(result: OptimizerComparison) -> dict[str, Figure]:
         for ax, axis in zip(row, LABELS, strict=True):
             _panel(ax, result, arena, axis)
         row[0].set_ylabel(f"{arena}: held-out loss")
-    axes[0][-1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes[0][-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return {"courses": figure}
 
 
@@ -182,10 +182,8 @@ def _panel(ax: Axes, result: OptimizerComparison, arena: str, axis: str) -> None
         _curves(ax, result.of(arena, name), axis, {"color": COLORS[name], "label": name})
     top = max(float(course.loss[0]) for name in result.optimizers for course in result.of(arena, name))
     least = min(float(course.loss.min()) for name in result.optimizers for course in result.of(arena, name))
-    ax.set_ylim(least - 0.05 * (top - least), top + 0.15 * (top - least))
-    ax.set_xlabel(LABELS[axis])
+    ax.set(ylim=(least - 0.05 * (top - least), top + 0.15 * (top - least)), xlabel=LABELS[axis])
     ax.set_xlim(left=0)
-    ax.tick_params(labelsize=7)
 
 
 def summary(result: OptimizerComparison) -> list[Line]:

@@ -52,9 +52,8 @@ if sys.platform != "win32":
 
 SHORTEST = 32  # tokens; with fewer, reading the weights dominates the time
 CUT = ("causal-lm", "masked-lm")  # model tasks in which sequences can be cut to their first tokens
-SCORES = (
-    2 / 32
-)  # bytes per score relative to the bytes per token and unit of width (arXiv:2205.05198, 4.1, no dropout)
+# Bytes per score relative to the bytes per token and unit of width (arXiv:2205.05198, 4.1, no dropout).
+SCORES = 2 / 32
 
 
 class DataSubset(NamedTuple):
@@ -125,9 +124,7 @@ def slower(small: tuple[float, float], large: tuple[float, float], at: float) ->
 
 
 def scores(problem: Problem, *, fused: bool) -> float:
-    """Return q: the score memory of plain attention, which stores a score per token pair and head, or 0 if
-    fused.
-    """
+    """Return q: bytes of scores that plain attention stores per token pair and head, or 0 if fused."""
     return 0.0 if fused else SCORES * (problem.model.facts.get("n_heads") or 1) / width(problem)
 
 
@@ -163,9 +160,7 @@ STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @final
 class MemoryMeter:
-    """Memory use of one device in bytes. Outside Linux the peak cannot be reset, so it covers the whole
-    process.
-    """
+    """Memory of one device in bytes; outside Linux the peak is that of the whole process."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -267,7 +262,11 @@ class ProductTimer:
         opened, peak = self._clock() - opened, self._meter.peak()
         del product  # frees the columns, which an algorithm would not keep
         after = self._meter.begin()
-        self.fast, self.attends, self.why = op.engine.name == "fast", op.engine.attends, op.engine.why
+        self.fast, self.attends, self.why = (
+            op.engine.name == "fast",
+            op.engine.attends,
+            op.engine.fallback_reason,
+        )
         frozen = statistics.median(seconds[len(seconds) // 2 :])
         return ProductCost(
             frozen / kind.columns,
@@ -307,10 +306,8 @@ class ProductTimer:
 # ---------------------------------------------------------------------------------------------------- measure
 
 PATIENCE = 4.0  # approximate seconds for all kinds together, and as much again if they are fast
-LONGER, LONGEST = (
-    2,
-    4,
-)  # multiples of the shortest subset, for the first kind if the others are measured on the shortest
+# Multiples of the shortest subset, for the first kind if the others are measured on the shortest.
+LONGER, LONGEST = (2, 4)
 SLOW = 0.5  # seconds of one product on the shortest subset; if slower, kinds in LIKE are not measured
 LIKE = {"functional": "hessian", "source": "sources"}
 MOST = 2  # multiple of PATIENCE after which similar kinds are not measured
@@ -511,9 +508,7 @@ def _vectors(problem: Problem, kind: ProductKind) -> int:
 
 
 def _around(problem: Problem, clock: Clock) -> AlgorithmCost:
-    """Measure the algorithms' own work on vectors of up to ENTRIES entries; cost per entry is constant
-    beyond.
-    """
+    """Measure the algorithms' own work on vectors of up to ENTRIES entries; beyond, it is proportional."""
     n = min(problem.space().size, ENTRIES)
     like = {"dtype": problem.dtype, "device": problem.device}
     basis, w = torch.zeros(ROWS, n, **like), torch.ones(n, **like)

@@ -88,9 +88,7 @@ class CostPrediction:
 
     @property
     def most(self) -> float:
-        """Upper limit of the seconds: eigenvalues take all allowed products, and everything takes MARGIN
-        times as long.
-        """
+        """Upper limit of the seconds: all allowed products, and MARGIN times as long each."""
         return MARGIN * (sum(stage.most for stage in self.stages) + self.other)
 
     @property

@@ -1,6 +1,4 @@
-"""Study of words as probes of attention heads: the keys their queries match, and the tokens their values
-write.
-"""
+"""Words as probes of attention heads: keys that their queries match, tokens that their values write."""
 
 from curvescope.runs.study import Study
 from curvescope.studies.probes.study import Config, Probes, run

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,9 +30,6 @@ from curvescope.runs.study_result import Line, Shown
 from curvescope.studies import traveling_words
 from curvescope.studies.problem_config import TokenModel, choose_layers, load_token_model
 from curvescope.viz.writers import write_all
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -122,9 +119,7 @@ class Probes(Shown):
         }
 
     def files(self) -> dict[str, str]:
-        """Return the tables in other formats, every word and rank as CSV, and in legacy mode the original's
-        logs.
-        """
+        """Return every word and rank as CSV, and in legacy mode the original's logs."""
         import pandas as pd
 
         files = write_all(self.tables(), self.captions())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,26 +51,27 @@ def figures(result: Probes) -> dict[str, Figure]:
 
 
 def _keys(result: Probes) -> Figure:
-    count = len(result.keys)
-    figure, axes = style.subplots(count, 2, figsize=(11, 2.3 * count + 0.4), squeeze=False)
-    for row, p in zip(axes, result.keys, strict=True):
-        names = [f"h{h}" for h in range(p.ids.shape[1])]
-        for ax, values, label in (
-            (row[0], p.z, "σ above random"),
-            (row[1], p.fraction, "fraction of the highest"),
-        ):
-            columns = [values[:, h, 0] for h in range(len(names))]
-            viz.box_per_head(ax, columns, names, title=f"L{p.layer}: nearest key", label=label)
-    return figure
+    rows = [
+        (f"L{p.layer}: nearest key", [f"h{h}" for h in range(p.ids.shape[1])],
+         {"σ above random": p.z[:, :, 0], "fraction of the highest": p.fraction[:, :, 0]})
+        for p in result.keys
+    ]  # fmt: skip
+    return _boxes(rows)
 
 
 def _values(result: Probes) -> Figure:
-    count = len(result.values)
-    figure, axes = style.subplots(count, 2, figsize=(11, 2.3 * count + 0.4), squeeze=False)
-    for row, p in zip(axes, result.values, strict=True):
-        names = [*(f"h{h}" for h in range(p.ids.shape[1] - 1)), "sum"]
-        panels = ((row[0], p.norms, "length of the update"), (row[1], p.z[:, :, 0], "σ above random"))
-        for ax, values, label in panels:
-            columns = [values[:, h] for h in range(len(names))]
-            viz.box_per_head(ax, columns, names, title=f"L{p.layer}: value written", label=label)
+    rows = [
+        (f"L{p.layer}: value written", [*(f"h{h}" for h in range(p.ids.shape[1] - 1)), "sum"],
+         {"length of the update": p.norms, "σ above random": p.z[:, :, 0]})
+        for p in result.values
+    ]  # fmt: skip
+    return _boxes(rows)
+
+
+def _boxes(rows: Sequence[tuple[str, list[str], dict[str, np.ndarray]]]) -> Figure:
+    """Draw two panels per layer: the distribution over words (n, heads) of a number, one box per head."""
+    figure, axes = style.subplots(len(rows), 2, figsize=(11, 2.3 * len(rows) + 0.4), squeeze=False)
+    for row, (title, names, panels) in zip(axes, rows, strict=True):
+        for ax, (label, values) in zip(row, panels.items(), strict=True):
+            viz.box_per_head(ax, list(values.T), names, title=title, label=label)
     return figure

@@ -24,7 +24,6 @@ import math
 import re
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -57,10 +56,6 @@ from curvescope.runs.study_result import Shown
 from curvescope.studies.common.planning import PlannedMatrix, probed
 from curvescope.studies.problem_config import ModelOnData, make_problem, notes_of
 
-if TYPE_CHECKING:
-    pass
-
-
 HESSIAN, OUTER = "H", "GGN"
 TOGETHER = 2**22  # most entries of vectors that are multiplied at once
 
@@ -77,9 +72,7 @@ class SourceEstimate:
 
 @dataclass(frozen=True)
 class Shares(Result):
-    """Products of P vectors with H, the GGN and every source. `residual` is the error of the sum of the
-    sources.
-    """
+    """Products of P vectors with H, the GGN and every source; `residual` is the error of their sum."""
 
     names: list[str]  # H, GGN, then the sources
     forms: np.ndarray  # (P, S) vᵀ A_s v
@@ -89,9 +82,8 @@ class Shares(Result):
     exact: bool  # True if the vectors are all unit vectors: then sums over P replace means
     ends: np.ndarray | None = None  # (S, 2) λ_min and λ_max, if exact
     rounding: np.ndarray | None = None  # (S,) True if a matrix is only rounding error; None in older results
-    cosines: np.ndarray | None = (
-        None  # (P − 1, S) of neighboring A_s v if there are few vectors; see `mean_square`
-    )
+    # (P − 1, S) of neighboring A_s v if there are few vectors; see `mean_square`.
+    cosines: np.ndarray | None = None
 
     def is_zero(self, name: str) -> bool:
         """Return True if H, the GGN or a source is only rounding error."""
@@ -106,9 +98,7 @@ class Shares(Result):
         return self._shown(name, self._norm(name), signed=False)
 
     def _shown(self, name: str, estimate: SourceEstimate, *, signed: bool) -> SourceEstimate:
-        """Return the estimate, or zero with the estimate's size as error if the matrix is only rounding
-        error.
-        """
+        """Return the estimate, or zero with its size as error if the matrix is only rounding error."""
         if not self.is_zero(name):
             return estimate
         size = float(np.nanmax(np.abs([estimate.value, estimate.low, estimate.high])))
@@ -258,9 +248,7 @@ class Propagation(Shown):
         return self.shares.names[2:]
 
     def ends_of(self, name: str) -> tuple[float, float, float, float]:
-        """Return λ_max, its error, λ_min, its error. An eigenvalue lies within its error; nan if not
-        computed.
-        """
+        """Return λ_max, its error, λ_min, its error (it contains an eigenvalue); nan if not computed."""
         if self.shares.is_zero(name) and (self.shares.ends is not None or name in self.ends):
             size = self.shares.norm(name).high
             return 0.0, size, 0.0, size

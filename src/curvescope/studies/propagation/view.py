@@ -36,7 +36,6 @@ def tables(result: Propagation) -> Tables:
 
 LAYER = re.compile(r"L(\d+)\.(.+)")
 DECADES = 4  # decades of the color scale below the largest value
-MOST_NAMED = 30  # most sources whose names fit below an axis
 MOST_OUTSIDE = 4  # most blocks that are named with the rest
 
 
@@ -61,7 +60,7 @@ def _flow(result: Propagation) -> Figure:
     _shares(axes[0][1], result)
     _eigenvalues(axes[1][0], result)
     _coupling(axes[1][1], result)
-    figure.suptitle(f"Where the curvature of {result.model} comes from", fontsize=12)
+    figure.suptitle(f"Where the curvature of {result.model} comes from")
     return figure
 
 
@@ -82,8 +81,7 @@ def _figure_by_layer(ax: Axes, result: Propagation) -> None:
     every = max(1, len(layers) // 12)
     names = [f"L{layer}" if layer % every == 0 else "" for layer in layers] + outside
     ax.set_xticks(ticks, names, rotation=90 if len(ticks) > 8 else 0)
-    ax.set_yscale("log")
-    ax.set_title("Frobenius norm of each source")
+    ax.set(yscale="log", title="Frobenius norm of each source")
     ax.legend(ncols=2)
     ax.grid(visible=True)
 
@@ -93,7 +91,7 @@ def _points(
 ) -> None:
     values = np.array([n.value for n in found])
     low, high = np.array([n.low for n in found]), np.array([n.high for n in found])
-    errors = np.nan_to_num(np.maximum([values - low, high - values], 0.0))
+    errors = style.error_bars(values, low, high)
     drawn = {"color": look.color, "ls": look.dash, "marker": look.mark, "ms": 3.5, "lw": 1}
     ax.errorbar(x, values, yerr=errors, label=label or None, **drawn)
 
@@ -103,13 +101,10 @@ def _shares(ax: Axes, result: Propagation) -> None:
     y = np.arange(len(names))[::-1]
     found = [result.shares.share(name) for name in names]
     values = np.array([n.value for n in found])
-    errors = np.nan_to_num(
-        [[max(n.value - n.low, 0.0) for n in found], [max(n.high - n.value, 0.0) for n in found]]
-    )
+    errors = style.error_bars(values, [n.low for n in found], [n.high for n in found])
     colors = [PALETTE[0] if value >= 0 else PALETTE[1] for value in values]
     ax.barh(y, values, xerr=errors, color=colors, height=0.7, error_kw={"lw": 0.8, "ecolor": "0.3"})
-    size = 8 if len(names) <= MOST_NAMED else 5
-    ax.set_yticks(y, [_named(result, name) for name in names], fontsize=size)
+    ax.set_yticks(y, [_named(result, name) for name in names], **style.fitting(len(names)))
     ax.axvline(0, color="0.4", lw=0.6)
     ax.set_title("share of ‖H‖² (sum 1; negative: cancels others)")
     ax.grid(visible=True)
@@ -132,7 +127,7 @@ def _eigenvalues(ax: Axes, result: Propagation) -> None:
     top = float(np.nanmax(np.abs(ends[:, [0, 2]]))) or 1.0
     ax.set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(top * 1e-3)))
     ax.set_ylim(-3 * top, 3 * top)
-    ax.set_xticks(x, names, rotation=90, fontsize=8 if len(names) <= MOST_NAMED else 5)
+    ax.set_xticks(x, names, rotation=90, **style.fitting(len(names)))
     ax.set_title("extreme eigenvalues of each source")
     ax.legend()
     ax.grid(visible=True)
@@ -146,16 +141,15 @@ def _coupling(ax: Axes, result: Propagation) -> None:
         ax.set_axis_off()
         return
     own = np.sqrt(np.maximum(np.diag(m.frobenius), np.finfo(float).tiny))
-    both = np.sqrt(
-        (m.frobenius**2 + m.frobenius.T**2) / 2
-    )  # H_lm and its transpose are estimated with different probes
+    # H_lm and its transpose are estimated with different probes.
+    both = np.sqrt((m.frobenius**2 + m.frobenius.T**2) / 2)
     values = both / np.outer(own, own)
     image = ax.imshow(values, cmap=style.MAP, vmin=0)
     if len(m.names) <= 8:
         style.write_cells(ax, "{:.2f}".format, size=7)
-    size = 8 if len(m.names) <= 14 else 6
-    ax.set_xticks(range(len(m.names)), [fill(name, 10) for name in m.names], rotation=90, fontsize=size)
-    ax.set_yticks(range(len(m.names)), m.names, fontsize=size)
+    size = style.fitting(len(m.names))
+    ax.set_xticks(range(len(m.names)), [fill(name, 10) for name in m.names], rotation=90, **size)
+    ax.set_yticks(range(len(m.names)), m.names, **size)
     ax.figure.colorbar(image, ax=ax, shrink=0.8)
     ax.set_title("coupling of layers, ‖H_lm‖ / √(‖H_ll‖ ‖H_mm‖)")
 
@@ -216,9 +210,7 @@ def _number(result: Propagation, name: str, quantity: str) -> tuple[float, float
 
 
 def _scene_by_layer(result: Propagation, quantity: str) -> Scene:
-    """Draw a curve for every kind of source; H, the GGN and sources outside of layers come after the last
-    layer.
-    """
+    """Draw a curve for every kind of source; H, the GGN and sources outside of layers come last."""
     inside = {name: match for name in result.sources if (match := LAYER.fullmatch(name))}
     layers = sorted({int(match[1]) for match in inside.values()})
     whole = [OUTER] if quantity == "share" else [HESSIAN, OUTER]
@@ -363,27 +355,22 @@ def row(result: Propagation, name: str) -> dict[str, Any]:
     return {
         "layer": layer if dot else "–",
         "source": name if name in (HESSIAN, OUTER) else kind or name,
-        "trace": trace.value,
-        "trace_stderr": trace.stderr,
-        "trace_low": trace.low,
-        "trace_high": trace.high,
-        "frobenius": norm.value,
-        "frobenius_stderr": norm.stderr,
-        "frobenius_low": norm.low,
-        "frobenius_high": norm.high,
+        **_estimate_columns("trace", trace),
+        **_estimate_columns("frobenius", norm),
         "lambda_max": top,
         "lambda_max_low": top,
         "lambda_max_high": most,
         "lambda_min": low,
         "lambda_min_low": least,
         "lambda_min_high": low,
-        "share": share.value,
-        "share_stderr": share.stderr,
-        "share_low": share.low,
-        "share_high": share.high,
+        **_estimate_columns("share", share),
         "method": "zero" if result.shares.is_zero(name) else "exact" if result.shares.exact else "probes",
         "what": meaning(result, name),
     }
+
+
+def _estimate_columns(name: str, one: SourceEstimate) -> dict[str, float]:
+    return {name: one.value, f"{name}_stderr": one.stderr, f"{name}_low": one.low, f"{name}_high": one.high}
 
 
 def meaning(result: Propagation, name: str) -> str:

@@ -14,7 +14,7 @@ are the head's only output, so zero rows remove the head.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -37,7 +37,7 @@ from curvescope.core.result import Result
 from curvescope.core.seeds import generator
 from curvescope.models.model import Model
 from curvescope.operators import GGN, KFAC, EmpiricalFisher, exact_diagonal
-from curvescope.operators.kronecker.spectral import Spectrum
+from curvescope.operators.kronecker.spectral import LayerSpectrum
 from curvescope.problem import Problem
 from curvescope.runs.resumable_loop import Piece
 from curvescope.studies.common.weight_changes import Effects, Halves, effects, moved_parameters, weights
@@ -126,9 +126,8 @@ class ProductSurgeon(Surgeon):
         (block,) = self._whole.space
         K = KFAC(self._whole.problem, block.name, bias="separate", seed=self._seed)
         (spectrum,), (layer,) = K.spectra(), K.layers
-        own = K.space.positions(layer.blocks[0]).to(
-            w.device
-        )  # positions of the layer's entries, inputs × outputs
+        # Positions of the layer's entries, inputs × outputs.
+        own = K.space.positions(layer.blocks[0]).to(w.device)
         diagonal = w.new_empty(len(own))
         if self._left is not None and len(w) <= MOST_LEFT:
             left = self._left[own]
@@ -142,7 +141,7 @@ class ProductSurgeon(Surgeon):
         return remove_by_products(w, self.op, removed, damping=self.damping)
 
 
-def _entries(spectrum: Spectrum, left: Tensor) -> Tensor:
+def _entries(spectrum: LayerSpectrum, left: Tensor) -> Tensor:
     """Return K over the remaining weights, a mask (m n,): A_ik B_jl for the weights (i, j) and (k, l)."""
     assert spectrum.sides is not None, "expected factors with eigendecompositions of both sides"
     A, B = ((Q * side) @ Q.T for Q, side in zip(spectrum.vectors, spectrum.sides, strict=True))
@@ -194,7 +193,6 @@ def descend(problem: Problem, block: str, evaluations: int) -> BlockMinimum:
 
 # --------------------------------------------------------------------------------------------------- removals
 
-ONE_SHOT = ("magnitude", "fisher", "obd", "obs", "magnitude + obs")
 GREEDY = "obs greedy"
 ITERATED = ("fisher iterated", "obs iterated")
 Make = Callable[[Halves, Tensor | None], Surgeon]
@@ -305,20 +303,23 @@ def one_shot(halves: Halves, block: str, surgeon: Surgeon, sparsities: tuple[flo
             changes.append(delta)
             own.append(cost)
             residual.append(rest)
-    shape = (len(order), len(sparsities))
-    return RemovalSets(
-        list(order),
-        np.array(sparsities),
-        np.array(own).reshape(shape),
-        effects(halves, block, changes),
-        np.array(residual).reshape(shape),
-    )
+    return _removal_sets(list(order), sparsities, own, effects(halves, block, changes), residual)
+
+
+def _removal_sets(
+    methods: list[str],
+    sparsities: tuple[float, ...],
+    own: list[float],
+    found: Effects,
+    residual: list[float],
+) -> RemovalSets:
+    shape = (len(methods), len(sparsities))
+    costs, residuals = np.array(own).reshape(shape), np.array(residual).reshape(shape)
+    return RemovalSets(methods, np.array(sparsities), costs, found, residuals)
 
 
 def iterated(halves: Halves, block: str, make: Make, sparsities: tuple[float, ...]) -> RemovalSets:
-    """Remove weights step by step, with curvature measured anew at each sparsity; removed weights stay
-    removed.
-    """
+    """Remove weights step by step, with curvature measured anew; removed weights stay removed."""
     w = weights(halves.problem, block)
     counts = [round(s * len(w)) for s in sparsities]
     changes, own, residual = [], [], []
@@ -333,14 +334,7 @@ def iterated(halves: Halves, block: str, make: Make, sparsities: tuple[float, ..
             changes.append(delta)
             own.append(cost)
             residual.append(rest)
-    shape = (len(ITERATED), len(sparsities))
-    return RemovalSets(
-        list(ITERATED),
-        np.array(sparsities),
-        np.array(own).reshape(shape),
-        effects(halves, block, changes),
-        np.array(residual).reshape(shape),
-    )
+    return _removal_sets(list(ITERATED), sparsities, own, effects(halves, block, changes), residual)
 
 
 def _round(
@@ -585,18 +579,13 @@ def measured(some: Some, how: str) -> np.ndarray:
     return of_effects(some, how).measured.mean(1)
 
 
-def joined(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """Concatenate removals of all blocks."""
-    return np.concatenate(list(parts))
-
-
 def rows(result: Pruned) -> Iterator[PredictionRank]:
     """Yield all rank correlations: kind of removal, plain or compensated, and predictor."""
     for kind, parts in removed_kinds(result).items():
         for how, predictors in (("plain", PLAIN), ("compensated", COMPENSATED)):
-            truth = joined(measured(some, how) for some in parts)
+            truth = np.concatenate([measured(some, how) for some in parts])
             for predictor in predictors:
-                said = joined(predicted(some, how, predictor) for some in parts)
+                said = np.concatenate([predicted(some, how, predictor) for some in parts])
                 found = rank_correlation(said, truth, draws=result.draws, seed=result.seed)
                 yield PredictionRank(kind, how, predictor, found)
 
@@ -604,6 +593,6 @@ def rows(result: Pruned) -> Iterator[PredictionRank]:
 def better(result: Pruned, kind: str, one: str, other: str) -> Correlation:
     """ρ of one predictor minus ρ of another, for plain removals."""
     parts = removed_kinds(result)[kind]
-    a, b = (joined(predicted(some, "plain", name) for some in parts) for name in (one, other))
-    truth = joined(measured(some, "plain") for some in parts)
+    a, b = (np.concatenate([predicted(some, "plain", name) for some in parts]) for name in (one, other))
+    truth = np.concatenate([measured(some, "plain") for some in parts])
     return difference(a, b, truth, draws=result.draws, seed=result.seed)

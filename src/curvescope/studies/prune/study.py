@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from curvescope.core.config import setting
 from curvescope.core.errors import UsageError
@@ -24,9 +23,6 @@ from curvescope.runs.study_result import Shown
 from curvescope.studies.common.weight_changes import HELD_OUT, Halves, head_block, make_halves
 from curvescope.studies.problem_config import ModelOnData, notes_of
 from curvescope.studies.prune import analysis
-
-if TYPE_CHECKING:
-    pass
 
 HEAD = 1  # the head of the last layer whose block is the default
 

@@ -8,8 +8,15 @@ import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation
 from curvescope.core.number_format import plural
-from curvescope.runs.study_result import Claim, Line, Origin, Tables
-from curvescope.studies.common.statistics import Interval, above, all_below, mean_interval
+from curvescope.runs.study_result import Claim, Line, Tables
+from curvescope.studies.common.statistics import (
+    OURS,
+    Interval,
+    above,
+    all_below,
+    interval_columns,
+    mean_interval,
+)
 from curvescope.studies.common.weight_changes import Effects, Part
 from curvescope.studies.prune import analysis
 from curvescope.viz import style
@@ -44,7 +51,6 @@ def _set_rows(result: Pruned) -> list[dict[str, Any]]:
             for i, method in enumerate(sets.methods):
                 effects = sets.at(method)
                 for j, sparsity in enumerate(sets.sparsities):
-                    held, own = effects.interval("held_out", j), effects.interval("measured", j)
                     rows.append(
                         {
                             "block": name,
@@ -54,12 +60,8 @@ def _set_rows(result: Pruned) -> list[dict[str, Any]]:
                             "first_order": effects.first[j].mean(),
                             "second_order": effects.second[j].mean(),
                             "predicted": effects.predicted[j].mean(),
-                            "measured": own.value,
-                            "measured_low": own.low,
-                            "measured_high": own.high,
-                            "held_out": held.value,
-                            "held_out_low": held.low,
-                            "held_out_high": held.high,
+                            **interval_columns("measured", effects.interval("measured", j)),
+                            **interval_columns("held_out", effects.interval("held_out", j)),
                             "residual": sets.residual[i, j],
                         }
                     )
@@ -73,9 +75,7 @@ def _rank_rows(result: Pruned) -> list[dict[str, Any]]:
             "how": row.how,
             "predictor": row.predictor,
             "formula": analysis.PREDICTORS[row.predictor],
-            "spearman": row.correlation.value,
-            "spearman_low": row.correlation.low,
-            "spearman_high": row.correlation.high,
+            **interval_columns("spearman", row.correlation),
             "removals": row.correlation.count,
         }
         for row in analysis.rows(result)
@@ -114,20 +114,14 @@ def _head_rows(result: Pruned) -> list[dict[str, Any]]:
             row |= {"obd": heads.obd[h], "obs": heads.obs[h]}
             for how in ("plain", "compensated"):
                 effects = analysis.of_effects(heads, how)
-                held = effects.interval("held_out", h)
                 row |= {
                     f"{how}_first_order": effects.first[h].mean(),
                     f"{how}_second_order": effects.second[h].mean(),
                     f"{how}_measured": effects.measured[h].mean(),
-                    f"{how}_held_out": held.value,
-                    f"{how}_held_out_low": held.low,
-                    f"{how}_held_out_high": held.high,
+                    **interval_columns(f"{how}_held_out", effects.interval("held_out", h)),
                 }
             rows.append(row | {"residual": heads.residual[h]})
     return rows
-
-
-OURS: Origin = ("ours", "ours")
 
 
 class RankClaim(NamedTuple):
@@ -166,10 +160,8 @@ def _above(words: str, ranking: RankClaim) -> Claim:
     return Claim(words, published, f"{measured} {correlation.words}", verdict, *OURS)
 
 
-SEEN: dict[Part, str] = {
-    "measured": "the curvature's",
-    "held_out": "held-out",
-}  # data on which curvature was measured, or held-out data
+# Data on which curvature was measured, or held-out data.
+SEEN: dict[Part, str] = {"measured": "the curvature's", "held_out": "held-out"}
 METHODS = (
     ("OBS beats magnitude at the same sparsity", "obs", "magnitude"),
     ("OBD beats magnitude at the same sparsity", "obd", "magnitude"),
@@ -259,27 +251,14 @@ def _samples(result: Pruned) -> Figure:
                 values = analysis.predicted(some, how, predictor), analysis.measured(some, how)
                 look = {"ms": 4, "alpha": 0.7, "color": PALETTE[i % len(PALETTE)]}
                 ax.plot(*values, MARKS[i % len(MARKS)], label=name, **look)
-            _equal(ax)
-        row[0].set_ylabel(f"{kind}\nmeasured increase", fontsize=8)
+            style.line_of_agreement(ax)
+        row[0].set_ylabel(f"{kind}\nmeasured increase")
     for ax, (_, _, title) in zip(axes[0], PANELS, strict=True):
-        ax.set_title(f"{title}\n", fontsize=9)
+        ax.set_title(f"{title}\n")
     for ax in axes[-1]:
-        ax.set_xlabel("predicted", fontsize=8)
-    axes[0][0].legend(fontsize=7)
+        ax.set_xlabel("predicted")
+    axes[0][0].legend()
     return figure
-
-
-def _equal(ax: Axes) -> None:
-    """Draw the line predicted = measured, and reduce the axis ticks."""
-    low, high = ax.get_xlim()
-    ax.axline((0, 0), slope=1, color="0.5", lw=0.7)
-    ax.axhline(0, color="0.85", lw=0.6, zorder=0)
-    ax.set_xlim(low, high)
-    ax.locator_params(nbins=5)
-    ax.ticklabel_format(style="sci", scilimits=(-2, 3), useMathText=True)
-    ax.xaxis.get_offset_text().set_fontsize(7)
-    ax.yaxis.get_offset_text().set_fontsize(7)
-    ax.tick_params(labelsize=7)
 
 
 def _sets(result: Pruned) -> Figure:
@@ -294,24 +273,21 @@ def _sets(result: Pruned) -> Figure:
             x = 100 * sets.sparsities + 0.6 * (i - (len(lines) - 1) / 2)
             effects = sets.at(method)
             for ax, part in zip(column, PARTS, strict=True):
-                found = [effects.interval(part, j) for j in range(len(x))]
-                mean = np.array([one.value for one in found])
-                ends = np.abs(np.array([[one.low, one.high] for one in found]).T - mean)
+                mean, low, high = np.array([effects.interval(part, j) for j in range(len(x))]).T
+                ends = style.error_bars(mean, low, high)
                 taken = {"marker": MARKS[i % len(MARKS)], "ls": TAKEN[i % len(TAKEN)], "ms": 5}
-                ax.errorbar(x, mean, yerr=np.nan_to_num(ends), label=method, **taken, **look)
+                ax.errorbar(x, mean, yerr=ends, label=method, **taken, **look)
             column[0].plot(x, effects.predicted.mean(1), ":", **look)
         for ax in column:
             ax.axhline(0, color="0.5", lw=0.6)
             around_zero(ax, 0.01)
-            ax.tick_params(labelsize=8)
-        column[0].set_title(name, fontsize=9)
+        column[0].set_title(name)
         column[1].set_xlabel("sparsity (%)")
-    axes[0][0].set_ylabel("increase of the loss, data of the curvature", fontsize=8)
-    axes[1][0].set_ylabel("on held-out data", fontsize=8)
+    axes[0][0].set_ylabel("increase of the loss, data of the curvature")
+    axes[1][0].set_ylabel("on held-out data")
     handles, labels = axes[0][0].get_legend_handles_labels()
     handles = [*handles, *axes[0][0].plot([], [], ":", color="0.3", lw=1.1)]
-    look = {"fontsize": 8, "frameon": False, "loc": "outside right"}
-    figure.legend(handles, [*labels, "predicted"], **look)
+    figure.legend(handles, [*labels, "predicted"], loc="outside right center")
     return figure
 
 
@@ -323,9 +299,8 @@ def _heads(result: Pruned) -> Figure:
         for heads in result.heads.values():
             x, y = analysis.predicted(heads, how, predictor), analysis.measured(heads, how)
             ax.plot(x, y, "o", ms=4, color=PALETTE[heads.layer % len(PALETTE)])
-        _equal(ax)
-        ax.set_title(f"{title}\n")
-        ax.set_xlabel("predicted, gᵀδ + ½ δᵀHδ")
+        style.line_of_agreement(ax)
+        ax.set(title=f"{title}\n", xlabel="predicted, gᵀδ + ½ δᵀHδ")
     axes[0].set_ylabel("measured increase of the loss")
     figure.draw_without_rendering()  # computes the position of the axes
     for ax, (how, predictor, _) in zip(axes, panels, strict=True):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -49,10 +49,6 @@ from curvescope.studies.common.weight_changes import (
     weights,
 )
 from curvescope.studies.problem_config import ModelOnData, notes_of
-
-if TYPE_CHECKING:
-    pass
-
 
 NEAREST, INPUTS, OWN = "nearest", "inputs", "ggn"
 

@@ -9,8 +9,16 @@ import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation
 from curvescope.core.number_format import plural
-from curvescope.runs.study_result import Claim, Line, Origin, Tables
-from curvescope.studies.common.statistics import Interval, all_above, all_below, below, mean_interval
+from curvescope.runs.study_result import Claim, Line, Tables
+from curvescope.studies.common.statistics import (
+    OURS,
+    Interval,
+    all_above,
+    all_below,
+    below,
+    interval_columns,
+    mean_interval,
+)
 from curvescope.studies.common.weight_changes import Part
 from curvescope.studies.quantize.study import (
     INPUTS,
@@ -28,7 +36,6 @@ from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from curvescope.studies.quantize.study import Quantized
@@ -58,8 +65,7 @@ def _rows(parts: dict[str, Roundings]) -> list[dict[str, Any]]:
                 row |= {"error": one.size[i, j], "first_order": effects.first[j].mean()}
                 row["second_order"] = effects.second[j].mean()
                 for label in PARTS:
-                    mean = effects.interval(label, j)
-                    row |= {label: mean.value, f"{label}_low": mean.low, f"{label}_high": mean.high}
+                    row |= interval_columns(label, effects.interval(label, j))
                 rows_by_name.append(row)
     return rows_by_name
 
@@ -70,16 +76,13 @@ def _rank_rows(result: Quantized) -> list[dict[str, Any]]:
             "bits": row.bits,
             "predictor": row.predictor,
             "formula": PREDICTORS[row.predictor],
-            "spearman": row.correlation.value,
-            "spearman_low": row.correlation.low,
-            "spearman_high": row.correlation.high,
+            **interval_columns("spearman", row.correlation),
             "blocks": row.correlation.count,
         }
         for row in rows(result)
     ]
 
 
-OURS: Origin = ("ours", "ours")
 NEAR = 0.2  # relative to the measured increase
 BOTH = "both orders"
 FIRST = "first and second order together rank the blocks by their measured increase"
@@ -152,9 +155,7 @@ def held_out_differences(parts: Iterable[Roundings], one: str, other: str) -> li
 
 
 def _lower(words: str, parts: list[Roundings], one: str, other: str) -> list[Claim]:
-    """One claim per number of bits, which holds if the interval of the difference on held-out data is below
-    zero.
-    """
+    """One claim per number of bits: the difference on held-out data is below zero."""
     claims = []
     for bits, difference in zip(parts[0].bits, held_out_differences(parts, one, other), strict=True):
         verdict = below(difference)
@@ -181,23 +182,11 @@ def _predictions(result: Quantized) -> Figure:
         for k, (method, mark) in enumerate(MARKS.items()):
             x, y = predicted(result, "both orders", i, method), increases(result, i, method)
             ax.plot(x, y, mark, ms=4, alpha=0.75, color=PALETTE[k], label=method)
-        _scaled(ax)
-        ax.set_title(f"{b} bits")
-        ax.set_xlabel("predicted: gᵀδ + ½ δᵀHδ")
+        style.line_of_agreement(ax)
+        ax.set(title=f"{b} bits", xlabel="predicted: gᵀδ + ½ δᵀHδ")
     axes[0][0].set_ylabel("measured increase of the loss")
     axes[0][0].legend()
     return figure
-
-
-def _scaled(ax: Axes) -> None:
-    """Draw the line predicted = measured, and reduce the axis ticks."""
-    low, high = ax.get_xlim()
-    ax.axline((0, 0), slope=1, color="0.5", lw=0.7)
-    ax.axhline(0, color="0.85", lw=0.6, zorder=0)
-    ax.set_xlim(low, high)
-    ax.locator_params(nbins=5)
-    ax.ticklabel_format(style="sci", scilimits=(-2, 3), useMathText=True)
-    ax.tick_params(labelsize=7)
 
 
 def _sensitivity(result: Quantized) -> Figure:
@@ -214,21 +203,21 @@ def _sensitivity(result: Quantized) -> Figure:
     for i, (ax, b) in enumerate(zip(axes[:, 0], bits, strict=True)):
         for k, method in enumerate(MARKS):
             found = [one.at(method).interval("measured", i) for one in result.blocks.values()]
-            mean = np.array([one.value for one in found])
-            ends = np.abs(np.array([[one.low, one.high] for one in found]).T - mean)
+            mean, low, high = np.array(found).T
             place = x + 0.4 * k - 0.2
             ax.bar(place, mean, 0.38, color=PALETTE[k], label=method)
-            ax.errorbar(place, mean, yerr=np.nan_to_num(ends), fmt="none", ecolor="0.45", lw=0.8)
+            ax.errorbar(
+                place, mean, yerr=style.error_bars(mean, low, high), fmt="none", ecolor="0.45", lw=0.8
+            )
             said = predicted(result, "both orders", i, method)
             label = "predicted" if k == 0 else None
             ax.plot(place, said, "_", ms=8, mew=1.6, color="black", label=label)
         ax.axhline(0, color="0.5", lw=0.6)
         ax.set_ylabel(f"{b} bits")
         ax.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
-        ax.tick_params(labelsize=7)
     axes[0, 0].set_title("increase of the loss when one block is rounded")
     axes[0, 0].legend(ncols=3)
-    axes[-1, 0].set_xticks(x, names, rotation=90, fontsize=7)
+    axes[-1, 0].set_xticks(x, names, rotation=90)
     return figure
 
 

@@ -52,6 +52,7 @@ from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.operators import GGN, FunctionalHessian, Hessian
 from curvescope.problem import Problem
+from curvescope.studies.common.columns import pick, probe_columns
 from curvescope.studies.common.statistics import variance_interval
 from curvescope.train import TrainConfig, train
 
@@ -105,28 +106,12 @@ def fit_law(
     low, high = _bootstrap(X, groups, y, cells=_cells(x, z), draws=draws, seed=seed)
     first, last = (_slope(line, y, np.isin(x, some)) for some in (levels[:2], levels[-2:]))
     words = _words(variable, tests, residual, (first, last), levels=len(levels))
-    return PowerLaw(
-        quantity=quantity,
-        variable=variable,
-        exponent=float(found[-1]),
-        low=low,
-        high=high,
-        residual=residual,
-        p_constant=tests[0],
-        p_bend=tests[1],
-        p_other=tests[2],
-        first=first,
-        last=last,
-        supported=not words,
-        words=words or "supported",
-    )
+    numbers = float(found[-1]), low, high, residual, *tests, first, last
+    return PowerLaw(quantity, variable, *numbers, supported=not words, words=words or "supported")
 
 
 def _no_law(quantity: str, variable: str, words: str) -> PowerLaw:
-    nan = math.nan
-    return PowerLaw(
-        quantity, variable, nan, nan, nan, nan, nan, nan, nan, nan, nan, supported=False, words=words
-    )
+    return PowerLaw(quantity, variable, *9 * [math.nan], supported=False, words=words)
 
 
 def _tests(groups: np.ndarray, X: np.ndarray, Z: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
@@ -230,9 +215,7 @@ FEWEST_ROUNDS = 8  # least number of differences for a check
 
 @dataclass(frozen=True)
 class NeededSamples(Result):
-    """Sample size for a tolerance, its interval from the variance's uncertainty, and a check on fresh
-    samples.
-    """
+    """Sample size for a tolerance, its interval from the variance's, and a check on fresh samples."""
 
     tolerance: float
     variance: float  # of the loss of a single sample
@@ -248,9 +231,7 @@ class NeededSamples(Result):
 
     @property
     def right(self) -> bool | None:
-        """Return True if the interval of the rms on fresh samples reaches below the tolerance; None if not
-        checked.
-        """
+        """True if the interval of the rms on fresh samples reaches below the tolerance; None: unchecked."""
         return None if self.rounds == 0 else self.rms_low <= self.tolerance
 
 
@@ -265,22 +246,11 @@ def plan_data(held_out: np.ndarray, fresh: np.ndarray, *, tolerance: float) -> N
     """Compute k from the losses of held-out samples (n,), and check it on those of fresh samples (m,)."""
     variance, low, high = variance_interval(held_out)
     k = samples_for(variance, tolerance)
-    ends = {"k_low": samples_for(low, tolerance), "k_high": samples_for(high, tolerance)}
     rounds = len(fresh) // (k + 1)
     rounds = rounds if rounds >= FEWEST_ROUNDS else 0
-    rms, bottom, top = _root_mean_square(differences(fresh, k)) if rounds else 3 * (math.nan,)
-    return NeededSamples(
-        tolerance=tolerance,
-        variance=variance,
-        variance_low=low,
-        variance_high=high,
-        k=k,
-        rounds=rounds,
-        rms=rms,
-        rms_low=bottom,
-        rms_high=top,
-        **ends,
-    )
+    rms = _root_mean_square(differences(fresh, k)) if rounds else 3 * (math.nan,)
+    ks = k, samples_for(low, tolerance), samples_for(high, tolerance)
+    return NeededSamples(tolerance, variance, low, high, *ks, rounds, *rms)
 
 
 def _root_mean_square(differences: np.ndarray) -> tuple[float, float, float]:
@@ -347,9 +317,7 @@ class GridCell(Result):
         return float(ritz.values[1]), float(ritz.residuals[1])
 
     def rank(self) -> tuple[float, float]:
-        """Effective rank tr² / ‖·‖_F² of the GGN and its error: the number of equal eigenvalues with this
-        trace and norm.
-        """
+        """Effective rank tr² / ‖·‖_F² of the GGN and its error: as many equal eigenvalues fit both."""
         trace, norm = self.ggn.trace, self.ggn.norm
         value = (trace / norm) ** 2
         parts = (self.ggn.trace_stderr / trace, self.ggn.norm_stderr / norm)
@@ -507,50 +475,20 @@ def row(cell: GridCell) -> dict[str, Any]:
     h, g, needed = cell.hessian, cell.ggn, cell.needed
     top, top_error, low, low_error = cell.ends()
     numbers: dict[str, Any] = {
-        "width": cell.width,
-        "parameters": cell.num_parameters,
-        "sequences": cell.sequences,
-        "tokens": cell.tokens,
-        "seed": cell.seed,
-        "train_loss": cell.train_loss,
-        "held_out_loss": cell.held_out_loss,
-        "held_out_loss_stderr": cell.held_out_stderr,
-        "excess_loss": cell.excess,
-        "excess_loss_stderr": cell.excess_stderr,
-        "lambda_max": top,
-        "lambda_max_error": top_error,
-        "lambda_max_high": h.ends.high if h.ends else top,
-        "lambda_min": low,
-        "lambda_min_error": low_error,
-        "lambda_min_low": h.ends.low if h.ends else low,
-        "trace": h.trace,
-        "trace_stderr": h.trace_stderr,
-        "trace_low": h.trace_low,
-        "trace_high": h.trace_high,
-        "frobenius": h.norm,
-        "frobenius_stderr": h.norm_stderr,
-        "frobenius_low": h.norm_low,
-        "frobenius_high": h.norm_high,
-        "ggn_trace": g.trace,
-        "ggn_trace_stderr": g.trace_stderr,
-        "ggn_frobenius": g.norm,
-        "ggn_frobenius_stderr": g.norm_stderr,
-        "ggn_lambda_max": cell.top()[0],
-        "ggn_lambda_max_error": cell.top()[1],
-    }
+        "width": cell.width, "parameters": cell.num_parameters, "sequences": cell.sequences,
+        "tokens": cell.tokens, "seed": cell.seed, "train_loss": cell.train_loss,
+        "held_out_loss": cell.held_out_loss, "held_out_loss_stderr": cell.held_out_stderr,
+        "excess_loss": cell.excess, "excess_loss_stderr": cell.excess_stderr,
+        "lambda_max": top, "lambda_max_error": top_error, "lambda_max_high": h.ends.high if h.ends else top,
+        "lambda_min": low, "lambda_min_error": low_error, "lambda_min_low": h.ends.low if h.ends else low,
+        **probe_columns(h),
+        "ggn_trace": g.trace, "ggn_trace_stderr": g.trace_stderr,
+        "ggn_frobenius": g.norm, "ggn_frobenius_stderr": g.norm_stderr,
+        "ggn_lambda_max": cell.top()[0], "ggn_lambda_max_error": cell.top()[1],
+    }  # fmt: skip
     for name in ("effective_rank", "trace_over_top", "spread", "gap"):
         numbers[name], numbers[f"{name}_stderr"] = QUANTITIES[name].of(cell)
-    return numbers | {
-        "gradient_norm": cell.gradient_norm,
-        "variance": needed.variance,
-        "variance_low": needed.variance_low,
-        "variance_high": needed.variance_high,
-        "tolerance": needed.tolerance,
-        "k": needed.k,
-        "k_low": needed.k_low,
-        "k_high": needed.k_high,
-        "checked_rms": needed.rms,
-        "checked_rms_low": needed.rms_low,
-        "checked_rms_high": needed.rms_high,
-        "exact": h.exact,
-    }
+    numbers["gradient_norm"] = cell.gradient_norm
+    numbers |= pick(needed, "variance", "variance_low", "variance_high", "tolerance", "k", "k_low", "k_high")
+    checked = pick(needed, "rms", "rms_low", "rms_high")
+    return numbers | {f"checked_{name}": value for name, value in checked.items()} | {"exact": h.exact}

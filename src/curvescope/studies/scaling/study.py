@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from curvescope.data.tasks.random_sequences import markov_entropy_rate, markov_t
 from curvescope.runs.resumable_loop import Piece, State, work_through
 from curvescope.runs.study_result import Shown
 from curvescope.studies.scaling import analysis
-
-if TYPE_CHECKING:
-    pass
 
 
 class GridSize(NamedTuple):

@@ -8,6 +8,7 @@ import numpy as np
 
 from curvescope.core.number_format import plural
 from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Tables
+from curvescope.studies.common.columns import pick
 from curvescope.studies.common.statistics import mean_interval
 from curvescope.studies.scaling.analysis import LENGTH, LEVEL, QUANTITIES, RESIDUAL, VARIABLES, VOCAB, row
 from curvescope.viz import style
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def tables(result: Scaling) -> Tables:
     """One row per cell and seed, and one per quantity and variable."""
-    laws = [{f: getattr(law, f) for f in LAW_COLUMNS} for law in result.laws]
+    laws = [pick(law, *LAW_COLUMNS) for law in result.laws]
     return {"scaling": [row(cell) for cell in result.cells], "laws": laws}
 
 
@@ -60,18 +61,14 @@ def exponent(law: PowerLaw) -> str:
 
 
 def _exponent(result: Scaling, quantity: str, variable: str, published: float, claim: str) -> Claim:
-    """Claim of a power law with a given exponent, which holds if the law is supported and its interval
-    contains it.
-    """
+    """Claim of a power law: it holds if the law is supported and its interval contains the exponent."""
     law = result.law(quantity, variable)
     holds = law.supported and law.low <= published <= law.high
     return Claim(claim, f"{variable}^{published:+.2f}", exponent(law), HOLDS if holds else FAILS, *ARTICLE)
 
 
 def _sign(result: Scaling, quantity: str, variable: str, sign: int, claim: str) -> Claim:
-    """Claim that a quantity grows or falls: the exponent's interval is on one side of zero, supported law or
-    not.
-    """
+    """Claim that a quantity grows or falls: its exponent is on one side of zero, law or not."""
     law = result.law(quantity, variable)
     low, high = sorted((sign * law.low, sign * law.high))
     verdict = HOLDS if low > 0 else FAILS if high < 0 else OPEN
@@ -86,28 +83,21 @@ def _sign(result: Scaling, quantity: str, variable: str, sign: int, claim: str) 
 def _one_curve(result: Scaling) -> Claim:
     """Claim of the article that one curve describes λ_max over N and over D."""
     n, d = result.law("lambda_max", "N"), result.law("lambda_max", "D")
-    apart = n.low > d.high or d.low > n.high
     shown = ", ".join(
         f"{law.variable}^{law.exponent:+.2f} [{law.low:+.2f}, {law.high:+.2f}]" for law in (n, d)
     )
-    verdict = FAILS if apart else OPEN
-    return Claim(
-        "λ_max follows the same curve over N and over D", "equal exponents", shown, verdict, *ARTICLE
-    )
+    verdict = FAILS if n.low > d.high or d.low > n.high else OPEN
+    claim = "λ_max follows the same curve over N and over D"
+    return Claim(claim, "equal exponents", shown, verdict, *ARTICLE)
 
 
 def _gradient(result: Scaling) -> Claim:
     """Claim that the eigenvalue of ∇L ∇Lᵀ approximates that of H."""
     ratio = result.values("gradient_squared")[:, 0] / result.values("lambda_max")[:, 0]
-    near = ((ratio < NEAR) & (ratio > 1 / NEAR)).all()
+    verdict = HOLDS if ((ratio < NEAR) & (ratio > 1 / NEAR)).all() else FAILS
     shown = f"‖∇L‖²/λ_max from {ratio.min():.1e} to {ratio.max():.1e}"
-    return Claim(
-        "the top eigenvalue of ∇L ∇Lᵀ is the Hessian's",
-        f"within a factor of {NEAR:g}",
-        shown,
-        HOLDS if near else FAILS,
-        *ARTICLE,
-    )
+    claim = "the top eigenvalue of ∇L ∇Lᵀ is the Hessian's"
+    return Claim(claim, f"within a factor of {NEAR:g}", shown, verdict, *ARTICLE)
 
 
 def _gauss_newton(result: Scaling) -> Claim:
@@ -124,14 +114,8 @@ def _formula(result: Scaling) -> Claim:
     inside = all(n.k_low <= published <= n.k_high for n in needed)
     ks = [n.k for n in needed]
     shown = f"{min(ks)} to {max(ks)} sequences by Var/(k(k+1)) ≤ τ²"
-    tau = needed[0].tolerance
-    return Claim(
-        f"a tolerance τ needs (1/τ)² sequences, τ = {tau:g}",
-        f"{published:.0f}",
-        shown,
-        HOLDS if inside else FAILS,
-        *ARTICLE,
-    )
+    claim = f"a tolerance τ needs (1/τ)² sequences, τ = {needed[0].tolerance:g}"
+    return Claim(claim, f"{published:.0f}", shown, HOLDS if inside else FAILS, *ARTICLE)
 
 
 def _exact_law(result: Scaling) -> Claim:
@@ -162,7 +146,7 @@ def _grid(result: Scaling) -> Figure:
         for j, quantity in enumerate(SHOWN):
             _panel(axes[i][j], result, quantity, variable)
         axes[i][-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.suptitle("Loss and curvature over model size and data size", fontsize=12)
+    figure.suptitle("Loss and curvature over model size and data size")
     return figure
 
 
@@ -183,9 +167,8 @@ def _panel(ax: Axes, result: Scaling, quantity: str, variable: str) -> None:
     ax.set_xticks(np.unique(x), [_short(value) for value in np.unique(x)])
     ax.set_xticks([], minor=True)
     plain_numbers(ax)
-    ax.tick_params(axis="y", which="both", labelsize=7)
     title = f"{QUANTITIES[quantity].symbol} ∝ {variable}$^{{{law.exponent:+.2f}}}$"
-    ax.set_title(f"{title}\n[{law.low:+.2f}, {law.high:+.2f}]", fontsize=9)
+    ax.set_title(f"{title}\n[{law.low:+.2f}, {law.high:+.2f}]")
     ax.grid(visible=True)
 
 
@@ -216,7 +199,7 @@ def _exponents(result: Scaling) -> Figure:
         ax.grid(visible=True)
     axes[1].axvline(GUIDE, color=PALETTE[1], lw=1, ls="--", label="1/√D")
     axes[1].legend()
-    axes[0].set_yticks(-np.arange(len(names)), [QUANTITIES[name].symbol for name in names], fontsize=9)
+    axes[0].set_yticks(-np.arange(len(names)), [QUANTITIES[name].symbol for name in names])
     return figure
 
 
@@ -231,24 +214,19 @@ def _needed(result: Scaling) -> Figure:
         shifted = d[here] * 1.05 ** ((i * seeds + seed) - len(sizes) * seeds / 2)
         look = {"fmt": "o", "ms": 3, "lw": 0.8, "color": _color(i, len(sizes))}
         k = np.array([(one.k, one.k_low, one.k_high) for one in needed], dtype=float)
-        left.errorbar(shifted, k[:, 0], yerr=_bars(k), label=f"N = {size:,.0f}", **look)
+        left.errorbar(shifted, k[:, 0], yerr=style.error_bars(*k.T), label=f"N = {size:,.0f}", **look)
         r = np.array([(one.rms, one.rms_low, one.rms_high) for one in needed]) / needed[0].tolerance
-        right.errorbar(shifted, r[:, 0], yerr=_bars(r), **look)
-    left.set(xscale="log", yscale="log", xlabel="D (training tokens)", ylabel="k (sequences)")
-    left.set_title(f"sequences for τ = {result.cells[0].needed.tolerance:g} nats")
+        right.errorbar(shifted, r[:, 0], yerr=style.error_bars(*r.T), **look)
+    title = f"sequences for τ = {result.cells[0].needed.tolerance:g} nats"
+    left.set(yscale="log", ylabel="k (sequences)", title=title)
     left.legend()
     plain_numbers(left)
     right.axhline(1, color="0.4", lw=0.8)
-    right.set(xscale="log", xlabel="D (training tokens)", ylabel="rms of L$_{k+1}$ − L$_k$, relative to τ")
-    right.set_title("check on fresh sequences")
-    left.grid(visible=True)
-    right.grid(visible=True)
+    right.set(ylabel="rms of L$_{k+1}$ − L$_k$, relative to τ", title="check on fresh sequences")
+    for ax in (left, right):
+        ax.set(xscale="log", xlabel="D (training tokens)")
+        ax.grid(visible=True)
     return figure
-
-
-def _bars(triples: np.ndarray) -> np.ndarray:
-    """Distances from value to low and to high, from rows (value, low, high)."""
-    return np.nan_to_num(np.maximum([triples[:, 0] - triples[:, 1], triples[:, 2] - triples[:, 0]], 0.0))
 
 
 LAW_COLUMNS = (

@@ -134,9 +134,7 @@ def possible(
 
 
 def reach(model: Model, batches: Batches, how: AttentionChange) -> str:
-    """Return the reason if the model's attention cannot be changed in this way, tested on one sequence; else
-    an empty text.
-    """
+    """Return why the model's attention cannot be changed so, tested on one sequence; else an empty text."""
     try:
         with changed_attention(model, how):
             model.evaluate(batches[0][:1].inputs)
@@ -194,9 +192,7 @@ Inputs = Tensor | Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class SinkHeads(Result):
-    """Sinks of L layers with h heads. Quantities that the model does not expose are nan; `notes` give the
-    reasons.
-    """
+    """Sinks of L layers with h heads; quantities that the model hides are nan, with reasons in `notes`."""
 
     mass: np.ndarray  # (L, h) mean weight on the first token over later queries
     mass_spread: np.ndarray  # (L, h) standard deviation over sequences
@@ -249,9 +245,7 @@ def _masses(model: Model, inputs: Inputs) -> Tensor:
 
 
 def _value_ratios(model: Model, inputs: Inputs) -> Tensor:
-    """‖v_0‖ over the mean of ‖v_j‖, j ≥ 1, for every sequence: (B, L, h); heads of a group share their
-    values.
-    """
+    """‖v_0‖ over the mean of ‖v_j‖, j ≥ 1, per sequence: (B, L, h); heads of a group share values."""
     reads = capture(model, inputs, "L*.attn.in")
     h, kv = int(model.facts["n_heads"]), int(model.facts.get("n_kv_heads", model.facts["n_heads"]))
     layers = []
@@ -339,9 +333,7 @@ class RitzLines(Result):
         return BulkSplit(np.sqrt(squares / (self.size - outliers)), outliers)
 
     def _nodes(self, earlier: int) -> Nodes:
-        """Nodes, weights and residuals of all runs, (X, P, m) each; nodes beyond an exhausted space have
-        weight zero.
-        """
+        """Nodes, weights and residuals of all runs, (X, P, m); nodes beyond an exhausted space weigh zero."""
         if earlier not in self._nodes_by_earlier:
             self._nodes_by_earlier[earlier] = self._diagonalized(earlier)
         return self._nodes_by_earlier[earlier]

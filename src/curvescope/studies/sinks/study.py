@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from curvescope.core.config import setting
 from curvescope.core.errors import UsageError
@@ -40,9 +39,6 @@ from curvescope.studies.sinks.analysis import (
     reach,
     sink_token,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -111,9 +107,8 @@ class Sinks(Shown):
     hows: list[str]  # intervention of each measurement except the unchanged model
     strengths: list[float]
     moved: dict[str, SinkSpectra]  # by the name of the intervention, including `unchanged`
-    blocks: dict[
-        str, SinkBlocks
-    ]  # unchanged, and each intervention at its largest strength; empty if block_steps = 0
+    # Unchanged, and each intervention at its largest strength; empty if block_steps = 0.
+    blocks: dict[str, SinkBlocks]
 
     @property
     def ways(self) -> list[Intervention]:
@@ -170,9 +165,7 @@ class SinkSweep:
         return list({way.how: way for way in self.ways}.values()) if self.effort.block_steps else []
 
     def pieces(self, front: str = "") -> list[Piece]:
-        """Return a piece for the heads and one per intervention and strength; `front` is a prefix of their
-        names.
-        """
+        """Return a piece for the heads and one per intervention and strength; `front` begins their names."""
         said, where = front.replace(".", ": "), partial(find_sinks, self.problem.model, self.whole)
         pieces = [Piece(f"{front}heads", where, f"{said}where sinks are")]
         for way in self.ways:

@@ -16,6 +16,7 @@ from curvescope.studies.sinks.analysis import (
     UNCHANGED,
     Intervention,
     Quantity,
+    SinkEffect,
     effect,
     ends,
     ggn_ends,
@@ -172,17 +173,16 @@ def _spectra(result: Sinks) -> Figure:
             ax.axhline(1, color="0.5", lw=0.6)
             ax.set_yscale("log")
             ax.set_xticks(range(len(ways)), [f"{s:g}" for s in strengths])
-            ax.tick_params(axis="y", which="both", labelsize=7)
             if column == 0:
                 ax.set_ylabel(label)
         masses = [result.moved[name].mass.mean() for name in names]
         reached = "" if np.isnan(masses[-1]) else f"\nsink mass {masses[0]:.2f} → {masses[-1]:.2f}"
-        axes[0][column].set_title(f"{how}{reached}", fontsize=9)
-        axes[2][column].set_xlabel(HOWS[how], fontsize=6.5)
+        axes[0][column].set_title(f"{how}{reached}")
+        axes[2][column].set_xlabel(textwrap.fill(HOWS[how], 34))
     for row in axes:
         few_ticks(row[0])
     title = f"The Hessian of {result.model} as an attention sink grows"
-    figure.suptitle("\n".join(textwrap.wrap(title, int(9 * size[0]))), fontsize=11)
+    figure.suptitle("\n".join(textwrap.wrap(title, int(9 * size[0]))))
     return figure
 
 
@@ -207,13 +207,16 @@ def _follow(
     ax.plot(x, [one.mean for one in found], "--" if dashed else "-", lw=1.2, color=color)
     count = len(found[0].texts)
     for t in range(0 if dashed else count):
-        values = np.array([one.texts[t] for one in found])
-        spread = np.array([one.errors[t] for one in found])
-        errors = [values - values * np.exp(-spread), values * np.exp(spread) - values]
         aside = ASIDE * (len(names) - 1) * (t - (count - 1) / 2)
-        ax.errorbar(
-            x + aside, values, yerr=np.nan_to_num(errors), fmt="o", ms=2.5, lw=0.8, color=color, alpha=0.6
-        )
+        draw_text(ax, x + aside, found, t, color=color, alpha=0.6)
+
+
+def draw_text(ax: Axes, x: np.ndarray, found: list[SinkEffect], text: int, **look: Any) -> None:
+    """Draw the factors of one text as dots with errors of their logarithms."""
+    values = np.array([one.texts[text] for one in found])
+    spread = np.array([one.errors[text] for one in found])
+    errors = style.error_bars(values, values * np.exp(-spread), values * np.exp(spread))
+    ax.errorbar(x, values, yerr=errors, fmt="o", ms=2.5, lw=0.8, **look)
 
 
 def _heads(result: Sinks) -> Figure:
@@ -229,8 +232,7 @@ def _heads(result: Sinks) -> Figure:
         ax.plot(x, heads.massive_others, "-o", ms=4, lw=1.2, color=PALETTE[0], label="other tokens")
         every = max(1, len(x) // 12)
         ax.set_xticks(x[::every], heads.points[::every])
-        ax.set_ylim(0)
-        ax.set_title("largest over median |x| in the stream")
+        ax.set(ylim=0, title="largest over median |x| in the stream")
         ax.legend()
     return figure
 
@@ -241,9 +243,7 @@ def _map(ax: Axes, values: np.ndarray, title: str, limits: tuple[float, float]) 
         style.write_cells(ax, "{:.2f}".format, size=7)
     ax.set_xticks(range(0, values.shape[1], max(1, values.shape[1] // NUMBERED)))
     ax.set_yticks(range(0, values.shape[0], max(1, values.shape[0] // NUMBERED)))
-    ax.set_xlabel("head", fontsize=8)
-    ax.set_ylabel("layer", fontsize=8)
-    ax.set_title(title)
+    ax.set(xlabel="head", ylabel="layer", title=title)
     ax.figure.colorbar(image, ax=ax, shrink=0.85)
 
 
@@ -259,9 +259,7 @@ def _blocks(result: Sinks) -> Figure:
     image = ax.imshow(np.ma.masked_less_equal(times, 0), norm=norm, cmap=style.SIGNED, aspect="auto")
     for (i, j), value in np.ndenumerate(times):
         faint = value > 0 and abs(np.log(value)) < 0.6 * far
-        ax.text(
-            j, i, f"× {value:.2g}", ha="center", va="center", fontsize=8, color="black" if faint else "white"
-        )
+        ax.text(j, i, f"× {value:.2g}", ha="center", va="center", color="black" if faint else "white")
     ax.set_xticks(range(len(ways)), [f"{way.how} {way.strength:g}" for way in ways])
     rows = [f"{name} ({value:.3g})" for name, value in zip(before.names, before.values, strict=True)]
     ax.set_yticks(range(len(rows)), rows)

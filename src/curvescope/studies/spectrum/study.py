@@ -1,7 +1,7 @@
 """The spectrum of a model: density, extreme eigenvalues, traces and norms of every block.
 
 For the Hessian H and its parts H = H_o + H_f. Each piece is stored in `state` when it is done, so a
-run that was stopped goes on from there and ends with the same numbers.
+run that was stopped resumes from there and ends with the same numbers.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config(SampledOnData):
-    """What to look at and how hard. The defaults take about a minute on a CPU."""
+    """Settings of the study. The defaults take about a minute on a CPU."""
 
     blocks: tuple[str, ...] = setting(("*",), "the parameters of the operators, by globs")
     map_blocks: tuple[str, ...] = setting(
-        ("E", "P", "L*.W_*", "U", "W_*"), "of those, the blocks of the map; all where none matches"
+        ("E", "P", "L*.W_*", "U", "W_*"), "of those, the blocks of the map; all if none matches"
     )
     operators: tuple[str, ...] = setting(
         ("hessian", "ggn", "functional"), "some of hessian, ggn, functional; the Hessian is always among them"
@@ -93,7 +93,7 @@ class Config(SampledOnData):
 
 @dataclass(frozen=True)
 class Part(Result):
-    """One operator."""
+    """Results of one operator."""
 
     density: SpectralDensity
     extremes: Eigenpairs  # both ends, ascending; of the GGN the upper end
@@ -104,20 +104,20 @@ class Part(Result):
 
     @property
     def trace(self) -> tuple[float, float]:
-        """Estimate and standard error: the blocks' samples, summed probe by probe."""
+        """Estimate and standard error of the trace: samples of blocks, summed probe by probe."""
         total = self.traces.total
         return total.value, total.stderr
 
     def headlines(self) -> dict[str, Sampled]:
-        """Every number with a sampling error, by name."""
+        """Return all numbers that have a sampling error, by name."""
         return {**self.sampled, **{f"norm of {block}": n for block, n in self.sampled_norms.items()}}
 
     def headline(self, name: str, value: float, numerical: float) -> str:
-        """A number with one standard error, or its order of magnitude if other data would change it."""
+        """Format a number with one standard error, or its order of magnitude if it is not settled."""
         return self.sampled[name].headline if name in self.sampled else with_error(value, numerical)
 
     def columns_at(self, i: int) -> dict[str, float]:
-        """Eigenvalue i with its residual as columns; the outermost have a sampling error too."""
+        """Columns of eigenvalue i and its residual; the outermost have a sampling error too."""
         names = {0: "lambda_min", len(self.extremes.values) - 1: "lambda_max"}
         number = self.sampled.get(names.get(i, ""))
         value, residual = float(self.extremes.values[i]), float(self.extremes.residuals[i])
@@ -126,7 +126,7 @@ class Part(Result):
 
 @dataclass(frozen=True)
 class Spectrum(Shown):
-    """The Hessian and its two parts, on one model and one set of data."""
+    """Result: the Hessian and its two parts, on one model and one set of data."""
 
     model: str
     data: str
@@ -139,7 +139,7 @@ class Spectrum(Shown):
     parts: dict[str, Part]  # hessian, ggn, functional
 
     def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
+        """Headline numbers: label, value, words."""
         H, G, F = (self.parts.get(name) for name in OPERATORS)
         assert H is not None
         ends = H.extremes.values
@@ -164,7 +164,7 @@ class Spectrum(Shown):
         ]
 
     def _functional(self, F: Part) -> list[Line]:
-        """The functional Hessian's largest eigenvalue in size, from whichever end it is."""
+        """Line of the functional Hessian's largest eigenvalue in size, at either end."""
         at = int(np.abs(F.extremes.values).argmax())
         value, name = float(F.extremes.values[at]), "lambda_min" if at == 0 else "lambda_max"
         words = "its largest eigenvalue in size"
@@ -227,19 +227,19 @@ class Spectrum(Shown):
 
 
 def _line(label: str, part: Part, name: str, value: float, numerical: float, words: str) -> Line:
-    """A headline: with its verdict first, if a sampling error is known."""
+    """Line of a headline number, with its verdict first if a sampling error is known."""
     if name in part.sampled:
         return line(label, part.sampled[name], words)
     error = "; ± is one standard error over probes (numerical)" if numerical else ""
     return label, with_error(value, numerical), f"{words}{error}"
 
 
-def _unsure(found: Eigenpairs) -> str:
-    """What is not certain about the extreme eigenvalues."""
-    if found.converged:
+def _unsure(pairs: Eigenpairs) -> str:
+    """Return a clause on extreme eigenvalues that are not certain, or an empty string."""
+    if pairs.converged:
         return ""
-    if found.converged_mask.all():
-        return "; an eigenvalue to its tolerance, but that none lies beyond was not verified in time"
+    if pairs.converged_mask.all():
+        return "; an eigenvalue to its tolerance, but the run did not verify that none lies beyond"
     return "; not all converged, see the residuals"
 
 
@@ -248,14 +248,14 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
     Args:
         progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the study goes, used when it goes on.
+        state: finished pieces by name; a run that is resumed reads them.
     """
     problem = make_problem(cfg)
     how: dict[str, Any] = {"engine": cfg.engine, "checkpoint": cfg.checkpoint}
     operators = {
         name: make(problem, *cfg.blocks, **how) for name, make in OPERATORS.items() if name in cfg.operators
     }
-    mapped(problem.space(*cfg.blocks).in_blocks().slices, cfg)  # raises where a pattern matches nothing
+    mapped(problem.space(*cfg.blocks).in_blocks().slices, cfg)  # raises if a pattern matches nothing
 
     def pieces(cfg: Config) -> list[Piece]:
         return [
@@ -272,45 +272,45 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         ]
 
     contents, planned = fingerprint(problem.model, problem.batches), Planned(cfg, problem, pieces)
-    found = work_through(pieces(cfg), contents=contents, progress=progress, state=state, planned=planned)
-    whole = {name: all(f"{name}.{piece}" in found for piece in _pieces(cfg, name)) for name in operators}
-    parts = {name: _part(found, name, cfg) for name in operators if whole[name]}
-    reason = found.take(SampledExtremes, "hessian.extremes").sampled.reason
+    finished = work_through(pieces(cfg), contents=contents, progress=progress, state=state, planned=planned)
+    whole = {name: all(f"{name}.{piece}" in finished for piece in _pieces(cfg, name)) for name in operators}
+    parts = {name: _part(finished, name, cfg) for name in operators if whole[name]}
+    reason = finished.take(SampledExtremes, "hessian.extremes").sampled.reason
     text = sequences_there(cfg, problem.model) is not None
     notes = [*notes_of(cfg, problem), *notes_of_sampling(cfg, reason, text=text)]
     return _result(problem, operators["hessian"], parts, notes)
 
 
-def answer(name: str, found: Result) -> str:
-    """One line of what a piece of an operator says."""
+def answer(name: str, result: Result) -> str:
+    """Summarize the result of a piece of an operator in one line."""
     symbol = MATRIX_SYMBOLS[name]
-    if isinstance(found, SpectralDensity):
-        low, high = found.extremes
+    if isinstance(result, SpectralDensity):
+        low, high = result.extremes
         return f"{symbol}: eigenvalues from {low:.3g} or less to {high:.3g} or more"
-    if isinstance(found, SampledNumbers):
-        return f"{symbol}: {'; '.join(f'{n.quantity} {n.headline}' for n in found.numbers.values())}"
-    if isinstance(found, SampledExtremes):
-        found = found.pairs
-    if isinstance(found, Eigenpairs):
-        ends = f"λ_max {found.values[-1]:.4g}"
-        return f"{symbol}: {ends}" if name == "ggn" else f"{symbol}: {ends}, λ_min {found.values[0]:.4g}"
-    if isinstance(found, BlockTraces):
-        return f"{symbol}: trace {with_error(found.total.value, found.total.stderr)}"
+    if isinstance(result, SampledNumbers):
+        return f"{symbol}: {'; '.join(f'{n.quantity} {n.headline}' for n in result.numbers.values())}"
+    if isinstance(result, SampledExtremes):
+        result = result.pairs
+    if isinstance(result, Eigenpairs):
+        ends = f"λ_max {result.values[-1]:.4g}"
+        return f"{symbol}: {ends}" if name == "ggn" else f"{symbol}: {ends}, λ_min {result.values[0]:.4g}"
+    if isinstance(result, BlockTraces):
+        return f"{symbol}: trace {with_error(result.total.value, result.total.stderr)}"
     return f"{symbol}: the map is done"
 
 
-def _part(found: FinishedPieces, name: str, cfg: Config) -> Part:
-    ends = found.take(SampledExtremes, f"{name}.extremes")
+def _part(finished: FinishedPieces, name: str, cfg: Config) -> Part:
+    ends = finished.take(SampledExtremes, f"{name}.extremes")
     pieces = _pieces(cfg, name)
     sums, norms = (
-        found.take(SampledNumbers, f"{name}.{piece}").numbers if piece in pieces else {}
+        finished.take(SampledNumbers, f"{name}.{piece}").numbers if piece in pieces else {}
         for piece in ("sampling", "ranking")
     )
     return Part(
-        density=found.take(SpectralDensity, f"{name}.density"),
+        density=finished.take(SpectralDensity, f"{name}.density"),
         extremes=ends.pairs,
-        traces=found.take(BlockTraces, f"{name}.traces"),
-        map=found.take(BlockNorms, f"{name}.map"),
+        traces=finished.take(BlockTraces, f"{name}.traces"),
+        map=finished.take(BlockNorms, f"{name}.map"),
         sampled={**ends.sampled.numbers, **sums},
         sampled_norms=norms,
     )
@@ -336,7 +336,7 @@ MOST_RANKED = 4  # blocks with the largest norms whose order is checked on other
 
 
 def _pieces(cfg: Config, name: str) -> dict[str, Callable[..., Result]]:
-    """What is measured of one operator."""
+    """Return the pieces of one operator, by name."""
     pieces: dict[str, Callable[..., Result]] = {
         "density": lambda op: spectral_density(
             op, num_probes=cfg.num_probes, num_steps=cfg.num_steps, seed=cfg.seed
@@ -358,27 +358,27 @@ def _sums(op: CurvatureOperator, traces: BlockTraces, cfg: Config) -> SampledNum
 
 
 def _ranked_norms(op: CurvatureOperator, norms: BlockNorms, cfg: Config) -> SampledNumbers:
-    """Norms of the largest diagonal blocks with their sampling errors."""
+    """Measure norms of the largest diagonal blocks with their sampling errors."""
     first = np.argsort(-np.diag(norms.frobenius))[:MOST_RANKED]
     return sampled_norms(op, [norms.names[i] for i in first], cfg)
 
 
 def _extremes(op: CurvatureOperator, cfg: Config) -> SampledExtremes:
-    """The lowest and highest eigenvalues, ascending; of a positive semi-definite operator the highest.
+    """Extreme eigenvalues, ascending: of both ends, or the highest if the operator is positive semi-definite.
 
-    The low end of such an operator is a crowd at zero, which no Krylov method tells apart.
+    Such an operator has many eigenvalues near zero, which a Krylov method does not separate.
     """
     k = min(cfg.num_eigenvalues if op.psd else 2 * cfg.num_eigenvalues, op.shape[0])
     which = "LA" if op.psd else "BE"
-    found = eigsh(op, k, which=which, vectors=cfg.sampling, max_products=cfg.max_products, seed=cfg.seed)
-    order = np.argsort(found.values, kind="stable")
-    found = replace(
-        found,
-        vectors=None if found.vectors is None else found.vectors[:, order.copy()],
-        **{name: getattr(found, name)[order] for name in ("values", "residuals", "converged_mask")},
+    pairs = eigsh(op, k, which=which, vectors=cfg.sampling, max_products=cfg.max_products, seed=cfg.seed)
+    order = np.argsort(pairs.values, kind="stable")
+    pairs = replace(
+        pairs,
+        vectors=None if pairs.vectors is None else pairs.vectors[:, order.copy()],
+        **{name: getattr(pairs, name)[order] for name in ("values", "residuals", "converged_mask")},
     )
-    sampled = sampled_extremes(op, found, cfg) if cfg.sampling else SampledNumbers(reason=OFF)
-    return SampledExtremes(replace(found, vectors=None), sampled)
+    sampled = sampled_extremes(op, pairs, cfg) if cfg.sampling else SampledNumbers(reason=OFF)
+    return SampledExtremes(replace(pairs, vectors=None), sampled)
 
 
 def _map(op: CurvatureOperator, cfg: Config) -> BlockNorms:
@@ -386,45 +386,45 @@ def _map(op: CurvatureOperator, cfg: Config) -> BlockNorms:
 
 
 def mapped(slices: dict[str, slice], cfg: Config) -> dict[str, slice]:
-    """Blocks that match `map_blocks`; all of them when none does."""
-    found = {
+    """Blocks that match `map_blocks`; all of them if none does."""
+    matching = {
         name: rows
         for name, rows in slices.items()
         if any(fnmatchcase(name, pattern) for pattern in cfg.map_blocks)
     }
-    return found or slices
+    return matching or slices
 
 
 # ------------------------------------------------------------------------------------------------------- plan
 
 
 def steps(cfg: Config, problem: Problem) -> list[Step]:
-    """Density, eigenvalues, traces and map of every operator; eigenvalues usually take less than the most."""
+    """Return the steps of a run: density, eigenvalues, traces and map of every operator."""
     columns = len(mapped(problem.space(*cfg.blocks).in_blocks().slices, cfg))
-    found = []
+    planned = []
     for name in [name for name in OPERATORS if name in cfg.operators]:
         part = PlannedMatrix(problem, name, cfg.blocks)
         k = cfg.num_eigenvalues if part.psd else 2 * cfg.num_eigenvalues
-        found += [
+        planned += [
             owned(density("density", part, cfg.num_probes, cfg.num_steps), f"{name}.density"),
             owned(eigenvalues("eigenvalues", part, k, cfg.max_products), f"{name}.extremes"),
             owned(probed("traces", part, cfg.num_trace_probes), f"{name}.traces"),
             owned(probed("block map", part, cfg.num_map_probes, times=columns), f"{name}.map"),
         ]
         if cfg.sampling:
-            found += [
+            planned += [
                 sampled_ends("parts of the data", part, f"{name}.extremes", ends=1 if part.psd else 2),
                 owned(probed("trace and norm on groups", part, NUM_PROBES), f"{name}.sampling"),
             ]
         if cfg.sampling and name == "hessian":
             products = NUM_PROBES * min(MOST_RANKED, columns)
             ranked = Step("norms on groups", part.kind, products, share=OF_BLOCK, spaces=(part.space,))
-            found.append(owned(ranked, f"{name}.ranking"))
-    return found
+            planned.append(owned(ranked, f"{name}.ranking"))
+    return planned
 
 
 def blocks(cfg: Config) -> tuple[str, ...]:
-    """The parameters of a product."""
+    """Return the globs of the parameters of a product."""
     return cfg.blocks
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def beside(result: Spectrum) -> dict[str, str]:
-    """What the map of blocks says."""
+    """Return the sentences beside the map of blocks."""
     return {"block-map": of_blocks(result)}
 
 
@@ -44,7 +44,7 @@ def figures(result: Spectrum) -> dict[str, Figure]:
 
 
 def _densities(result: Spectrum) -> Figure:
-    """Above, densities as a kernel shows them; below, cumulative distributions between their bounds."""
+    """Draw densities under a kernel above, and cumulative distributions between their bounds below."""
     import matplotlib.pyplot as plt
 
     columns = len(result.parts)
@@ -53,7 +53,7 @@ def _densities(result: Spectrum) -> Figure:
     for (upper, lower), color, (name, part) in zip(
         axes.T, blocks.PALETTE, result.parts.items(), strict=False
     ):
-        d = replace(part.density, psd=name == "ggn")  # older results do not say
+        d = replace(part.density, psd=name == "ggn")  # older results do not store psd
         upper.set_prop_cycle(color=[color])
         d.plot(upper, eigenvalues=part.extremes.values, note=False)
         upper.set_title(TITLES[name], fontsize=11)
@@ -86,7 +86,7 @@ def _maps(result: Spectrum) -> Figure:
 
 
 def _traces(result: Spectrum) -> Figure:
-    """The blocks of the map; the table has all of them."""
+    """Draw the traces of the blocks of the map; the table has all blocks."""
     names = result.parts["hessian"].traces.names
     shown = [i for i, name in enumerate(names) if name in result.parts["hessian"].map.names]
     series = {
@@ -129,60 +129,63 @@ NAMED = 3  # blocks of the largest norms
 
 
 def of_blocks(result: Spectrum) -> str:
-    """Which diagonal block of the Hessian is the largest, as far as intervals tell."""
+    """State the diagonal block of the Hessian with the largest norm, and its rivals."""
     part = result.parts["hessian"]
-    found = part.map
-    norms, low, high = (np.diag(x) for x in (found.frobenius, *found.interval))
+    norm_map = part.map
+    norms, low, high = (np.diag(x) for x in (norm_map.frobenius, *norm_map.interval))
     median = f"the median of {len(norms)} is {rounded(float(np.median(norms)), 2)}"
     first = may_be_largest(norms, low, high)
     if np.isnan(high[first[0]]) and not part.sampled_norms:
-        each = ", ".join(f"{found.names[i]} {rounded(float(norms[i]), 2)}" for i in first[:NAMED])
+        each = ", ".join(f"{norm_map.names[i]} {rounded(float(norms[i]), 2)}" for i in first[:NAMED])
         return (
-            "Frobenius norms of the diagonal blocks of the Hessian are from one probe each and have no "
-            f"error, so that their order is not known; the largest estimates are {each}, and {median}."
+            "Frobenius norms of the diagonal blocks of the Hessian are from one probe each, so their errors "
+            f"and their order are not known; the largest estimates are {each}, and {median}."
         )
     if part.sampled_norms:
         order = rank(part.sampled_norms)
         top = part.sampled_norms[order.names[0]]
         return (
             f"The diagonal block of the Hessian with the largest Frobenius norm is {order.names[0]} "
-            f"({top.headline}, {top.verdict()}); {median}. Of the blocks with the {len(order.names)} largest "
-            f"norms {order.words}."
+            f"({top.headline}, {top.verdict()}); {median}. Among the blocks with the {len(order.names)} "
+            f"largest norms {order.words}."
         )
-    each = [f"{found.names[i]} ({in_interval(norms[i], low[i], high[i])})" for i in first]
-    untold = ", which are not told apart" if len(each) > 1 else ""
+    each = [f"{norm_map.names[i]} ({in_interval(norms[i], low[i], high[i])})" for i in first]
+    undecided = ", which are not told apart" if len(each) > 1 else ""
     return (
-        f"The diagonal block of the Hessian with the largest Frobenius norm is {one_of(each, NAMED)}{untold}"
-        f"; {median}."
+        f"The diagonal block of the Hessian with the largest Frobenius norm is {one_of(each, NAMED)}"
+        f"{undecided}; {median}."
     )
 
 
 def opening(result: Spectrum) -> str:
-    """How far the ends reach and how sure that is, and which part of the Hessian they come from."""
+    """State the ends of the spectrum with their verdict, and the part of the Hessian that they come from."""
     H, G, F = (result.parts.get(name) for name in ("hessian", "ggn", "functional"))
     assert H is not None
     low, high = float(H.extremes.values[0]), float(H.extremes.values[-1])
     searched = "" if H.extremes.converged else " as far as the search went"
     ends = [H.headline(name, x, 0.0) for name, x in (("lambda_min", low), ("lambda_max", high))]
-    said = f"The Hessian's eigenvalues reach from {ends[0]} to {ends[1]}{searched}"
+    sentence = f"The Hessian's eigenvalues reach from {ends[0]} to {ends[1]}{searched}"
     if "lambda_max" in H.sampled:
-        said += f" (λ_max: {H.sampled['lambda_max'].verdict()})"
+        sentence += f" (λ_max: {H.sampled['lambda_max'].verdict()})"
     trace, error = H.trace
-    if trace > 2 * error > 0 and high > 0:
-        said += f"; the trace is {H.headline('trace', trace, error)}, {rounded(trace / high, 2)} times λ_max"
-    said += "."
+    numbers = [H.sampled[name] for name in ("trace", "lambda_max") if name in H.sampled]
+    if trace > 2 * error > 0 and high > 0 and not any(number.low <= 0 for number in numbers):
+        sentence += f"; the trace is {H.headline('trace', trace, error)}"
+        if all(number.settled() for number in numbers):
+            sentence += f", {rounded(trace / high, 2)} times λ_max"
+    sentence += "."
     if G is None or F is None or not G.traces.psd:
-        return said
+        return sentence
     top, functional = float(G.extremes.values[-1]), float(np.abs(F.extremes.values).max())
     negative = "; all negative eigenvalues come from it" if low < 0 else ""
     return (
-        f"{said} The GGN alone reaches {G.headline('lambda_max', top, 0.0)}, the functional Hessian "
+        f"{sentence} The GGN alone reaches {G.headline('lambda_max', top, 0.0)}, the functional Hessian "
         f"{rounded(functional, 2)} in size{negative}."
     )
 
 
 def captions(result: Spectrum) -> dict[str, str]:
-    """What each figure and table shows."""
+    """Captions of figures and tables, by name."""
     H = result.parts["hessian"]
     shared = plural(len(H.traces.samples), "probe")
     return {
@@ -191,10 +194,11 @@ def captions(result: Spectrum) -> dict[str, str]:
         "open; dark bar: 90 % of eigenvalues or more, where the kernel hides their shape. "
         f"{errors(H.density)}; ticks mark the extreme eigenvalues, found by Lanczos. "
         "Below: the share of eigenvalues up to λ, without a kernel. For these probes it is certain to "
-        "lie in the dark band; that of all eigenvalues lies in the light one 95 times in 100.",
+        "lie in the dark band; that of all eigenvalues lies in the light one 95 times in 100 "
+        "(numerical only: other data are not included).",
         "block_map": "Diagonal blocks, layers to the right and roles downwards, those of no layer "
         "beside them; all have a trace, those of the map of pairs a norm. Colors are logarithmic, on both "
-        "sides of zero where there are both signs.",
+        "sides of zero if there are both signs.",
         "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale. "
         "Where a name is that of a layer, its blocks follow in the order of the table of norms.",
         "traces": f"Trace of every diagonal block, from {shared} that all blocks "
@@ -212,17 +216,17 @@ def captions(result: Spectrum) -> dict[str, str]:
 
 
 def density_scene(result: Spectrum) -> str:
-    """What the scene of densities shows."""
+    """Caption of the interactive densities."""
     widths = [
         f"{rounded(part.density.width, 2)} ({MATRIX_SYMBOLS[name]})" for name, part in result.parts.items()
     ]
     d = result.parts["hessian"].density
-    said = quadrature(d, ", ".join(widths))
-    return density.caption(f"D{said[1:]}", errors(d))
+    words = quadrature(d, ", ".join(widths))
+    return density.caption(f"D{words[1:]}", errors(d))
 
 
 def quadrature(d: SpectralDensity, width: str = "") -> str:
-    """How a density was found, and the width of its kernel."""
+    """Describe the method of a density and the width of its kernel."""
     probes, steps = d.nodes.shape
     lanczos = f"stochastic Lanczos quadrature ({plural(probes, 'probe')}, {plural(steps, 'step')})"
     how = "all eigenvalues" if d.exact else lanczos
@@ -230,33 +234,34 @@ def quadrature(d: SpectralDensity, width: str = "") -> str:
 
 
 def errors(d: SpectralDensity) -> str:
-    """What is known about the error of a density."""
+    """Describe the error of a density."""
     if d.exact:
-        return "It has no error"
+        return "The density is exact"
     return (
-        "The band is a 95 % interval over probes" if len(d.nodes) > 1 else "One probe: its error is unknown"
+        "The band is a 95 % interval over probes (numerical only)"
+        if len(d.nodes) > 1
+        else "One probe: its error is unknown"
     )
 
 
-def _caption_bars(found: BlockNorms) -> str:
-    """What bars of norms are."""
-    if found.num_products == len(found.names):
+def _caption_bars(norms: BlockNorms) -> str:
+    """Describe the bars of norms."""
+    if norms.num_products == len(norms.names):
         return "from one probe for each block, so that their errors are not known"
     return "bars are 95 % intervals over probes, _numerical_low and _numerical_high in the table"
 
 
 # ----------------------------------------------------------------------------------------------------- scenes
 
-POINTS = 160  # of a density: six for every width of the kernel, or nearly
-CHOICES = {"hessian": "H", "ggn": "GGN", "functional": "functional"}
-"""Of the switch between matrices."""
+POINTS = 160  # most points of a drawn density: about six for every width of the kernel
+CHOICES = {"hessian": "H", "ggn": "GGN", "functional": "functional"}  # of the switch between matrices
 TOP = "λ_max"
 QUANTITIES = {"norm": "‖·‖_F", "trace": "trace", TOP: TOP, "rms": "root mean square entry"}
 UNMEASURED = "λ_max of single blocks is not measured here:<br>curvescope run blocks measures it"
 
 
 def scenes(result: Spectrum) -> dict[str, Scene]:
-    """Spectra, the map of blocks, and that of pairs of blocks."""
+    """Interactive figures: spectra, the map of blocks, and the map of pairs of blocks."""
     return {
         "density": spectra([
             shape(name, replace(part.density, psd=name == "ggn"), part.extremes)
@@ -268,10 +273,14 @@ def scenes(result: Spectrum) -> dict[str, Scene]:
 
 
 def shape(name: str, density: SpectralDensity, extremes: Eigenpairs | None) -> Shape:
-    """The spectrum of a matrix as a scene draws it."""
+    """Prepare the spectrum of a matrix for an interactive figure."""
     known = None if extremes is None else extremes.values
     grid, values, (low, high) = density.band(ends=known)
     kept = np.unique(np.linspace(0, len(grid) - 1, min(len(grid), POINTS)).round().astype(int))
+    certain = None
+    if not density.exact:
+        lower, upper = density.certain_bounds(grid, ends=known)
+        certain = lower[kept], upper[kept]
     edges, share, bounds = density.shares()
     out = density.outliers()
     symbol = MATRIX_SYMBOLS[name]
@@ -289,12 +298,12 @@ def shape(name: str, density: SpectralDensity, extremes: Eigenpairs | None) -> S
     }
     return Shape(
         TITLES[name], LOOKS[name], grid[kept], values[kept], (low[kept], high[kept]), edges, share, bounds,
-        ends, apart,
+        ends, apart, certain, density.known(grid, known)[kept],
     )  # fmt: skip
 
 
 def _block_map(result: Spectrum) -> Scene:
-    """Diagonal blocks, layers × roles: all blocks have a trace, those of the map a norm."""
+    """Interactive map of diagonal blocks, layers × roles; blocks outside the map only have a trace."""
     matrices = {CHOICES[name]: name for name in result.parts}
     rows = {q: _cells(result.parts["hessian"], "", q) for q in QUANTITIES if q != TOP}
 
@@ -331,7 +340,7 @@ def _words(name: str, what: str, numbers: Sequence[float], size: int | None) -> 
 
 
 def _pairs(result: Spectrum) -> Scene:
-    """Every pair of blocks, all matrices in the same colors."""
+    """Interactive map of every pair of blocks, all matrices in the same colors."""
     matrices = {CHOICES[name]: name for name in result.parts}
     scales = {n: np.sqrt(np.outer(p.map.sizes, p.map.sizes)) for n, p in result.parts.items()}
     known = np.concatenate([(p.map.frobenius / scales[n]).ravel() for n, p in result.parts.items()])

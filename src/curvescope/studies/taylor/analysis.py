@@ -23,16 +23,15 @@ from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.models.model import Model
 from curvescope.operators import Hessian, LossLine, LossPlane, loss_line, loss_plane, per_sample
-from curvescope.operators.taylor.directions import dot, own_vector
+from curvescope.operators.taylor.directions import dot, parameter_vector
 from curvescope.problem import Problem
 from curvescope.runs.resumable_loop import Piece
 
 if TYPE_CHECKING:
     from curvescope.studies.taylor.study import Config
 
-NEAR = {
-    torch.float64: 1e-3
-}  # start of the descent near a settled point, relative to the radius of the quadratic
+# Start of the descent near a settled point, relative to the radius of the quadratic.
+NEAR = {torch.float64: 1e-3}
 NEAR_ROUNDED = 0.03  # for other types, because rounding errors would be visible at a smaller distance
 WITHIN = 0.05  # error relative to the largest change so far, within which a trajectory counts as predicted
 ADAM_EPS = 1e-8
@@ -62,9 +61,7 @@ class DescentRun(Result):
         return self.num_finite < len(self.change) or bool(last > LEAST * self.gradient_norm[0])
 
     def errors(self, predicted: np.ndarray) -> np.ndarray:
-        """Error of the predicted change of the loss at every step, relative to the largest change so far: (K
-        + 1,).
-        """
+        """Error of the predicted change at every step, relative to the largest change so far: (K + 1,)."""
         largest = np.maximum.accumulate(np.abs(np.nan_to_num(self.change)))
         errors = np.abs(predicted - self.change) / np.where(largest > 0, largest, 1.0)
         return np.where(np.isfinite(errors), errors, math.inf)
@@ -148,8 +145,9 @@ def descend(
         last, theta = theta, theta - rate * g
     columns = np.full((3, num_steps + 1), np.nan)
     columns[:, : len(rows)] = np.array(rows).T
-    whole = measure and len(rows) == num_steps + 1
-    sharpness = float(_top(problem.at(last), v).values[0]) if whole else math.nan
+    sharpness = math.nan
+    if measure and len(rows) == num_steps + 1:
+        sharpness = float(eigsh(Hessian(problem.at(last)), 1, which="LA", tol=1e-3, v0=v).values[0])
     return DescentRun(share, rate, *columns, sharpness=sharpness)
 
 
@@ -162,7 +160,7 @@ def predict(
 
 def settle(problem: Problem, goal: float, num_steps: int, rate: float) -> Settled:
     """Run Adam on all data until the loss is at most `goal`; return the best point of the run."""
-    theta = own_vector(problem).clone()
+    theta = parameter_vector(problem).clone()
     best, losses = theta.clone(), []
     adam = torch.optim.Adam([theta.requires_grad_()], lr=rate)
     for _ in track(range(num_steps + 1), "settling"):
@@ -183,9 +181,7 @@ def settled_problem(problem: Problem, settled: Settled) -> Problem:
 
 
 def away(problem: Problem, pairs: Eigenpairs) -> Tensor:
-    """Return the unit direction of v + g/‖g‖: the top eigenvector and the gradient, which contains other
-    eigenvectors.
-    """
+    """Return the unit direction of v + g/‖g‖: the top eigenvector and the gradient."""
     g, v = problem.gradient(), _vectors(pairs)[:, 0].to(problem.device)
     along = v * (1.0 if dot(g, v) >= 0 else -1.0)
     direction = along + (g / math.sqrt(dot(g, g)) if bool((g != 0).any()) else 0)
@@ -198,7 +194,7 @@ def near(problem: Problem, pairs: Eigenpairs, along: LossLine) -> tuple[Tensor, 
     step = NEAR.get(problem.dtype, NEAR_ROUNDED) * (
         radius if math.isfinite(radius) else float(np.abs(along.t).max())
     )
-    return own_vector(problem) + step * away(problem, pairs), problem.gradient()
+    return parameter_vector(problem) + step * away(problem, pairs), problem.gradient()
 
 
 def top_pairs(problem: Problem, k: int, seed: int) -> Eigenpairs:
@@ -210,15 +206,6 @@ def top_pairs(problem: Problem, k: int, seed: int) -> Eigenpairs:
     pairs = eigsh(Hessian(problem), min(k, problem.space().size), which="LA", seed=seed)
     slopes = problem.gradient() @ _vectors(pairs)
     return replace(pairs, vectors=torch.where(slopes > 0, -1, 1) * _vectors(pairs))
-
-
-def settled_line(problem: Problem, pairs: Eigenpairs, tolerance: float) -> LossLine:
-    """Return the loss along `away`, from which the radius of the quadratic follows."""
-    return loss_line(problem, away(problem, pairs), num_points=21, tolerance=tolerance, cubic=False)
-
-
-def _top(problem: Problem, v: Tensor) -> Eigenpairs:
-    return eigsh(Hessian(problem), 1, which="LA", tol=1e-3, v0=v)
 
 
 def _vectors(pairs: Eigenpairs) -> Tensor:
@@ -291,7 +278,7 @@ def descents(cfg: Config, problem: Problem) -> list[Piece]:
         return predict(problem, problem.gradient(), _as(Eigenpairs, pairs), cfg.shares, cfg.num_steps)
 
     def measured(share: float, pairs: Result) -> DescentRun:
-        return descend(problem, own_vector(problem), _as(Eigenpairs, pairs), share, cfg.num_steps)
+        return descend(problem, parameter_vector(problem), _as(Eigenpairs, pairs), share, cfg.num_steps)
 
     pieces = [Piece(PREDICTED, predicted, "predicted gradient descent", needs=(SHARP,))]
     for i, share in enumerate(cfg.shares):
@@ -314,7 +301,8 @@ def settled(cfg: Config, problem: Problem) -> list[Piece]:
 
     def along(point: Result, pairs: Result) -> LossLine:
         here = settled_problem(problem, _as(Settled, point))
-        return settled_line(here, _as(Eigenpairs, pairs), cfg.tolerance)
+        direction = away(here, _as(Eigenpairs, pairs))
+        return loss_line(here, direction, num_points=21, tolerance=cfg.tolerance, cubic=False)
 
     def predicted(point: Result, pairs: Result, way: Result) -> QuadraticDescent:
         here = settled_problem(problem, _as(Settled, point))

@@ -9,7 +9,6 @@ rates lie just below and just above the ceiling 2/λ_max, at the model and next 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,9 +28,6 @@ from curvescope.runs.study_result import Shown
 from curvescope.studies.problem_config import ModelOnData, load_checkpoints, make_problem, notes_of
 from curvescope.studies.taylor import analysis
 from curvescope.studies.taylor.analysis import DescentRun, Settled
-
-if TYPE_CHECKING:
-    pass
 
 NOWHERE = "none"
 
@@ -141,9 +137,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 
 def other_point(cfg: Config, model: Model) -> Model | None:
-    """Return the checkpoint at the end of a line; for a bundled model, by default the one before; None for
-    "none".
-    """
+    """Return the checkpoint at the end of a line; of a bundled model by default the one before."""
     name = cfg.towards
     if name is None and cfg.model in BUNDLED:
         at = REVISIONS.index(cfg.revision or REVISIONS[-1])

@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 def tables(result: Taylor) -> Tables:
     """Return every table by name."""
     lines = [one.to_frame().assign(direction=name) for name, one in result.lines.items()]
-    tables = {
-        "radii": radii(result),
-        "lines": lines,
-    }
+    tables: Tables = {"radii": radii(result), "lines": lines}
     if result.plane is not None:
         tables["plane"] = result.plane.to_frame()
     if result.predicted is not None:
@@ -201,13 +198,8 @@ def summary(result: Taylor) -> list[Said]:
         ("λ_max", with_error(top, residual), "largest eigenvalue of the Hessian, ± its residual"),
     ]
     if top > 0:
-        lines.append(
-            (
-                "ceiling 2/λ_max",
-                f"{2 / top:.3g}",
-                "of the learning rate of gradient descent, according to the quadratic",
-            )
-        )
+        words = "of the learning rate of gradient descent, according to the quadratic"
+        lines.append(("ceiling 2/λ_max", f"{2 / top:.3g}", words))
     lines += [_radius(name, one) for name, one in result.lines.items()]
     lines += [_better(result)]
     if result.predicted is not None:
@@ -220,9 +212,7 @@ def summary(result: Taylor) -> list[Said]:
 
 
 def opening(result: Taylor) -> str:
-    """State the range of the quadratic along the shortest and the longest direction, and the ceiling of the
-    learning rate.
-    """
+    """State the range of the quadratic along the two extreme directions, and the largest learning rate."""
     top = float(result.sharpest[0])
     far = {name: one.distance() for name, one in result.lines.items() if math.isfinite(one.distance())}
     said = []
@@ -304,14 +294,8 @@ def _least_curvature(predicted: QuadraticDescent) -> Said:
 def _settled(own: SettledPart) -> list[Said]:
     """Measured descent next to a point that fits the data."""
     how = "" if own.reached else "; the goal was not reached"
-    rows = [
-        (
-            "settled",
-            rounded(own.loss),
-            f"loss after {len(own.losses) - 1} steps of Adam{how}; λ_max at this point is "
-            f"{with_error(own.sharpest, own.residual)}",
-        )
-    ]
+    words = f"loss after {len(own.losses) - 1} steps of Adam{how}; λ_max at this point is "
+    rows = [("settled", rounded(own.loss), words + with_error(own.sharpest, own.residual))]
     for i, one in enumerate(own.descents):
         K, last = len(one.change) - 1, one.num_finite - 1
         grown = abs(one.along[last] / one.along[0]) if one.along[0] else math.nan
@@ -385,9 +369,8 @@ def key(name: str) -> str:
     return "line_" + name.lower().replace("'s", "").replace(" ", "_")
 
 
-FIGURE_ROOM = (
-    0.35  # how far a prediction may leave the measured range before its line ends, as a share of this range
-)
+# How far a prediction may leave the measured range before its line ends, as a share of this range.
+FIGURE_ROOM = 0.35
 
 
 def figures(result: Taylor) -> dict[str, Figure]:
@@ -403,16 +386,10 @@ def figures(result: Taylor) -> dict[str, Figure]:
     return figures
 
 
-def _panels(count: int, width: float = 10.5, height: float = 3.9) -> tuple[Figure, Any]:
-    return style.subplots(1, count, figsize=(width, height), squeeze=False)
-
-
 def _line(name: str, one: LossLine) -> Figure:
-    figure, axes = _panels(2)
-    left, right = axes[0]
+    figure, (left, right) = style.subplots(1, 2, figsize=(10.5, 3.9))
     one.plot(left)
-    left.set_title(f"loss along a line: {name}")
-    left.set_xlabel(f"t, in units of ‖d‖ = {one.length:.3g}")
+    left.set(title=f"loss along a line: {name}", xlabel=f"t, in units of ‖d‖ = {one.length:.3g}")
     differences = {NAMES[order]: one.loss - one.expansion.predicted(one.t, order) for order in one.orders}
     allowed = one.agreement.tolerance * one.expansion.terms(one.t)
     slices.errors(right, one.t, differences, allowed, one.agreement.rounding)
@@ -436,7 +413,7 @@ def _reach(result: Taylor) -> Figure:
                 inside = color if side == "ahead" else "white"
                 ax.plot(at, y, ">" if beyond else "o", color=color, mfc=inside, ms=6)
     ax.set_xscale("log")
-    ax.set_yticks(range(len(names)), names, fontsize=9)
+    ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.5, -0.5)
     ax.grid(axis="x", color="0.92")
     ax.set_axisbelow(True)
@@ -453,35 +430,27 @@ def _reach(result: Taylor) -> Figure:
 def _figure_plane(result: Taylor) -> Figure:
     p = result.plane
     assert p is not None
-    figure, axes = _panels(1, 6.6, 5.2)
-    names = ("top eigenvector", "−∇L, orthogonal to it")
-    p.plot(axes[0][0], names)
+    figure, ax = style.subplots(figsize=(6.6, 5.2))
+    p.plot(ax, ("top eigenvector", "−∇L, orthogonal to it"))
     return figure
 
 
 def _trajectories(result: Taylor) -> Figure:
-    figure, axes = _panels(2)
+    figure, (left, right) = style.subplots(1, 2, figsize=(10.5, 3.9))
     predicted = result.predicted
     assert predicted is not None
-    left, right = axes[0]
-    _pairs(
-        left,
-        result.descents,
-        [result.loss + d.change for d in result.descents],
-        result.loss + predicted.change,
-    )
+    losses = [result.loss + d.change for d in result.descents]
+    _pairs(left, result.descents, losses, result.loss + predicted.change)
     _pairs(right, result.descents, [d.gradient_norm for d in result.descents], predicted.gradient_norm)
     left.plot([], [], "--", color="0.4", lw=1.1, label="predicted")
     left.set_title("loss")
     right.set_title("norm of the gradient")
-    left.legend(title="learning rate / (2/λ_max)", title_fontsize=8)
+    left.legend(title="learning rate / (2/λ_max)")
     return figure
 
 
 def _pairs(ax: Axes, descents: list[DescentRun], taken: list[np.ndarray], predicted: np.ndarray) -> None:
-    """Draw measured curves (solid) and predictions in the same color (dashed); the axis shows the measured
-    range.
-    """
+    """Draw measured curves (solid) and predictions (dashed); the axis shows the measured range."""
     values = np.concatenate([x[np.isfinite(x)] for x in taken])
     room = FIGURE_ROOM * ((values.max() - values.min()) or 1.0)
     low, high = values.min() - room, values.max() + room
@@ -490,13 +459,11 @@ def _pairs(ax: Axes, descents: list[DescentRun], taken: list[np.ndarray], predic
         color = PALETTE[i % len(PALETTE)]
         ax.plot(taken[i], color=color, lw=1.4, label=f"{one.share:g}")
         ax.plot(predicted[i], "--", color=color, lw=1.1)
-    ax.set_ylim(low, high)
-    ax.set_xlabel("step")
+    ax.set(ylim=(low, high), xlabel="step")
 
 
 def _critical(own: SettledPart) -> Figure:
-    figure, axes = _panels(2)
-    left, right = axes[0]
+    figure, (left, right) = style.subplots(1, 2, figsize=(10.5, 3.9))
     for i, one in enumerate(own.descents):
         color, k = PALETTE[i % len(PALETTE)], np.arange(len(one.change))
         label = f"{one.share:g}"
@@ -510,7 +477,7 @@ def _critical(own: SettledPart) -> Figure:
     _signed_decades(right, [one.change for one in own.descents])
     left.set_title("gradient along the top eigenvector, relative to the start")
     right.set_title("change of the loss without its slope")
-    left.legend(title="learning rate / (2/λ_max)", title_fontsize=8)
+    left.legend(title="learning rate / (2/λ_max)")
     for ax in (left, right):
         ax.set_xlabel("step")
     return figure

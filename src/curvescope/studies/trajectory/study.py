@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from curvescope.data.batches import Batches
 from curvescope.data.corpora import CORPORA, read_source
 from curvescope.geometry.projection import APART, Method, Projection, need_umap, project, project_apart
 from curvescope.geometry.roles import embedding, has_lens, norm_of
-from curvescope.geometry.sphere import Norm
+from curvescope.geometry.sphere import StreamNorm
 from curvescope.geometry.stream import stream
 from curvescope.geometry.trajectory.paths import Path, Trajectories, follow, trajectories
 from curvescope.geometry.vocabulary.names import names_of
@@ -33,9 +33,6 @@ from curvescope.runs.study_result import Line, Scene, Shown
 from curvescope.studies import traveling_words
 from curvescope.studies.problem_config import TASK, TokenModelOnData, load_token_model, read_data, short_notes
 from curvescope.viz.writers import write_all
-
-if TYPE_CHECKING:
-    pass
 
 PROMPT = "To kill two birds with one stone"
 PROMPT_WORDS = 8  # words taken from a user's own text
@@ -216,7 +213,7 @@ def _picture(cfg: Config, path: Path) -> Projection:
 def _picture_apart(cfg: Config, model: Model, path: Path) -> Projection:
     """Project raw embeddings of the prompt, then its states after the final norm, one depth at a time."""
     E = embedding(model)
-    norm = norm_of(model, "ln_f") if has_lens(model) else Norm("none")
+    norm = norm_of(model, "ln_f") if has_lens(model) else StreamNorm("none")
     ids = torch.from_numpy(path.ids)
     points = norm(stream(model, ids[None].to(model.device)).points[0].double().cpu()).numpy()  # (T, N, d)
     groups = [E[ids].numpy(), *(points[:, n] for n in range(points.shape[1]))]

@@ -133,21 +133,14 @@ def figures(result: Trajectory) -> dict[str, Figure]:
 def _figure_target(result: Trajectory) -> Figure:
     m = result.means
     names = [n for n in ("angle_target", "logp_target", "log_rank", "gain", "top1") if n in m.curves]
-    columns = min(3, len(names))
-    rows = -(-len(names) // columns)
-    size = (4.2 * columns + 0.3, 2.9 * rows)
-    figure, axes = style.subplots(rows, columns, figsize=size, squeeze=False)
-    for ax, name in zip(axes.flat, names, strict=False):
+    figure, axes = style.panels(len(names), 3, (4.3, 2.9))
+    for ax, name in zip(axes, names, strict=True):
         c = m.curves[name]
         title = "rank of the target (geometric mean)" if name == "log_rank" else TARGET[name]
         assert c.shuffled is not None
         assert c.shuffled_stderr is not None
-        base = (c.shuffled, c.shuffled_stderr)
-        viz.depth_curve(
-            ax, m.names, {m.target: (c.mean, c.stderr)}, baseline=base, title=title, log_y=name == "log_rank"
-        )
-    for ax in axes.flat[len(names) :]:
-        ax.set_visible(False)
+        curve, base = {m.target: (c.mean, c.stderr)}, (c.shuffled, c.shuffled_stderr)
+        viz.depth_curve(ax, m.names, curve, baseline=base, title=title, log_y=name == "log_rank")
     return figure
 
 
@@ -162,14 +155,12 @@ def _figure_motion(result: Trajectory) -> Figure:
     }
     shown = {t: {k: v for k, v in lines.items() if v in m.curves} for t, lines in panels.items()}
     shown = {title: lines for title, lines in shown.items() if lines}
-    figure, axes = style.subplots(2, 3, figsize=(12.6, 5.8))
-    for ax, (title, lines) in zip(axes.flat, shown.items(), strict=False):
+    figure, axes = style.panels(len(shown) + 1, 3, (4.2, 2.9))
+    for ax, (title, lines) in zip(axes, shown.items(), strict=False):
         curves = {k: (m.curves[v].mean, m.curves[v].stderr) for k, v in lines.items()}
         viz.depth_curve(ax, m.names, curves, title=title)
     share = m.shares["attention_share"]
-    viz.share_bars(axes.flat[len(shown)], m.blocks, share.mean, share.stderr)
-    for ax in axes.flat[len(shown) + 1 :]:
-        ax.set_visible(False)
+    viz.share_bars(axes[-1], m.blocks, share.mean, share.stderr)
     return figure
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,10 +44,6 @@ from curvescope.studies.problem_config import (
     make_problem,
     notes_of,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 ROLES = ("W_Q", "W_K", "W_V", "W_O", "W_1", "W_2")
 VOCAB, LENGTH, SEQUENCES = 8, 8, 4
@@ -152,9 +148,8 @@ class WeightNorms(Shown):
     blocks: list[str]
     trained: dict[str, TrainedBlocks]  # by checkpoint
     random: dict[str, RandomModels]  # by position of the normalization layers
-    correlations: dict[
-        str, Correlation
-    ]  # by f"{where}.{role}.{kind of norm}"; also the difference ρ spectral − ρ Frobenius
+    # By f"{where}.{role}.{kind of norm}"; also the difference ρ spectral − ρ Frobenius.
+    correlations: dict[str, Correlation]
 
     def correlation(self, where: str, role: str, kind: str) -> Correlation:
         """Rank correlation of λ_max with the norms of a role."""
@@ -226,9 +221,7 @@ def correlate(
     draws: int,
     seed: int,
 ) -> dict[str, Correlation]:
-    """Compute all rank correlations: over training by role, pooled and within blocks; over random models by
-    role.
-    """
+    """Rank correlations over training (by role, pooled, within blocks) and over random models (by role)."""
     how: dict[str, Any] = {"draws": draws, "seed": seed}
     roles = np.array([name.rpartition(".")[2] for name in blocks] * len(trained))
     group = np.tile(np.arange(len(blocks)), len(trained))

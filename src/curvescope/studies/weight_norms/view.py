@@ -9,8 +9,8 @@ import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation
 from curvescope.core.number_format import plural
-from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Tables
-from curvescope.studies.common.statistics import above
+from curvescope.runs.study_result import Claim, Line, Origin, Tables
+from curvescope.studies.common.statistics import OURS, above, all_above, interval_columns
 from curvescope.studies.weight_norms.study import ROLES
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from curvescope.studies.weight_norms.study import WeightNorms
 
 SLIDES: Origin = ("slides, 'Cracking the Hessian'", "paper")
-OURS: Origin = ("ours", "ours")
 FAMILY = {"pre": "with norms", "none": "without norms"}
 
 
@@ -60,15 +59,7 @@ def _claim_random(result: WeightNorms, norm: str) -> list[Claim]:
 def _claim(words: str, correlations: list[Correlation], origin: Origin) -> Claim:
     """Claim that holds if all intervals are above zero, and fails if one is below; nan decides nothing."""
     measured = "ρ = " + ", ".join(correlation.words for correlation in correlations)
-    if all(correlation.low > 0 for correlation in correlations):
-        return Claim(words, "ρ > 0", measured, HOLDS, *origin)
-    return Claim(
-        words,
-        "ρ > 0",
-        measured,
-        FAILS if any(correlation.high < 0 for correlation in correlations) else OPEN,
-        *origin,
-    )
+    return Claim(words, "ρ > 0", measured, all_above(correlations), *origin)
 
 
 def _spectral_tells_more(result: WeightNorms, norm: str, family: str) -> Claim:
@@ -112,7 +103,7 @@ def _training(result: WeightNorms) -> Figure:
     left.set(xlabel="spectral norm ‖W‖₂ of the block's weights", ylabel="λ_max of the block")
     _log_norms(left)
     left.set_yscale("log" if (tops > 0).all() else "symlog")
-    left.legend(fontsize=7, ncols=2)
+    left.legend(ncols=2)
     names = {"within, all": "within.all", "pooled, all": "blocks.all"} | {r: f"blocks.{r}" for r in roles}
     _forest(right, result, names)
     right.set_title("rank correlation of λ_max with ‖W‖")
@@ -124,12 +115,9 @@ def _forest(ax: Axes, result: WeightNorms, rows: dict[str, str]) -> None:
     y = np.arange(len(rows))[::-1]
     for i, (kind, label) in enumerate((("spectral", "spectral"), ("frobenius", "Frobenius"))):
         found = [result.correlations[f"{key}.{kind}"] for key in rows.values()]
-        values = np.array([one.value for one in found])
-        ends = np.array([[one.value - one.low, one.high - one.value] for one in found]).T
-        ax.errorbar(
-            values, y + 0.13 - 0.26 * i, xerr=np.maximum(np.nan_to_num(ends), 0.0), fmt="o", ms=4, lw=1,
-            color=PALETTE[i], label=label,
-        )  # fmt: skip
+        values, low, high = np.array([(one.value, one.low, one.high) for one in found]).T
+        look = {"fmt": "o", "ms": 4, "lw": 1, "color": PALETTE[i], "label": label}
+        ax.errorbar(values, y + 0.13 - 0.26 * i, xerr=style.error_bars(values, low, high), **look)
     ax.axvline(0, color="0.5", lw=0.8)
     ax.set_yticks(y, list(rows))
     ax.set_xlim(-1.05, 1.05)
@@ -147,14 +135,13 @@ def _figure_random(result: WeightNorms) -> Figure:
             label = f"{LABELS[norm]}: ρ = {one.words}"
             ax.plot(models.spectral[:, j], models.lambda_max, "o", ms=3.5, color=PALETTE[i], label=label)
         _log_norms(ax)
-        ax.set_yscale("log")
-        ax.set_title(role)
-        ax.legend(fontsize=7, loc="upper left")
+        ax.set(yscale="log", title=role)
+        ax.legend(loc="upper left")
         ax.grid(visible=True)
     low, high = axes[0][0].get_ylim()
     axes[0][0].set_ylim(low, high * (high / low) ** 0.25)  # space for the legends
-    figure.supxlabel("spectral norm ‖W‖₂", fontsize=10)
-    figure.supylabel("λ_max of the Hessian", fontsize=10)
+    figure.supxlabel("spectral norm ‖W‖₂")
+    figure.supylabel("λ_max of the Hessian")
     return figure
 
 
@@ -221,8 +208,8 @@ def _row(key: str, result: WeightNorms) -> dict[str, Any]:
     where, role, kind = key.split(".")
     one = result.correlations[key]
     return {
-        "over": WHERE[where], "role": role, "norm": kind, "spearman": one.value, "spearman_low": one.low,
-        "spearman_high": one.high, "rows": one.count, "drawn": one.groups,
+        "over": WHERE[where], "role": role, "norm": kind, **interval_columns("spearman", one),
+        "rows": one.count, "drawn": one.groups,
     }  # fmt: skip
 
 

@@ -355,9 +355,7 @@ def _ggn_rows(flat: FlatNetwork, theta: Tensor, tokens: Tensor) -> dict[str, Ten
 
 
 def hessian_blocks(flat: FlatNetwork, theta: Tensor, tokens: Tensor) -> BlockSpectra:
-    """Compute the blocks of the Hessian of the mean loss over the tokens, from products with all unit
-    vectors.
-    """
+    """Blocks of the Hessian of the mean loss over the tokens, from products with all unit vectors."""
     names, spectra, diagonals = [], [], []
     for name, A in _hessians(flat, theta, tokens):
         names.append(name)

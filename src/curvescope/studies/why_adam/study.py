@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from curvescope.core.progress import Progress
 from curvescope.runs.resumable_loop import Piece, State, work_through
 from curvescope.runs.study_result import Shown
 from curvescope.studies.why_adam import analysis
-
-if TYPE_CHECKING:
-    pass
 
 
 def tuning_notes(runs: Mapping[str, analysis.TunedRuns]) -> list[str]:

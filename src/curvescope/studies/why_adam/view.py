@@ -8,19 +8,17 @@ import numpy as np
 
 from curvescope.algorithms.estimates.ranks import FEWEST, Correlation
 from curvescope.core.number_format import plural
-from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Origin, Tables
-from curvescope.studies.common.statistics import Interval, above, below, contrast
+from curvescope.runs.study_result import FAILS, HOLDS, OPEN, Claim, Line, Tables
+from curvescope.studies.common.statistics import OURS, Interval, above, below, contrast
 from curvescope.studies.why_adam import analysis
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from curvescope.studies.why_adam.study import WhyAdam
 
-OURS: Origin = ("ours", "ours")
 SAID = {
     "sizes": "the spread of block sizes",
     "spectra": "the divergence of block spectra",
@@ -64,9 +62,7 @@ def claims(result: WhyAdam) -> list[Claim]:
 
 
 def correlations(result: WhyAdam) -> list[RankedMeasure]:
-    """Rank correlations of every measure with the gap: over all configurations, and at the start within
-    groups.
-    """
+    """Rank correlations of every measure with the gap: over all configurations, at the start in groups."""
     groups = {name: result.group(name) for name in AMONG}
     smaller = [name for name, some in groups.items() if FEWEST <= len(some) < len(result.configurations)]
     choices = [("all", measure, when) for when in WHEN for measure in analysis.MEASURES]
@@ -292,13 +288,7 @@ def _style(name: str) -> dict[str, Any]:
     mlp = choice.family == "mlp"
     color = KINDS["mlp" if mlp else choice.attention]
     shape = {1: "^", 3: "D"}[choice.hidden] if mlp else "s" if choice.merged else "o"
-    return {
-        "color": color,
-        "marker": shape,
-        "ms": 6,
-        "mfc": color if choice.norm else "white",
-        "mec": color,
-    }
+    return {"color": color, "marker": shape, "ms": 6, "mfc": color if choice.norm else "white", "mec": color}
 
 
 def _gap(result: WhyAdam) -> Figure:
@@ -312,11 +302,11 @@ def _gap(result: WhyAdam) -> Figure:
             bars = {"xerr": _ends(x), "yerr": _ends(y), "lw": 0, "elinewidth": 0.9, "capsize": 2}
             ax.errorbar(x[0], y[0], **bars, **_style(name), label=name)
         rho = ranked[measure]
-        ax.set_title(f"at the start: ρ = {rho.words}, {above(rho)}", fontsize=9)
+        ax.set_title(f"at the start: ρ = {rho.words}, {above(rho)}")
         ax.axhline(0, color="0.7", lw=0.8, zorder=0)
         ax.set_xlabel(LABELS[measure])
     axes[0].set_ylabel("gap: log₁₀ loss with SGD / with Adam")
-    _legend(figure, axes[0])
+    style.shared_legend(figure, axes[0], loc="outside right center")
     return figure
 
 
@@ -332,58 +322,35 @@ def _along(result: WhyAdam) -> Figure:
                 x = where + 0.9 * (i - len(result.configurations) / 2)
                 look = _style(name) | {"ms": 4.5}
                 ax.errorbar(x, [one[0] for one in each], bars, **look, lw=0.9, elinewidth=0.6, label=name)
-            ax.set_title(f"{NAMES[optimizer]}, {LABELS[measure]}", fontsize=9)
+            ax.set_title(f"{NAMES[optimizer]}, {LABELS[measure]}")
             ax.set_xticks(where, [f"{x:.0f}" for x in where])
     for ax in axes[-1]:
         ax.set_xlabel("share of the run (%)")
-    _legend(figure, axes[0, 0])
+    style.shared_legend(figure, axes[0, 0], loc="outside right center")
     return figure
 
 
 def _tuning(result: WhyAdam) -> Figure:
-    columns = min(4, len(result.configurations))
-    rows = -(-len(result.configurations) // columns)
-    size = (3 * columns, 2.3 * rows)
-    figure, axes = style.subplots(rows, columns, figsize=size, squeeze=False, sharex=True, sharey=True)
-    for ax in axes.flat[len(result.configurations) :]:
-        ax.set_visible(False)
-    for ax, name in zip(axes.flat, result.configurations, strict=False):
+    figure, axes = style.panels(len(result.configurations), 4, (3, 2.3), sharex=True, sharey=True)
+    for ax, name in zip(axes, result.configurations, strict=True):
         for i, optimizer in enumerate(analysis.OPTIMIZERS):
             run = result.runs[f"{name}/{optimizer}"]
             known = np.isfinite(run.final)
             for s, final in enumerate(run.final):
                 ax.plot(run.rates[known[s]], final[known[s]], ".", ms=3, alpha=0.5, color=PALETTE[i])
             whole = known.all(axis=0)
-            mean = run.final[:, whole].mean(axis=0)
-            ax.plot(
-                run.rates[whole],
-                mean,
-                ("o-", "s-")[i],
-                lw=1.2,
-                ms=3,
-                color=PALETTE[i],
-                label=NAMES[optimizer],
-            )
-        ax.set_xscale("log")
-        ax.set_ylim(0, 3)
-        ax.set_title(name, fontsize=9)
-    for ax in axes[:, 0]:
-        ax.set_ylabel("final loss")
-    for ax in axes[-1]:
-        ax.set_xlabel("learning rate")
-    axes[0, 0].legend()
+            mean, look = run.final[:, whole].mean(axis=0), {"lw": 1.2, "ms": 3, "color": PALETTE[i]}
+            ax.plot(run.rates[whole], mean, ("o-", "s-")[i], label=NAMES[optimizer], **look)
+        ax.set(xscale="log", ylim=(0, 3), title=name)
+    figure.supxlabel("learning rate")
+    figure.supylabel("final loss")
+    axes[0].legend()
     return figure
 
 
-def _ends(interval: tuple[float, float, float]) -> np.ndarray:
+def _ends(interval: Interval) -> np.ndarray:
     """Lengths of both halves of an error bar: (2, 1)."""
-    mean, low, high = interval
-    return np.nan_to_num(np.array([[mean - low], [high - mean]]), nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _legend(figure: Figure, ax: Axes) -> None:
-    handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center")
+    return style.error_bars(*interval)[:, None]
 
 
 def summary(result: WhyAdam) -> list[Line]:
@@ -391,11 +358,7 @@ def summary(result: WhyAdam) -> list[Line]:
     gaps = {name: contrast(result.gaps([name])) for name in result.configurations}
     order = sorted(gaps, key=lambda name: -gaps[name][0])
     found: list[Line] = [
-        (
-            f"gap of {name}",
-            f"{gaps[name][0]:+.3f}",
-            f"95 % interval {analysis.words(gaps[name])}",
-        )
+        (f"gap of {name}", f"{gaps[name][0]:+.3f}", f"95 % interval {analysis.words(gaps[name])}")
         for name in order
     ]
     found += [(claim.verdict, "", f"{claim.claim}: {claim.measured}") for claim in result.claims()]

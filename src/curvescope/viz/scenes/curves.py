@@ -78,9 +78,7 @@ class SignedLog(NamedTuple):
         return np.arcsinh(np.asarray(values, dtype=float) / (2 * self.linear)) / math.log(10)
 
     def ticks(self, low: float, high: float, most: int = 4) -> dict[str, Any]:
-        """Return ticks at zero and powers of ten from `low` to `high`, at most `most` per sign, with their
-        values.
-        """
+        """Return ticks at zero and powers of ten from `low` to `high`, at most `most` per sign."""
         found = [0.0] if low <= 0 <= high else []
         for sign, end in ((-1.0, -low), (1.0, high)):
             if end > self.linear:
@@ -108,9 +106,7 @@ def log_axis(title: str, values: ArrayLike) -> dict[str, Any]:
 
 
 def named(names: Sequence[str], *, most: int, title: str = "", **more: Any) -> dict[str, Any]:
-    """Return an axis with a name at 0, 1, 2, …; if there are more than `most`, only every second, third, … is
-    written.
-    """
+    """Return an axis with names at 0, 1, 2, …; of more than `most`, every second, third, … is written."""
     step = max(1, math.ceil(len(names) / most))
     shown = list(range(0, len(names), step))
     ticks = {"tickvals": shown, "ticktext": [names[i] for i in shown], "range": [-0.5, len(names) - 0.5]}

@@ -22,9 +22,7 @@ MOST_APART = 6  # most outliers to mark, the farthest from zero; more would over
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Spectrum of one matrix: a broadened density with its interval, bounds of the cumulative shares, and
-    single eigenvalues.
-    """
+    """Spectrum of a matrix: broadened density with its interval, bounds of shares, single eigenvalues."""
 
     name: str
     look: Look
@@ -36,12 +34,12 @@ class Spectrum:
     shares: tuple[np.ndarray, np.ndarray]  # (E,) each, ends
     ends: Mapping[float, str]  # extreme eigenvalues, with their hover text
     apart: Mapping[float, str]  # outliers of the density, with their hover text
+    sure: tuple[np.ndarray, np.ndarray] | None = None  # (G,) each, certain bounds of the density
+    known: np.ndarray | None = None  # (G,) mask: the density has the shape of the data, not of the kernel
 
 
 def spectra(found: Sequence[Spectrum]) -> Scene:
-    """Return a scene of densities and shares of several matrices; on a logarithmic axis, negative eigenvalues
-    are thin and dotted.
-    """
+    """Scene of densities and shares of matrices; on a log axis, negative eigenvalues are dotted."""
     controls = {"curve": [DENSITY, SHARE], "λ axis": list(AXES)}
 
     def draw(curve: str, kind: str) -> Scene:
@@ -60,7 +58,8 @@ def caption(what: str, band: str) -> str:
     return (
         f"{what}: narrower features are not visible. {band}. The share up to λ has no kernel; if it has a "
         f"band, the true share lies in it 95 times in 100. Strokes at the bottom are extreme eigenvalues "
-        f"from Lanczos. Diamonds are outliers separated from the bulk, at most {MOST_APART} per matrix, "
+        f"from Lanczos. Dotted: the kernel hides the shape, or the certain bounds, a shaded region, are "
+        f"far apart. Diamonds are outliers separated from the bulk, at most {MOST_APART} per matrix, "
         f"the farthest from zero. The logarithmic axis shows |λ|; negative eigenvalues are dotted."
     )
 
@@ -75,12 +74,26 @@ def _density(found: Sequence[Spectrum], kind: str) -> Scene:
     for number, one in enumerate(found):
         shown = one.density > floor / 10
         words = f"{one.name}: λ = {_place(kind)}<br>density %{{y:.3g}}"
+        known = np.full(len(one.grid), fill_value=True) if one.known is None else one.known
         curve = Curve(
-            one.name, one.grid, np.where(shown, one.density, np.nan), words, *one.band, look=one.look,
-            marks=False, band=True, true=_true(one.grid, kind),
+            one.name, one.grid, np.where(shown & known, one.density, np.nan), words, *one.band,
+            look=one.look, marks=False, band=True, true=_true(one.grid, kind),
         )  # fmt: skip
-        lines += [*_sides(curve, kind), *_eigenvalues(one, place * 2.5**number, kind)]
+        lines += _sides(curve, kind)
+        if not known.all():
+            lines += _sides(_vague(one, shown & ~known, floor, kind), kind)
+        lines += _eigenvalues(one, place * 2.5**number, kind)
     return _on(lines, found, kind, y)
+
+
+def _vague(one: Spectrum, vague: np.ndarray, floor: float, kind: str) -> Curve:
+    """Return a dotted curve where the kernel hides the shape, with the certain bounds as a band."""
+    low, high = (None, None) if one.sure is None else (np.maximum(end, floor / 10) for end in one.sure)
+    return Curve(
+        f"{one.name}, shape not known", one.grid, np.where(vague, one.density, np.nan),
+        f"{one.name}: λ = {_place(kind)}<br>density %{{y:.3g}}, of the kernel's width", low, high,
+        look=one.look._replace(dash=":"), marks=False, band=True, of=one.name, true=_true(one.grid, kind),
+    )  # fmt: skip
 
 
 def _shares(found: Sequence[Spectrum], kind: str) -> Scene:

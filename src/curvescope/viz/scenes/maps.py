@@ -54,7 +54,12 @@ def grid_map(
         "height": height,
         "width": 140 + WIDE * len(columns),
         "margin": {"l": 20, "r": 10, "t": 60, "b": 20},
-        "xaxis": named(columns, most=MOST_COLUMNS, title=titles[0], tickangle=-90 if _long(columns) else 0),
+        "xaxis": named(
+            columns,
+            most=MOST_COLUMNS,
+            title=titles[0],
+            tickangle=-90 if sum(map(len, columns)) > LETTERS_ACROSS else 0,
+        ),
         "yaxis": named(rows, most=MOST_ROWS, title=titles[1]) | {"range": [len(rows) - 0.5, -0.5]},
         "coloraxis": color_bar(scale, label),
     }
@@ -110,10 +115,6 @@ def _two_axes(
         axes["xaxis2"] = axis("", domain=[share, 1], anchor="y2") | blank
         axes["yaxis2"] = named(outside, most=MOST_ROWS) | down | {"side": "right", "anchor": "x2"}
     return axes
-
-
-def _long(columns: Sequence[str]) -> bool:
-    return sum(len(c) for c in columns) > LETTERS_ACROSS
 
 
 class Scale(NamedTuple):

@@ -1,16 +1,16 @@
-"""A causal network of one head at a point: what its derivatives need, layer by layer, computed once.
+"""A causal network of one head at a point: the quantities for its derivatives, layer by layer.
 
-Causal attention, ReLU or no feed-forward layer, no biases, no norm, and a loss of some positions only. Only
-what can reach the loss is computed: no token behind the last scored position can, and in the last layer only
-the s scored queries. The scores are x_i W_QK x_jᵀ with W_QK = W_Q W_Kᵀ/√d and values enter as x_j W_VO,
-W_VO = W_V W_O, so that a tangent of the stream costs one product with a d × d matrix per attention layer and
-not four.
+The network has causal attention, a ReLU layer or none, no biases, no norm, and a loss at some positions. The
+code skips everything that cannot reach the loss: tokens after the last scored position, and in the last layer
+all queries but the s scored ones. The scores are x_i W_QK x_jᵀ with W_QK = W_Q W_Kᵀ/√d, and values are
+x_j W_VO, W_VO = W_V W_O, so that a tangent of the stream costs one product with a d × d matrix per attention
+layer instead of four.
 
 The last layer of a network is a layer with fixed inputs, so the norms of its blocks are exact.
 
-Behind its attention every scored token goes its own way: r ↦ z = r U with a ReLU layer and norms on the way.
-Its first derivative gives the gradient and the GGN at attention's output, and with norms there
-is also ∂²z/∂r², in closed form.
+After the last attention scored tokens do not interact: r ↦ z = r U, possibly with a ReLU layer and norms. The
+first derivative of this map gives the gradient and the GGN at attention's output. With norms, ∂²z/∂r² is not
+zero and is computed in closed form.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from curvescope.closed_form.norms import NormPoint, norm_curvature, norm_output,
 Loss = Literal["ce", "mse"]
 Kind = Literal["softmax", "linear"]
 Weights = Mapping[str, Tensor]
-"""By the zoo's names: L0.W_Q, …, L0.W_2, U."""
+"""Weights by the zoo's names: L0.W_Q, …, L0.W_2, U."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Tokens (n, T) of V kinds and the loss of the outputs at s scored positions.
+    """Tokens (n, T) with V classes, and the loss of the outputs at s scored positions.
 
     "ce" is the mean cross-entropy of the next token over the scored positions; "mse" the squared error of the
     one-hot of the current token, summed.
@@ -84,8 +84,8 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One layer at its input; Q queries see T tokens, Q = T but in the last layer."""
+class LayerPoint:
+    """One layer at its input, with Q queries and T tokens; Q = T except in the last layer."""
 
     x: Tensor  # (n, T, d)
     x_Q: Tensor  # (n, Q, d), the queries among x
@@ -93,15 +93,15 @@ class Layer:
     keys: Tensor  # (n, T, d): ∂ score_ij/∂x_i = x_j W_QKᵀ
     queries: Tensor  # (n, Q, d): ∂ score_ij/∂x_j = x_i W_QK
     values: Tensor  # (n, T, d): x W_VO
-    r: Tensor  # (n, Q, d): the stream behind attention
-    active: Tensor | None  # (n, Q, 4 d): where ReLU is on
+    r: Tensor  # (n, Q, d): the stream after attention
+    active: Tensor | None  # (n, Q, 4 d): 1 for active ReLU units
     weights: dict[str, Tensor]  # W_Q, W_K, W_V, W_O, W_QK, W_VO and W_1, W_2
     skip: float
     kind: Kind
     mask: Tensor  # (Q, T)
 
     def feed(self, r: Tensor) -> Tensor:
-        """Its output at r, ReLU as it is switched here, hence also the tangent of a tangent: (n, …, Q, d)."""
+        """Return the layer's output at r (n, …, Q, d) for fixed ReLU units, so that it also maps tangents."""
         if self.active is None:
             return r
         hidden = r @ self.weights["W_1"]
@@ -109,7 +109,7 @@ class Layer:
         return _add_product(r, hidden, self.weights["W_2"])
 
     def feed_back(self, g: Tensor) -> Tensor:
-        """The transpose of `feed`."""
+        """Apply the transpose of `feed`."""
         if self.active is None:
             return g
         hidden = g @ self.weights["W_2"].T
@@ -117,7 +117,7 @@ class Layer:
         return _add_product(g, hidden, self.weights["W_1"].T)
 
     def attend(self, t: Tensor) -> Tensor:
-        """∂A/∂scores applied to t (n, …, Q, T); symmetric, so its transpose too."""
+        """Return ∂A/∂scores applied to t (n, …, Q, T); the map is symmetric."""
         if self.kind == "linear":
             return t * self.mask
         A = _aligned(self.A, t)
@@ -134,10 +134,10 @@ def layer_at(
     skip: float,
     queries: slice | None = None,
     feed: bool = True,
-) -> Layer:
-    """Layer `index` at its input x (n, T, d), at some queries or all.
+) -> LayerPoint:
+    """Return layer `index` at its input x (n, T, d), for some queries or all.
 
-    Without `feed` nothing comes behind its attention.
+    Without `feed` the layer ends after its attention.
     """
     W = {role: weights[f"L{index}.{role}"] for role in ("W_Q", "W_K", "W_V", "W_O")}
     W["W_QK"] = W["W_Q"] @ W["W_K"].T / math.sqrt(W["W_Q"].shape[1])
@@ -151,60 +151,60 @@ def layer_at(
     A = scores * mask if kind == "linear" else scores.masked_fill(~mask, -torch.inf).softmax(-1)
     r = skip * x_Q + A @ values
     active = (r @ W["W_1"] > 0).to(x.dtype) if "W_1" in W and feed else None
-    return Layer(x, x_Q, A, keys, q, values, r, active, W, skip, kind, mask)
+    return LayerPoint(x, x_Q, A, keys, q, values, r, active, W, skip, kind, mask)
 
 
 def forward(
     x: Tensor, weights: Weights, depth: int, *, kind: Kind, skip: float, scored: slice
-) -> list[Layer]:
-    """All layers at the stream x (n, T, d) that enters the first, T = `scored.stop`."""
-    found: list[Layer] = []
+) -> list[LayerPoint]:
+    """Return all layers for the stream x (n, T, d) before the first layer, T = `scored.stop`."""
+    layers: list[LayerPoint] = []
     for index in range(depth):
         queries = scored if index == depth - 1 else None
-        found.append(layer_at(x, weights, index, kind=kind, skip=skip, queries=queries))
-        x = found[-1].feed(found[-1].r)
-    return found
+        layers.append(layer_at(x, weights, index, kind=kind, skip=skip, queries=queries))
+        x = layers[-1].feed(layers[-1].r)
+    return layers
 
 
 def _aligned(t: Tensor, like: Tensor) -> Tensor:
-    """t (n, a, b) against (n, …, a, b)."""
+    """Return t (n, a, b) in a shape that broadcasts with (n, …, a, b)."""
     return t if t.dim() == like.dim() else t[:, None]
 
 
 def _add_product(base: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """base + left @ right, in one pass."""
+    """Return base + left @ right, in one pass."""
     flat = torch.addmm(base.reshape(-1, base.shape[-1]), left.reshape(-1, left.shape[-1]), right)
     return flat.reshape(base.shape)
 
 
-EPS = 1e-5  # of the norms
-TOKENS = 32  # whose ReLU layers are multiplied out at once
+EPS = 1e-5  # ε of the norms
+TOKENS = 32  # tokens whose ReLU layers are multiplied out at once
 
 
 @dataclass(frozen=True)
 class Tail:
-    """Rest of the network after attention, per scored token: gradient, factor of H_o, and other parts."""
+    """Derivatives after attention, per scored token: gradient, factor of the GGN, and the functional part."""
 
     G: Tensor  # (n, s, d)
     outer: Tensor  # (n, s, d, V)
     functional: Tensor | None  # (n, s, d, d)
 
 
-def last_blocks(layer: Layer, U: Tensor, task: Task) -> HeadNorms:
-    """The blocks of the last layer of a network without norms."""
+def last_blocks(layer: LayerPoint, U: Tensor, task: Task) -> HeadNorms:
+    """Return the blocks of the last layer of a network without norms."""
     z, straight = layer.feed(layer.r) @ U, slope_of_outputs(layer, U)
     G = (straight @ task.gradient(z)[..., None])[..., 0]
     return _blocks(layer, Tail(G, straight @ task.root(z), None))
 
 
 def pre_norm_blocks(x: Tensor, weights: Weights, task: Task) -> HeadNorms:
-    """The blocks of a network of one layer, pre-norm, at the stream x (n, T, d); gains 1 and shifts 0."""
+    """Return the blocks of a one-layer pre-norm network at the stream x (n, T, d); gains 1 and shifts 0."""
     normed = norm_output(norm_point(x, eps=EPS))
     layer = layer_at(normed, weights, 0, kind="softmax", skip=0.0, queries=task.scored, feed=False)
     return _blocks(layer, normed_tail(x[:, task.scored] + layer.r, weights, task))
 
 
-def slope_of_outputs(layer: Layer, U: Tensor) -> Tensor:
+def slope_of_outputs(layer: LayerPoint, U: Tensor) -> Tensor:
     """∂z/∂r = U + W_1 D W_2 U for each scored token: (n, s, d, V)."""
     if layer.active is None:
         return U.expand(*layer.r.shape[:2], *U.shape)
@@ -212,10 +212,10 @@ def slope_of_outputs(layer: Layer, U: Tensor) -> Tensor:
 
 
 def normed_tail(r: Tensor, weights: Weights, task: Task) -> Tail:
-    """The tail of r ↦ u = r + ReLU(N(r) W_1) W_2 ↦ z = N(u) U.
+    """Return the derivatives of r ↦ u = r + ReLU(N(r) W_1) W_2 ↦ z = N(u) U.
 
     With J₂, J_f the norms' Jacobians and C = W_1 D W_2, ∂u/∂r = I + J₂ C as a map of rows, and
-    ∂²⟨g, z⟩/∂r² = (I + J₂ C) K_f (I + J₂ C)ᵀ + K₂, K being the norms' curvatures at what reaches them.
+    ∂²⟨g, z⟩/∂r² = (I + J₂ C) K_f (I + J₂ C)ᵀ + K₂ with the norms' curvatures K at their cotangents.
     """
     W_1, W_2, U = weights["L0.W_1"], weights["L0.W_2"], weights["U"]
     second = norm_point(r, eps=EPS)
@@ -234,19 +234,19 @@ def normed_tail(r: Tensor, weights: Weights, task: Task) -> Tail:
 
 
 def _relu_layer(W_1: Tensor, active: Tensor, W_2: Tensor) -> Tensor:
-    """W_1 D W_2 for each token, a few at a time: (n, s, d, d)."""
+    """Return W_1 D W_2 for each token: (n, s, d, d)."""
     tokens = active.flatten(0, 1).split(TOKENS)
     return torch.cat([(W_1 * part[:, None]) @ W_2 for part in tokens]).unflatten(0, active.shape[:2])
 
 
 def _jacobian_times(at: NormPoint, M: Tensor) -> Tensor:
-    """J M = (P M − x̂ (x̂ᵀM)/d)/σ: (…, d, c)."""
+    """Return J M = (P M − x̂ (x̂ᵀM)/d)/σ: (…, d, c)."""
     along = at.x_hat[..., None, :] @ M / at.d
     return (M - M.mean(-2, keepdim=True) - at.x_hat[..., None] * along) / at.sigma[..., None]
 
 
 def _curvature_between(du: Tensor, at: NormPoint, g: Tensor) -> Tensor:
-    """du K duᵀ for the norm's curvature K = −(w x̂ᵀ + x̂ wᵀ + κ J)/(dσ), w = J g, κ = x̂ · g."""
+    """Return du K duᵀ for the norm's curvature K = −(w x̂ᵀ + x̂ wᵀ + κ J)/(dσ), w = J g, κ = x̂ · g."""
     kappa = (at.x_hat * g).sum(-1, keepdim=True)[..., None]
     spread = du - du.mean(-1, keepdim=True)  # du P
     a = (du @ at.x_hat[..., None]) / at.d
@@ -258,7 +258,7 @@ def _curvature_between(du: Tensor, at: NormPoint, g: Tensor) -> Tensor:
     )
 
 
-def _blocks(layer: Layer, tail: Tail) -> HeadNorms:
+def _blocks(layer: LayerPoint, tail: Tail) -> HeadNorms:
     named = {role.removeprefix("W_"): layer.weights[role] for role in ("W_Q", "W_K", "W_V", "W_O")}
     head = make_layer(layer.x_Q, named, tail.G, 0.0, X_K=layer.x, mask=layer.mask, kind=layer.kind)
     return HeadNorms(head, tail.outer, tail.functional)

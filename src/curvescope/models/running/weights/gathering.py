@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from curvescope.core.blocks import Block
-from curvescope.core.ranks.reshard import let_go
-from curvescope.core.ranks.shard_layout import Spread
+from curvescope.core.ranks.reshard import release_parameters
+from curvescope.core.ranks.shard_layout import ShardGroup
 from curvescope.models.running.patching import Change, parameters_at, patched
 
 Shape = tuple[int, ...]
@@ -37,13 +37,13 @@ class Sharding:
     own parameters, with names. All other parameters are gathered for a full pass.
     """
 
-    spread: Spread
+    spread: ShardGroup
     shapes: Mapping[str, Shape]
     blocks: Mapping[str, Block]
     layers: Mapping[str, nn.Module]
     always: bool = False  # gather on a single rank, too
     hooked: tuple[nn.Module, ...] = ()  # submodules with hooks of FSDP
-    _own: dict[int, tuple[Tensor, nn.Parameter]] = field(default_factory=dict)
+    _local_parameters: dict[int, tuple[Tensor, nn.Parameter]] = field(default_factory=dict)
 
     @property
     def gathers(self) -> bool:
@@ -64,10 +64,10 @@ class Sharding:
         local = getattr(p, "_local_tensor", None)
         if local is None:
             return p
-        known = self._own.get(id(p))
+        known = self._local_parameters.get(id(p))
         if known is None or known[0] is not p or known[1].data_ptr() != local.data_ptr():
             known = p, nn.Parameter(local.detach(), requires_grad=p.requires_grad)
-            self._own[id(p)] = known
+            self._local_parameters[id(p)] = known
         if known[1].requires_grad != p.requires_grad:
             known[1].requires_grad_(p.requires_grad)
         return known[1]
@@ -97,7 +97,7 @@ class Sharding:
         whole = self._whole(part, pieces)
         detached = {name: p.detach() for name, p in pieces.items()}
         inside = any(part is layer for layer in self.layers.values())
-        released = let_go(
+        released = release_parameters(
             list(whole.values()), lambda: list(self._whole(part, detached, like=pieces).values())
         )
         with patched(parameters_at(part, whole)), released if inside else nullcontext():
@@ -129,12 +129,12 @@ class Sharding:
     def _whole(
         self, part: nn.Module, pieces: Mapping[str, Tensor], *, like: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Return full parameters: first those that are differentiated, in one message; `like` tells which."""
+        """Return full parameters. Those that are differentiated, by `like`, share one message."""
         front = next((f"{name}." for name, layer in self.layers.items() if layer is part), "")
-        moving = [name for name, p in (like or pieces).items() if p.requires_grad]
-        fixed = [name for name in pieces if name not in moving]
+        differentiated = [name for name, p in (like or pieces).items() if p.requires_grad]
+        constant = [name for name in pieces if name not in differentiated]
         parameters: dict[str, Tensor] = {}
-        for names in (moving, fixed):
+        for names in (differentiated, constant):
             tensors = [pieces[name] for name in names]
             parameters |= zip(
                 names, gather(self.spread, tensors, [self.shapes[front + n] for n in names]), strict=True
@@ -158,10 +158,8 @@ def _of_fsdp(hook: Any) -> bool:
 # ------------------------------------------------------------------------------------------------- messages
 
 
-def gather(spread: Spread, pieces: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
-    """Return full parameters from the pieces of all ranks, in one message; differentiable any number of
-    times.
-    """
+def gather(spread: ShardGroup, pieces: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
+    """Return full parameters from the pieces of all ranks in one message, with derivatives of any order."""
     if not pieces:
         return ()
     return _Gather.apply(spread, tuple(shapes), *pieces)
@@ -171,7 +169,9 @@ class _Gather(torch.autograd.Function):
     """Pieces of all ranks ↦ full tensors."""
 
     @staticmethod
-    def forward(ctx: Any, spread: Spread, shapes: tuple[Shape, ...], *pieces: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, spread: ShardGroup, shapes: tuple[Shape, ...], *pieces: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.spread, ctx.shapes = spread, shapes
         ctx.like = pieces[0].dtype, pieces[0].device
         ctx.set_materialize_grads(False)
@@ -180,11 +180,11 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         dtype, device = ctx.like
-        given = [
+        filled = [
             torch.zeros((), dtype=dtype, device=device).expand(shape) if g is None else g
             for g, shape in zip(cotangents, ctx.shapes, strict=True)
         ]
-        return None, None, *_Sum.apply(ctx.spread, ctx.shapes, *given)
+        return None, None, *_Sum.apply(ctx.spread, ctx.shapes, *filled)
 
 
 class _Sum(torch.autograd.Function):
@@ -192,7 +192,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, spread: Spread, shapes: tuple[Shape, ...], *whole_parameters: Tensor
+        ctx: Any, spread: ShardGroup, shapes: tuple[Shape, ...], *whole_parameters: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.spread, ctx.shapes = spread, shapes
         ctx.like = whole_parameters[0].dtype, whole_parameters[0].device
@@ -202,13 +202,13 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> Any:
         dtype, device = ctx.like
-        given = [
+        filled = [
             torch.zeros((len(ctx.spread.rows(shape[0])), *shape[1:]), dtype=dtype, device=device)
             if d is None
             else d
             for d, shape in zip(directions, ctx.shapes, strict=True)
         ]
-        return None, None, *_Gather.apply(ctx.spread, ctx.shapes, *given)
+        return None, None, *_Gather.apply(ctx.spread, ctx.shapes, *filled)
 
 
 def padded(shape: Shape, ranks: int) -> int:
@@ -216,7 +216,7 @@ def padded(shape: Shape, ranks: int) -> int:
     return -(-shape[0] // ranks) * prod(shape[1:])
 
 
-def _gathered(spread: Spread, shapes: tuple[Shape, ...], pieces: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _gathered(spread: ShardGroup, shapes: tuple[Shape, ...], pieces: Sequence[Tensor]) -> tuple[Tensor, ...]:
     sizes = [padded(shape, spread.ranks) for shape in shapes]
     local = pieces[0].new_zeros(sum(sizes))
     for place, piece in zip(local.split(sizes), pieces, strict=True):
@@ -230,7 +230,7 @@ def _gathered(spread: Spread, shapes: tuple[Shape, ...], pieces: Sequence[Tensor
 
 
 def _summed(
-    spread: Spread, shapes: tuple[Shape, ...], whole_parameters: Sequence[Tensor]
+    spread: ShardGroup, shapes: tuple[Shape, ...], whole_parameters: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     sizes = [padded(shape, spread.ranks) for shape in shapes]
     all_ranks = whole_parameters[0].new_zeros(spread.ranks, sum(sizes))

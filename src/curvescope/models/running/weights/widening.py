@@ -22,7 +22,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from curvescope.core.ranks.reshard import let_go
+from curvescope.core.ranks.reshard import release_parameters
 from curvescope.kernels.linear import stands_for_leaf
 from curvescope.models.running.patching import Change, parameters_at, patched
 
@@ -72,7 +72,9 @@ class Widening:
         inside = any(part is layer for layer in self.layers)
         weights = self._weights_of(part)
         wide = {name: self._wide(p) for name, p in weights.items()}
-        released = let_go(list(wide.values()), lambda: [self._wide(p.detach()) for p in weights.values()])
+        released = release_parameters(
+            list(wide.values()), lambda: [self._wide(p.detach()) for p in weights.values()]
+        )
         with patched(parameters_at(part, wide)), released if inside else nullcontext():
             return forward(*args, **kwargs)
 
@@ -86,9 +88,7 @@ class Widening:
         return {name: p for name, p in part.named_parameters() if id(p) in outside}
 
     def _wide(self, p: Tensor) -> Tensor:
-        """Return the float32 weight of a parameter or of its leaf; the values of a point already are
-        float32.
-        """
+        """Return the float32 weight of a parameter or of its leaf."""
         stored = self._stored.get(p.untyped_storage().data_ptr())
         if stored is None:
             return p.to(WIDE)

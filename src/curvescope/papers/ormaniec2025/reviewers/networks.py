@@ -128,9 +128,7 @@ class Perceptron(nn.Module):
 
 @final
 class GatedPerceptron(nn.Module):
-    """Gated MLP (x_t + (x W_g ∘ x W_u) W_2) U: a product of two linear maps of the last six tokens x, and a
-    skip.
-    """
+    """Gated MLP (x_t + (x W_g ∘ x W_u) W_2) U of the last six tokens x, with a skip."""
 
     def __init__(self, seed: int, hidden: int = 2):
         super().__init__()

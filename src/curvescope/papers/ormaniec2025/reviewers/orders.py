@@ -119,10 +119,8 @@ LAWS: tuple[tuple[str, str, str, float, str], ...] = (
 )
 """The paper's exponents by network, part and block; with Pre-LN nothing grows."""
 FAR = 20.0
-TAILS = {
-    "L0.W_Q": -1,
-    "L0.W_V": -2,
-}  # exponents of H with Pre-LN for σ ≥ FAR, where the residual stream dominates attention's output
+# Exponents of H with Pre-LN for σ ≥ FAR, where the residual stream dominates attention's output.
+TAILS = {"L0.W_Q": -1, "L0.W_V": -2}
 HIGH = 1e-2  # largest scale in the fit of exponents
 AT = 0.1  # scale at which blocks are compared
 ROLES = ("W_Q", "W_K", "W_V", "W_O")
@@ -319,9 +317,7 @@ def only_first(verdicts: Mapping[str, str]) -> str:
 
 
 def _unlike(sweeps: Mapping[str, NormSweep]) -> Answer:
-    """Compare entry sizes at σ = 1, where no exponent matters: the Transformer against the most heterogeneous
-    other network.
-    """
+    """Compare entry sizes at σ = 1, the Transformer against the most heterogeneous other network."""
     found = {name: unlike(one) for name, one in sweeps.items()}
     most = max((name for name in found if name != FIRST), key=lambda name: found[name].value)
     more, least = found[FIRST], found[most].high

@@ -126,9 +126,7 @@ def _ends(module: nn.Module, X: Tensor, targets: Tensor) -> tuple[float, float]:
 
 
 def trained(how: Optimizer, seeds: int, steps: int) -> TrainingLosses:
-    """Train every seed with every rate, both parameterizations from the same function on the same data at σ =
-    1.
-    """
+    """Train every seed with every rate; both parameterizations start as the same function, at σ = 1."""
     batch, rates = addition_batch(SUMS), torch.tensor(RATES[how], dtype=torch.float64)
     data = torch.stack([embedded(batch, seed) for seed in range(seeds)])
     found = []
@@ -187,9 +185,7 @@ def _training(how: str, one: TrainingLosses) -> list[Answer]:
 def train_together(
     modules: Sequence[nn.Module], X: Tensor, targets: Tensor, *, rates: Tensor, steps: int, how: Optimizer
 ) -> Tensor:
-    """Train with full batches, and return the cross-entropy before every step and after the last: (N, steps +
-    1).
-    """
+    """Train with full batches; cross-entropy before every step and after the last: (N, steps + 1)."""
     names = [name for name, _ in modules[0].named_parameters()]
     theta = {name: torch.stack([m.get_parameter(name).detach() for m in modules]) for name in names}
 

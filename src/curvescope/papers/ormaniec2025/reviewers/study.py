@@ -202,20 +202,15 @@ def _temperature(result: Reviewers) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def row_of(number: int, *, size: tuple[float, float], **options: Any) -> tuple[Figure, np.ndarray]:
-    """Make a figure with panels side by side."""
-    return style.subplots(1, number, figsize=size, **options)
-
-
-def band(ax: Axes, x: np.ndarray, curves: np.ndarray, *, linear: bool = False, **style: Any) -> None:
+def band(ax: Axes, x: np.ndarray, curves: np.ndarray, *, linear: bool = False, **look: Any) -> None:
     """Draw the mean of curves (seeds, x) with its interval: geometric, unless `linear`."""
     known = np.isfinite(curves).all(0) & (linear | (curves > 0).all(0))
     if not known.any():
         return
     of = mean_interval if linear else geometric_interval
     means = np.array([of(column) for column in curves[:, known].T])
-    ax.plot(x[known], means[:, 0], lw=1.4, **style)
-    ax.fill_between(x[known], means[:, 1], means[:, 2], color=style["color"], alpha=0.18, lw=0)
+    ax.plot(x[known], means[:, 0], lw=1.4, **look)
+    ax.fill_between(x[known], means[:, 1], means[:, 2], color=look["color"], alpha=0.18, lw=0)
 
 
 def dots(
@@ -223,31 +218,29 @@ def dots(
 ) -> None:
     """Means with their intervals, side by side if `upright`."""
     values = np.array(means)
-    errors = np.nan_to_num(np.abs(values[:, 1:] - values[:, :1]).T)
-    style = {"fmt": "o", "ms": 4, "lw": 1, "color": color, "label": label or None}
+    errors = style.error_bars(*values.T)
+    look = {"fmt": "o", "ms": 4, "lw": 1, "color": color, "label": label or None}
     if upright:
-        ax.errorbar(places, values[:, 0], yerr=errors, **style)
+        ax.errorbar(places, values[:, 0], yerr=errors, **look)
     else:
-        ax.errorbar(values[:, 0], places, xerr=errors, **style)
+        ax.errorbar(values[:, 0], places, xerr=errors, **look)
 
 
 def _merged(result: Reviewers) -> Figure:
     """Draw indefiniteness, and training with each optimizer."""
     curvature = result.of(Curved)["merged.curvature"]
-    figure, axes = row_of(1 + len(RATES), size=(12, 3.6))
+    figure, axes = style.subplots(1, 1 + len(RATES), figsize=(12, 3.6))
     for way, words in enumerate(WAYS):
         band(axes[0], curvature.sigma, curvature.negative[:, :, way], color=PALETTE[way], label=words)
         for ax, how in zip(axes[1:], RATES, strict=True):
             losses = result.of(TrainingLosses)[f"merged.{how}"].best()[way]
             band(ax, np.arange(1, losses.shape[-1] + 1), losses, linear=True, color=PALETTE[way], label=words)
     for ax, how in zip(axes[1:], RATES, strict=True):
-        ax.set_title(f"loss, {how}")
-        ax.set(xscale="log", xlabel="step")
+        ax.set(title=f"loss, {how}", xscale="log", xlabel="step")
         ax.grid(visible=True)
     axes[0].set(xscale="log", yscale="log")
     axes[0].grid(visible=True)
-    axes[0].set_title("−λ_min(H)/λ_max(H_o)")
-    axes[0].set_xlabel("σ")
+    axes[0].set(title="−λ_min(H)/λ_max(H_o)", xlabel="σ")
     axes[0].legend()
     return figure
 
@@ -255,26 +248,25 @@ def _merged(result: Reviewers) -> Figure:
 def _softmax(result: Reviewers) -> Figure:
     """Draw ratios of all blocks against temperature, for both kinds of attention without softmax."""
     heads = result.of(HeadBlockNorms)["softmax"]
-    figure, axes = row_of(2, size=(10, 3.8), sharey=True)
+    figure, axes = style.subplots(1, 2, figsize=(10, 3.8), sharey=True)
     titles = {"linear": "against the scores as weights", "mean": "against their mean over tokens"}
     for ax, (over, title) in zip(axes, titles.items(), strict=True):
         for i, block in enumerate(NAMES):
             ratios = np.stack([heads.ratio(block, t, over=over) for t in range(len(heads.temperatures))], 1)
             color = (*PALETTE, "0.35")[i]
-            style = {"color": color, "label": f"({block[0]}, {block[1]})", "marker": "o", "ms": 3.5}
-            band(ax, heads.temperatures, ratios, **style)
+            look = {"color": color, "label": f"({block[0]}, {block[1]})", "marker": "o", "ms": 3.5}
+            band(ax, heads.temperatures, ratios, **look)
         ax.set(xscale="log", yscale="log")
         ax.grid(visible=True)
         ax.axhline(1, color="0.4", lw=0.8, ls=":")
-        ax.set_title(title)
-        ax.set_xlabel("temperature τ")
+        ax.set(title=title, xlabel="temperature τ")
     axes[0].set_ylabel("‖H(block)‖ with softmax / without")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
+    style.shared_legend(figure, axes[0], loc="outside right center")
     return figure
 
 
 def _depth(result: Reviewers) -> Figure:
-    figure, axes = row_of(2, size=(10, 4.6), sharey=True)
+    figure, axes = style.subplots(1, 2, figsize=(10, 4.6), sharey=True)
     for ax, part in zip(axes, ("H_o", "H"), strict=True):
         for (of, role), power in orders.ORDERS.items():
             if of == part:
@@ -285,23 +277,17 @@ def _depth(result: Reviewers) -> Figure:
                 role = block.partition(".")[2]
                 mean = mean_interval(exponents(found.sigma, found.curve(part, block)))
                 place = -row + 0.22 * (list(ROLE_COLORS).index(role) - 1)
-                dots(
-                    ax,
-                    [mean],
-                    [place],
-                    color=ROLE_COLORS[role],
-                    label=role if not row and block[1] == "0" else "",
-                )
-        ax.set_title(f"exponents of ‖{part}‖")
-        ax.set_xlabel("power of σ")
+                label = role if not row and block[1] == "0" else ""
+                dots(ax, [mean], [place], color=ROLE_COLORS[role], label=label)
+        ax.set(title=f"exponents of ‖{part}‖", xlabel="power of σ")
         ax.grid(visible=True)
-    axes[0].set_yticks([-row for row in range(len(orders.DEPTH_CASES))], list(orders.DEPTH_CASES), fontsize=9)
+    axes[0].set_yticks([-row for row in range(len(orders.DEPTH_CASES))], list(orders.DEPTH_CASES))
     axes[1].legend(loc="upper right")
     return figure
 
 
 def _dropped(result: Reviewers) -> Figure:
-    figure, axes = row_of(2, size=(10.5, 4))
+    figure, axes = style.subplots(1, 2, figsize=(10.5, 4))
     for i, case in enumerate(orders.TARGETS):
         found = result.of(NormSweep)[f"dropped.{case}"]
         divided = found.curve("H_f", orders.BLOCK) / found.sigma**5
@@ -313,16 +299,15 @@ def _dropped(result: Reviewers) -> Figure:
     for ax, title in zip(axes, titles, strict=True):
         ax.set(xscale="log", yscale="log")
         ax.grid(visible=True)
-        ax.set_title(title)
-        ax.set_xlabel("σ")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
+        ax.set(title=title, xlabel="σ")
+    style.shared_legend(figure, axes[0], loc="outside right center")
     return figure
 
 
 def _architectures(result: Reviewers) -> Figure:
     names = list(orders.ARCHITECTURES)
     sweeps = {name: result.of(NormSweep)[f"architecture.{name}"] for name in names}
-    figure, axes = row_of(len(names), size=(13, 3.4), sharey=True,
+    figure, axes = style.subplots(1, len(names), figsize=(13, 3.4), sharey=True,
         width_ratios=[len(one.blocks) for one in sweeps.values()],
     )  # fmt: skip
     for ax, (name, one) in zip(axes, sweeps.items(), strict=True):
@@ -332,17 +317,15 @@ def _architectures(result: Reviewers) -> Figure:
             dots(ax, means, places, color=PALETTE[i], label=part, upright=True)
         labels = [block.removeprefix("L0.") for block in one.blocks]
         ax.set_xticks(range(len(labels)), labels)
-        ax.set_xlim(-0.6, len(labels) - 0.4)
-        ax.set_title(f"{name}\n{sum(one.sizes)} parameters", fontsize=9)
+        ax.set(xlim=(-0.6, len(labels) - 0.4), title=f"{name}\n{sum(one.sizes)} parameters")
         ax.grid(visible=True)
-    axes[0].set_ylabel("power of σ")
-    axes[0].set_ylim(0, 6.6)
+    axes[0].set(ylabel="power of σ", ylim=(0, 6.6))
     axes[0].legend(loc="upper right")
     return figure
 
 
 def _regimes(result: Reviewers) -> Figure:
-    figure, axes = row_of(len(orders.SETTINGS), size=(13, 3.6), sharey=True)
+    figure, axes = style.subplots(1, len(orders.SETTINGS), figsize=(13, 3.6), sharey=True)
     for ax, case in zip(axes, orders.SETTINGS, strict=True):
         found = result.of(NormSweep)[f"regime.{case}"]
         middle = np.sqrt(found.sigma[1:] * found.sigma[:-1])
@@ -351,21 +334,18 @@ def _regimes(result: Reviewers) -> Figure:
             known = np.isfinite(slopes).all(0)
             label, dashes = block.removeprefix("L0."), "--" if i % 2 else "-"
             band(ax, middle[known], slopes[:, known], linear=True, color=PALETTE[i], label=label, ls=dashes)
-        ax.set_xscale("log")
-        ax.set_title(case)
-        ax.set_xlabel("σ")
+        ax.set(xscale="log", title=case, xlabel="σ")
         ax.axhline(0, color="0.6", lw=0.6)
         ax.axvline(1, color="0.4", lw=0.8, ls=":")
         ax.legend(loc="lower left", ncols=2)
         ax.grid(visible=True)
-    axes[0].set_ylabel("local slope of ‖H‖")
-    axes[0].set_ylim(-8, 8)
+    axes[0].set(ylabel="local slope of ‖H‖", ylim=(-8, 8))
     return figure
 
 
 def _gradient(result: Reviewers) -> Figure:
     found = result.of(NormSweep)["regime.softmax"]
-    figure, axes = row_of(3, size=(12, 3.8), sharex=True)
+    figure, axes = style.subplots(1, 3, figsize=(12, 3.8), sharex=True)
     for ax, part in zip(axes, ("gradient", "H_o", "H"), strict=True):
         for role in orders.ROLES:
             slope = mean_interval(orders.gradient_order(found, part, role)).value
@@ -376,8 +356,7 @@ def _gradient(result: Reviewers) -> Figure:
         ax.grid(visible=True)
         ax.set_ylim(found.curve(part, "L0.W_Q")[:, 0].min() / 10, 1e6)
         ax.axvline(1, color="0.4", lw=0.8, ls=":")
-        ax.set_title("gradient" if part == "gradient" else f"${part}$")
-        ax.set_xlabel("σ")
+        ax.set(title="gradient" if part == "gradient" else f"${part}$", xlabel="σ")
         ax.legend(loc="upper left")
     axes[0].set_ylabel("norm of the block")
     return figure

@@ -136,9 +136,7 @@ def parameterization(num_heads: int) -> StatementGroup:
 
 
 def _factor(heads: Sequence[AttentionHead]) -> Statement:
-    """Ratio of negative eigenvalues of the classical and the merged parameterization, for scores of order
-    one.
-    """
+    """Ratio of negative eigenvalues of both parameterizations, for scores of order one."""
     at = 0.3
     values = [_classical(h, at) / _merged(h, at) for h in heads]
     verdict = HOLDS if min(values) > 1 else CORRECTED if float(np.median(values)) > 1 else FAILS

@@ -311,9 +311,7 @@ def _lone_gaps(num: int) -> list[tuple[AttentionHead, float]]:
 
 
 def scaled_targets(num_heads: int) -> StatementGroup:
-    """∂ℓ/∂F of a squared error is constant for small σ with fixed targets, and ∝ σ if the targets scale with
-    σ.
-    """
+    """∂ℓ/∂F of a squared error for small σ: constant with fixed targets, ∝ σ if targets scale with σ."""
     rows = []
     for shift, words in ((0, "fixed targets"), (1, "targets that scale with σ")):
         found = [_with_targets(make_head(seed), shift) for seed in range(num_heads)]
@@ -419,9 +417,7 @@ def _weight_row(
 
 
 def attention_moments(num_heads: int) -> StatementGroup:
-    """Powers of M₁, M₂, M₃ in every block: one moment of the Kronecker form is scaled by three, the others
-    kept.
-    """
+    """Powers of M₁, M₂, M₃ in every block: one moment of the Kronecker form is scaled by three."""
     heads = [make_head(seed, L=4, d=3, d_K=2, d_V=2) for seed in range(num_heads)]
     theorems = [Theorem(*head) for head in heads]
     rows, others, curves = [], [], {}

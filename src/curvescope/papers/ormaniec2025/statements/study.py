@@ -136,17 +136,13 @@ def _groups(num_heads: int, num_models: int, device: str) -> dict[str, Callable[
     }
 
 
-def _plain(ax: Axes) -> None:
-    ax.tick_params(labelsize=9)
-
-
 def _data(result: Statements) -> Figure:
     curves = result.groups["data"].curves
     figure, axes = style.subplots(3, 2, figsize=(11, 9.6), sharex=True, sharey="row")
     for column, part in enumerate(HALVES):
         pairs = [pair for pair in PAIRS if growth.DATA.exponents((pair[0], pair[1]), part)]
         _norms(axes[0, column], curves, part, pairs)
-        axes[0, column].set_title(f"{SYMBOLS[part]}, {_words(part)}", fontsize=12, loc="left")
+        axes[0, column].set_title(f"{SYMBOLS[part]}, {_words(part)}")
         for row, prefix in ((1, "slope"), (2, "centered")):
             ax = axes[row, column]
             for level in (6, 5, 4, 3, 2, 0):
@@ -156,7 +152,6 @@ def _data(result: Statements) -> Figure:
                             color=COLORS[pair], lw=1.6)  # fmt: skip
             ax.set_ylim(-8, 8)
             ax.set_yticks([-6, -4, -2, 0, 2, 3, 4, 5, 6])
-            _plain(ax)
         axes[2, column].set_xlabel("scale σ of the tokens")
     axes[0, 0].set_ylabel("Frobenius norm, one head")
     axes[1, 0].set_ylabel("slope d log‖·‖ / d log σ")
@@ -180,12 +175,11 @@ def _norms(ax: Axes, curves: dict[str, np.ndarray], part: str, pairs: Sequence[s
         values = curves[f"norm {part} {pair}"][0] * (sigma / sigma[0]) ** power
         ax.loglog(sigma[small], values[small], color="0.6", lw=0.8, ls="--", zorder=0)
         ax.annotate(
-            f"σ$^{power}$", (sigma[4], values[4]), xytext=(-8, 7), textcoords="offset points", fontsize=10,
+            f"σ$^{power}$", (sigma[4], values[4]), xytext=(-8, 7), textcoords="offset points",
             color="0.2",
         )  # fmt: skip
-    ax.legend(fontsize=9, ncols=2, loc="upper left")
+    ax.legend(ncols=2, loc="upper left")
     ax.set_ylim(1e-12, 1e8)
-    _plain(ax)
 
 
 def _weights(result: Statements) -> Figure:
@@ -199,7 +193,7 @@ def _weights(result: Statements) -> Figure:
             rows.append(f"t {weight},  {SYMBOLS[part]}")
             cells.append(list(zip(found[f"{weight} {part}"], claimed, strict=True)))
     _tiles(axes[0], rows, [f"{p[0]}, {p[1]}" for p in PAIRS], cells)
-    axes[0].set_title("exponents in the weights", fontsize=12, loc="left")
+    axes[0].set_title("exponents in the weights")
     _moment_tiles(axes[1], result.groups["moments"].curves)
     return figure
 
@@ -218,7 +212,7 @@ def _moment_tiles(ax: Axes, found: dict[str, np.ndarray]) -> None:
             cells.append(row)
     names = [f"{pair[0]}, {pair[1]}" + ("\nmixed term" if number else "") for pair, number in places]
     _tiles(ax, rows, names, cells)
-    ax.set_title("powers of the attention moments", fontsize=12, loc="left")
+    ax.set_title("powers of the attention moments")
 
 
 def _tiles(
@@ -232,12 +226,10 @@ def _tiles(
             if want is None:
                 ax.text(j, i, "–", ha="center", va="center", color="0.6")
                 continue
-            ax.text(
-                j, i - 0.12, f"{value:.3f}".replace("-0.000", "0.000"), ha="center", va="center", fontsize=9
-            )
-            ax.text(j, i + 0.27, f"({want})", ha="center", va="center", fontsize=8, color="0.25")
-    ax.set_xticks(range(len(columns)), columns, fontsize=9)
-    ax.set_yticks(range(len(rows)), rows, fontsize=9)
+            ax.text(j, i - 0.12, f"{value:.3f}".replace("-0.000", "0.000"), ha="center", va="center")
+            ax.text(j, i + 0.27, f"({want})", ha="center", va="center", color="0.25")
+    ax.set_xticks(range(len(columns)), columns)
+    ax.set_yticks(range(len(rows)), rows)
     ax.tick_params(length=0)
     ax.spines[:].set_linewidth(0)
 
@@ -251,21 +243,25 @@ def _softmax(result: Statements) -> Figure:
             words = {"softmax": "with softmax", "linear": "without"}[kind] if i == 0 else None
             axes[0].loglog(sigma, line, color=color, lw=1.2, alpha=0.8, label=words)
     _guide(axes[0], sigma, float(np.median(found["softmax"][:, 0])), -4)
-    axes[0].set_title("W_V against W_Q, with softmax and without", fontsize=11, loc="left")
-    axes[0].set(xlabel="scale σ of the tokens", ylabel="‖H_o(V, V)‖ / ‖H_o(Q, Q)‖")
-    axes[0].legend(fontsize=10)
+    axes[0].set(
+        title="W_V against W_Q, with softmax and without",
+        xlabel="scale σ of the tokens",
+        ylabel="‖H_o(V, V)‖ / ‖H_o(Q, Q)‖",
+    )
+    axes[0].legend()
     found = result.groups["parameterization"].curves
     sigma = found["sigma"]
     for words, color, power in (("W_Q and W_K", "#d95f02", -3), ("one W_QK", "#1b6ca8", -1)):
         for i, line in enumerate(found[words]):
             axes[1].loglog(sigma, line, color=color, lw=1.2, alpha=0.8, label=words if i == 0 else None)
         _guide(axes[1], sigma, float(np.median(found[words][:, 0])), power)
-    axes[1].set_title("two matrices are more indefinite than one", fontsize=11, loc="left")
-    axes[1].set(xlabel="scale σ of the tokens", ylabel="−λ_min(H) / λ_max(H_o)")
-    axes[1].legend(fontsize=10)
+    axes[1].set(
+        title="two matrices are more indefinite than one",
+        xlabel="scale σ of the tokens",
+        ylabel="−λ_min(H) / λ_max(H_o)",
+    )
+    axes[1].legend()
     _entries(axes[2], result.groups["softmax"].curves)
-    for ax in axes:
-        _plain(ax)
     return figure
 
 
@@ -273,9 +269,7 @@ def _guide(ax: Axes, x: np.ndarray, start: float, power: int) -> None:
     part = x <= 0.3
     values = start * (x[part] / x[0]) ** power
     ax.loglog(x[part], values, color="0.3", lw=1, ls="--")
-    ax.annotate(
-        f"σ$^{{{power}}}$", (x[part][-1], values[-1]), xytext=(4, 4), textcoords="offset points", fontsize=10
-    )
+    ax.annotate(f"σ$^{{{power}}}$", (x[part][-1], values[-1]), xytext=(4, 4), textcoords="offset points")
 
 
 def _entries(ax: Axes, found: dict[str, np.ndarray]) -> None:
@@ -287,9 +281,8 @@ def _entries(ax: Axes, found: dict[str, np.ndarray]) -> None:
         ax.bar(x, q3 - q1, 0.5, bottom=q1, color=colors[block], alpha=0.6, log=True)
         ax.plot([x - 0.25, x + 0.25], [median, median], color="black", lw=1.4)
         labels.append(f"{block.removeprefix('L0.')}\n{'with' if kind == 'softmax' else 'without'} softmax")
-    ax.set_xticks(range(4), labels, fontsize=9)
-    ax.set_ylabel("|entry| of the Hessian block")
-    ax.set_title("the paper's own model", fontsize=11, loc="left")
+    ax.set_xticks(range(4), labels)
+    ax.set(ylabel="|entry| of the Hessian block", title="the paper's own model")
 
 
 def _depth(result: Statements) -> Figure:
@@ -305,9 +298,12 @@ def _depth(result: Statements) -> Figure:
             label=f"{kind}, depth {depth}",
         )  # fmt: skip
     axes[0].set_ylim(1e-30, 1e30)
-    axes[0].legend(fontsize=8.5, loc="upper left")
-    axes[0].set_title("growth with depth", fontsize=11, loc="left")
-    axes[0].set(xlabel="scale σ of the tokens", ylabel="‖H_o‖ of the first layer, 1 at σ = 1")
+    axes[0].legend(loc="upper left")
+    axes[0].set(
+        title="growth with depth",
+        xlabel="scale σ of the tokens",
+        ylabel="‖H_o‖ of the first layer, 1 at σ = 1",
+    )
     curves = result.groups["pre_norm"].curves
     for ax, weight in zip(axes[1:], ("W_Q", "W_V"), strict=True):
         for part, color in (("H_o", "#1b6ca8"), ("H_f", "#d95f02")):
@@ -317,10 +313,11 @@ def _depth(result: Statements) -> Figure:
             plain = curves[f"none {part} {weight}"]
             if plain.any():
                 ax.loglog(curves["sigma"], plain, color=color, lw=1.2, ls="--", label=f"{part}, no norm")
-        ax.set_ylim(1e-12, 1e4)
-        ax.set_title(f"Pre-LN: {weight}, one layer", fontsize=11, loc="left")
-        ax.set(xlabel="scale σ of the tokens", ylabel="Frobenius norm")
-        ax.legend(fontsize=9, loc="lower right")
-    for ax in axes:
-        _plain(ax)
+        ax.set(
+            ylim=(1e-12, 1e4),
+            title=f"Pre-LN: {weight}, one layer",
+            xlabel="scale σ of the tokens",
+            ylabel="Frobenius norm",
+        )
+        ax.legend(loc="lower right")
     return figure

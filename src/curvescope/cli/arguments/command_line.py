@@ -1,8 +1,7 @@
-"""The command line that this process was called with.
+"""The arguments of this process, and errors of typer translated into UsageError.
 
-What typer refuses of a command line, as an error of ours: what was expected, what came, what to do.
-
-typer raises the exceptions of click, its own copy of them in some versions: they are known by what they hold.
+typer raises the exceptions of click, in some versions its own copies of them. This module recognizes them by
+their attributes.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from curvescope.core.errors import UsageError, near_misses
 _words: ContextVar[tuple[str, ...]] = ContextVar("curvescope_words", default=())
 
 
-def remember(words: Sequence[str]) -> None:
-    """Note what was typed behind `curvescope`."""
+def store_arguments(words: Sequence[str]) -> None:
+    """Store the words that were typed after `curvescope`."""
     _words.set(tuple(words))
 
 
@@ -31,30 +30,30 @@ def wants_traceback() -> bool:
     return "--debug" in _words.get()
 
 
-def value_behind(option: str) -> str | None:
+def value_after(option: str) -> str | None:
     """Return the value after an option, `--tokens 5` or `--tokens=5`; None without the option."""
     words = _words.get()
-    found = [after for word, after in pairwise(words) if word == option]
-    found += [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
-    return found[-1] if found else None
+    values = [value for word, value in pairwise(words) if word == option]
+    values += [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
+    return values[-1] if values else None
 
 
-def go_on() -> str:
+def resume_hint() -> str:
     """Return the command that resumes a stopped run, which is the same command."""
-    return f"to go on: {shlex.join(['curvescope', *_words.get()])}"
+    return f"to resume: {shlex.join(['curvescope', *_words.get()])}"
 
 
-REFUSED = cast("type[Exception]", typer.BadParameter.__mro__[1])
-"""The class of all of them, which typer does not name itself."""
+CLICK_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
+"""Base class of click's usage errors, which typer does not export."""
 KINDS = {"integer": "an integer", "float": "a number", "number": "a number"}
 
 
-def in_our_words(error: Any) -> UsageError:
-    """The sentence and the hint for an error of the class REFUSED."""
+def translate_error(error: Any) -> UsageError:
+    """Translate an error of the class CLICK_ERROR into a UsageError with a hint."""
     context = error.ctx
     more = f"{'curvescope' if context is None else context.command_path} --help"
     if hasattr(error, "possibilities"):
-        names = [] if context is None else [name for one in context.command.params for name in one.opts]
+        names = [] if context is None else [name for option in context.command.params for name in option.opts]
         options = [name for name in names if name.startswith("-")]
         known = near_misses(error.option_name, [*options, "--help"])
         return UsageError(f"no such option {error.option_name}", hint=f"{known}; {more}")
@@ -65,15 +64,15 @@ def in_our_words(error: Any) -> UsageError:
     if isinstance(error, typer.BadParameter) and error.param is not None:
         return UsageError(_bad_value(error), hint=more)
     if extra := re.search(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", error.message):
-        return UsageError(f"expected no more words, got {extra[1]}", hint=more)
+        return UsageError(f"expected no further arguments, got {extra[1]}", hint=more)
     return UsageError(error.format_message(), hint=more)
 
 
 def _bad_value(error: Any) -> str:
     """Return the error for an option or argument whose value is not a number."""
     names = error.param.opts
-    came = next((value for name in names if (value := value_behind(name)) is not None), None)
+    typed = next((value for name in names if (value := value_after(name)) is not None), None)
     kind = re.search(r"valid (integer|float|number)", error.message)
-    if came is None or kind is None:
+    if typed is None or kind is None:
         return error.format_message()
-    return f"expected {KINDS[kind[1]]} for {names[0]}, got {came!r}"
+    return f"expected {KINDS[kind[1]]} for {names[0]}, got {typed!r}"

@@ -1,4 +1,4 @@
-"""Commands about runs that are there, or will be: the page, the list, a training run that goes on."""
+"""Commands `report`, `runs`, `watch` and `reproduce`: show, list and remove results."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from curvescope.cli.typed import options
-from curvescope.cli.typed.options import (
+from curvescope.cli.arguments import options
+from curvescope.cli.arguments.options import (
     AsJson,
     Device,
     Force,
@@ -28,9 +28,8 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="MODEL|RUNS",
-            help="A model as in `run`, which is looked at first; or run folders, or folders of them, which "
-            "are shown as they are. Default: tiny-gpt.",
-            autocompletion=options.models,
+            help="A model as in `run`, or run folders and folders of them. Default: tiny-gpt.",
+            autocompletion=options.complete_models,
         ),
     ] = None,
     profile: Profile = None,
@@ -38,13 +37,13 @@ def report(
         list[str] | None,
         typer.Option(
             "--sections",
-            help="Sections of the page or studies: spectra,heads; repeatable. Default: all of the profile.",
-            autocompletion=options.sections,
+            help="Sections or studies to show: spectra,heads; repeatable. Default: all of the profile.",
+            autocompletion=options.complete_sections,
         ),
     ] = None,
     force: Force = False,
-    page: Annotated[Path, typer.Option("--page", help="The HTML file to write.")] = Path("report.html"),
-    open: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+    page: Annotated[Path, typer.Option("--page", help="HTML file to write.")] = Path("report.html"),
+    open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     json: AsJson = False,
     out: Out = Path("runs"),
     quiet: Quiet = False,
@@ -55,18 +54,18 @@ def report(
 
     The page is one file that needs no network.
 
-    Of a model it runs the studies that the sections need, and takes those that are finished as they are; what
-    was stopped goes on with the same command. From run folders it loads no model, and a run that is not
-    finished is left out. Where a study fails the page has the others, and the exit code is 1.
+    Given a model, the command runs the studies that the sections need and reuses finished ones. After an
+    interruption the same command resumes. Given run folders, it loads no model and leaves out unfinished
+    runs. If a study fails, the page shows the others and the exit code is 1.
 
     Examples: curvescope report; curvescope report MODEL --data notes.txt --open; curvescope report tiny-gpt
     --sections spectra,heads; curvescope report runs; curvescope report runs/spectrum/* --page spectra.html
     """
     from curvescope.cli import page_run
-    from curvescope.cli.typed.settings_parsing import split
+    from curvescope.cli.arguments.settings_parsing import split
 
-    wish = page_run.Wish(page, out, profile, split(sections), force, quiet, json, open)
-    page_run.show(what or [], given, wish)
+    page_options = page_run.PageOptions(page, out, profile, split(sections), force, quiet, json, open)
+    page_run.show(what or [], given, page_options)
 
 
 def runs(
@@ -74,13 +73,15 @@ def runs(
     remove: Annotated[
         list[Path] | None, typer.Option("--remove", help="Remove this run folder; repeatable.")
     ] = None,
-    others: Annotated[list[Path] | None, typer.Argument(help="With --remove: further folders.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before removing.")] = False,
+    others: Annotated[
+        list[Path] | None, typer.Argument(help="More folders to remove, after --remove.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     json: AsJson = False,
 ) -> None:
     """List run folders.
 
-    Each line has study, model, data, settings, date, size, and if the run is finished.
+    Each line shows study, model, data, settings, date, size, and whether the run is finished.
 
     Examples: curvescope runs; curvescope runs --remove runs/spectrum/20260101-120000-0123abcd
     """
@@ -98,16 +99,16 @@ def runs(
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(help="Folder of a cs.CurvatureMonitor: its out=.")],
-    once: Annotated[bool, typer.Option("--once", help="Print what is there and end.")] = False,
+    run: Annotated[Path, typer.Argument(help="Output folder (out=) of a cs.CurvatureMonitor.")],
+    once: Annotated[bool, typer.Option("--once", help="Print the current state and exit.")] = False,
     json: AsJson = False,
 ) -> None:
     """Watch the curvature of a training run.
 
     Shows λ_max, η·λ_max against its threshold, and the sharp blocks.
 
-    On a terminal it is shown live until the run is finished, and Ctrl-C leaves; in a pipe every measurement
-    is a line. With --json the last row is printed as an object.
+    On a terminal the view updates until the run is finished or you press Ctrl-C. In a pipe every measurement
+    is one line. --json prints the last row as an object.
 
     Examples: curvescope watch runs/mine; curvescope watch runs/mine --once; curvescope watch runs/mine > log
     """
@@ -118,34 +119,39 @@ def watch(
 
 def reproduce(
     paper: Annotated[
-        str, typer.Argument(help="Name of a paper: see `curvescope list`.", autocompletion=options.papers)
+        str,
+        typer.Argument(
+            help="Name of a paper: see `curvescope list`.", autocompletion=options.complete_papers
+        ),
     ],
     model: Annotated[
         str | None,
         typer.Argument(
-            help="For a paper that is measured on any model: the same as in `run`.",
-            autocompletion=options.models,
+            help="Model as in `run`, for papers that take any model.",
+            autocompletion=options.complete_models,
         ),
     ] = None,
     figure: Annotated[
-        list[str] | None, typer.Option("--figure", help="One of its figures; repeatable. All by default.")
+        list[str] | None, typer.Option("--figure", help="Figure to reproduce; repeatable. Default: all.")
     ] = None,
     profile: Profile = None,
     replay: Annotated[
-        bool, typer.Option("--replay", help="The paper's own random numbers, where they can be had.")
+        bool, typer.Option("--replay", help="Use the paper's own random numbers if they are available.")
     ] = False,
     experiment: Annotated[
         list[str] | None,
-        typer.Option("--experiment", help="Glob over the experiments of a figure; repeatable."),
+        typer.Option("--experiment", help="Select experiments of a figure by a glob; repeatable."),
     ] = None,
     device: Device = None,
     set: Set = None,
     settings: Settings = False,
-    draw: Annotated[bool, typer.Option("--draw", help="Draw stored results again; compute nothing.")] = False,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Draw stored results again without computing.")
+    ] = False,
     force: Force = False,
     json: AsJson = False,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the files; default reproductions/PAPER.")
+        Path | None, typer.Option("--out", help="Output folder. Default: reproductions/PAPER.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -153,8 +159,8 @@ def reproduce(
 
     Writes pictures, tables and arrays, with published numbers next to measured ones.
 
-    A run that was stopped goes on where it was when the same command is given again, and figures that are
-    finished are read. `curvescope reproduce PAPER --settings` lists what can be set.
+    After an interruption the same command resumes, and finished figures are read from disk.
+    `curvescope reproduce PAPER --settings` lists the settings.
 
     Examples: curvescope reproduce ormaniec2025 --figure heatmap; curvescope reproduce ormaniec2025 --draw;
     curvescope reproduce molina2023 tiny-gpt
@@ -173,5 +179,6 @@ def reproduce(
         "experiments": experiment,
         "model": model,
     }
-    how = {"out": out, "draw": draw, "quiet": quiet, "force": force, "as_json": json}
-    command.show(paper, figure or [], set or [], given, **how)
+    command.show(
+        paper, figure or [], set or [], given, out=out, draw=draw, quiet=quiet, force=force, as_json=json
+    )

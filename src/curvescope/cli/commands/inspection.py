@@ -1,4 +1,4 @@
-"""Commands that look and compute nothing: names, models, this machine."""
+"""Commands `list`, `info` and `doctor`: describe names, models and this machine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from curvescope.cli import printing
-from curvescope.cli.typed import options
-from curvescope.cli.typed.options import (
+from curvescope.cli.arguments import options
+from curvescope.cli.arguments.options import (
     MODEL,
     AsJson,
     Blocks,
@@ -28,9 +28,9 @@ from curvescope.papers import PAPERS
 from curvescope.studies import STUDIES
 
 LOSSES = {
-    "cross_entropy": "a term is one target that counts",
-    "mse": "squared error in the theory's normalization; a term is one sequence",
-    "mse_mean": "squared error as a plain mean; a term is one entry",
+    "cross_entropy": "cross-entropy; a term is one target that is not ignored",
+    "mse": "squared error, normalized as in the theory; a term is one sequence",
+    "mse_mean": "mean squared error; a term is one entry",
 }
 
 
@@ -54,12 +54,12 @@ def list_names(json: AsJson = False) -> None:
         typer.echo(f"{title}")
         for name, words in names.items():
             typer.echo(f"  {name:<20} {words}")
-    typer.echo("\nsettings of a study, with defaults and meaning: curvescope run STUDY --settings")
+    typer.echo("\nTo list the settings of a study: curvescope run STUDY --settings")
 
 
 @declares("data tokens tokenizer dtype device checkpoints seed")
 def info(
-    model: Annotated[str, typer.Argument(help=MODEL, autocompletion=options.models)],
+    model: Annotated[str, typer.Argument(help=MODEL, autocompletion=options.complete_models)],
     revision: Revision = None,
     heads: Annotated[
         bool, typer.Option("--heads/--no-heads", help="List the blocks of single heads too.")
@@ -69,8 +69,8 @@ def info(
         str | None,
         typer.Option(
             "--plan",
-            help="A study: how long it would take here, with its options as in `run`, and how much memory.",
-            autocompletion=options.studies,
+            help="Predict time and memory of this study, with options as in `run`.",
+            autocompletion=options.complete_studies,
         ),
     ] = None,
     config: ConfigFile = None,
@@ -78,7 +78,7 @@ def info(
     precision: Annotated[
         str | None,
         typer.Option(
-            "--precision", help="With --plan: how many tokens the Hessian's numbers need, such as 10%."
+            "--precision", help="With --plan: predict the tokens needed for this precision, such as 10%."
         ),
     ] = None,
     profile: Profile = None,
@@ -90,12 +90,12 @@ def info(
 ) -> None:
     """Describe a model, or plan a study of it.
 
-    Shows roles, blocks, parameters, and notes on how it is measured.
+    Shows roles, blocks, parameters, and notes on how curvescope measures the model.
 
-    With --plan STUDY what `curvescope run STUDY MODEL` would take with the same settings, in one process: a
-    few products are measured, nothing is written. The exit code is 0 whether it fits or not; --json says
-    it in plan.fits. With --precision also how many tokens the trace, the norm and the extreme eigenvalues of
-    the Hessian need: predicted from a pilot, and checked on other data.
+    --plan STUDY predicts the time and memory of `curvescope run STUDY MODEL` with the same settings in one
+    process. It measures a few products and writes nothing. The exit code is 0 even if the study does not fit
+    into memory; with --json, plan.fits tells. --precision also predicts how many tokens the trace, the norm
+    and the extreme eigenvalues of the Hessian need, from a pilot that is checked on other data.
 
     Examples: curvescope info tiny-gpt --revision early; curvescope info tiny-gpt --blocks 'L0.h*.W_Q';
     curvescope info tiny-gpt --plan spectrum --tokens 128; curvescope info tiny-gpt --plan spectrum
