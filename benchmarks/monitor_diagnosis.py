@@ -425,7 +425,8 @@ def main() -> None:
         put_table(GUIDES / "unstable.md", "healthy", healthy_table(rows))
         return
     if asked.what == "judge":
-        for name, seeds in (("calibration", CALIBRATING), ("validation", SEEDS)):
+        reported = range(*asked.seeds[0]) if asked.seeds else SEEDS
+        for name, seeds in (("calibration", CALIBRATING), ("validation", reported)):
             found = [row for run in all_runs(seeds) if (row := judge(*run)) is not None]
             if not found:  # the runs of these seeds are not stored here
                 continue

@@ -5,7 +5,13 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.algorithms.spectra.subspace_tracking import Outside, follow_ends, ratio_and_stderr, search_top
+from curvescope.algorithms.spectra.subspace_tracking import (
+    Outside,
+    follow_ends,
+    ratio_and_stderr,
+    search_top,
+    track_top,
+)
 from curvescope.core.seeds import probes
 
 
@@ -82,6 +88,27 @@ def test_what_is_near_takes_fewer_products():
     warm = follow_ends(cs.Matrix(M + E, symmetric=True), cold.vectors, top=3, tol=1e-4)
     assert warm.num_products < cold.num_products
     assert warm.values[0] == pytest.approx(float(torch.linalg.eigvalsh(M + E)[-1]), rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tracking_takes_few_products_and_keeps_its_error(seed):
+    M, _ = with_spectrum(SPECTRA["outliers"])
+    before = search_top(cs.Matrix(M, symmetric=True), top=3, seed=seed).vectors
+    E = with_spectrum(0.3 * bulk(len(M), 20 + seed), seed=4 + seed)[0]
+    pairs = track_top(cs.Matrix(M + E, symmetric=True), before, top=3, tol=0.05)
+    assert pairs.converged
+    assert pairs.num_products <= 6
+    top = float(torch.linalg.eigvalsh(M + E)[-1])
+    assert -1e-9 <= top - pairs.values[0] <= pairs.errors[0] <= 0.05 * pairs.values[0]
+
+
+def test_tracking_with_too_few_products_says_so():
+    M, _ = with_spectrum(SPECTRA["semicircle"])
+    start = probes(len(M), 1, seed=3).T
+    pairs = track_top(cs.Matrix(M, symmetric=True), start, tol=1e-3, max_products=4)
+    assert not pairs.converged
+    assert pairs.num_products == 4
+    assert pairs.errors[0] >= 1 - pairs.values[0]  # as far as the residual tells
 
 
 def test_forms_are_those_of_the_vectors_beside():

@@ -195,6 +195,15 @@ def test_what_was_left_out_is_said(priced):
     assert (monitor.history["left_out"] != "").any()
 
 
+def test_a_row_says_whether_its_errors_reach_up_to_a_bound(priced):
+    history = run(priced, steps=60, every=1, budget=0.4, blocks=False).history
+    assert history["bounded"][0] == 1
+    assert set(history["bounded"]) == {0.0, 1.0}
+    left_out = history["left_out"].str.split().map(lambda parts: "bound" in parts)
+    assert (left_out == (history["bounded"] == 0)).all()
+    assert (history["lambda_max_error"] > 0).all()
+
+
 def test_measure_asks_nobody():
     monitor = cs.CurvatureMonitor(tiny(), PROBE, every=1000, budget=0.001, blocks=False)
     assert monitor.step(7) is None

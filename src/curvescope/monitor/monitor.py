@@ -492,6 +492,8 @@ class CurvatureMonitor:
         files = self._history.files
         usual = self._effort.usual_products()
         usual["blocks"] *= len(self._block_names())
+        if not self._calls:  # nothing to follow yet
+            usual["top"] = usual["bound"]
         likely = round(sum(usual[part] for part in parts))
         state = None if files is None else files.state
         progress = MeasurementProgress(
@@ -509,6 +511,8 @@ class CurvatureMonitor:
         with_numbers = {*measured} - {"blocks"}
         if any("lambda_max" in numbers for numbers in measurement.blocks.values()):
             with_numbers.add("blocks")
+        if measurement.numbers.get("bounded"):
+            with_numbers.add("bound")
         return [part for part in PARTS if part in wanted - with_numbers]
 
     def _measure_part(
