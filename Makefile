@@ -53,9 +53,9 @@ test-cuda: ## on a CUDA device: every test that can use one, the grid of attenti
 	  "make test-cuda needs a CUDA device, and torch " + torch.__version__ + " finds none")'
 	@PYTHONPATH=src $(CUDA_PYTHON) -m pytest -m cuda $(T)
 
-check: $(READY) ## style, format, types, direction of imports, spelling
+check: $(READY) ## style, format, types, direction of imports, spelling, plain sentences
 	@failed=0; \
-	for tool in "ruff check ." "ruff format --check ." "pyright" "lint-imports --no-logo" "codespell $(PROSE)"; do \
+	for tool in "ruff check ." "ruff format --check ." "pyright" "lint-imports --no-logo" "codespell $(PROSE)" "python scripts/check_prose.py"; do \
 	  PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/$$tool || failed=1; \
 	done; \
 	exit $$failed

@@ -37,7 +37,7 @@ def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def biased(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """With ALiBi, whose slope has a gradient."""
+    """Attention with ALiBi, whose slope has a gradient."""
     length = q.shape[2]
     slope = torch.full((1, 1), 0.1, requires_grad=True)
     table = slope * torch.arange(1 - length, length)
@@ -100,7 +100,7 @@ def peak_bytes(call: Callable[..., Any], *args: Any) -> int:
 
 
 def slope(rows: list[dict[str, Any]]) -> float:
-    """Of log memory against log length, by least squares over the last three lengths."""
+    """Slope of log memory against log length, by least squares over the last three lengths."""
     points = [(math.log(row["length"]), math.log(row["bytes"])) for row in rows[-3:]]
     x, y = (sum(p[i] for p in points) / len(points) for i in (0, 1))
     return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)

@@ -1,6 +1,6 @@
 """Does the diagnosis of a monitored run find planted causes, and does it leave healthy runs alone?
 
-    OMP_NUM_THREADS=1 python benchmarks/monitor_diagnosis.py train      # all runs; goes on where it was
+    OMP_NUM_THREADS=1 python benchmarks/monitor_diagnosis.py train      # all runs; resumes where it was
     OMP_NUM_THREADS=1 python benchmarks/monitor_diagnosis.py judge      # findings of every run, a line each
     OMP_NUM_THREADS=1 python benchmarks/monitor_diagnosis.py tables     # into docs/guides/unstable.md
 
@@ -49,7 +49,7 @@ LLAMA = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a run is made; the defaults are healthy."""
+    """Settings of a run; the defaults are healthy."""
 
     optimizer: str = "adamw"
     lr: float = 3e-3
@@ -325,7 +325,7 @@ def shown(found: dict[str, np.ndarray]) -> int | None:
 
 
 def judge(kind: str, case: str, seed: int) -> dict[str, Any] | None:
-    """What was found in one run, when, and what the baseline saw; None where it was not trained."""
+    """Findings of one run with their steps, and those of the baseline; None if it was not trained."""
     path = store_of(kind, case, seed)
     if not path.exists():
         return None

@@ -1,6 +1,6 @@
 """Is "the largest rate that would have been stable over training" right? Retrain at 0.8 and 1.25 of it.
 
-    OMP_NUM_THREADS=1 python benchmarks/monitor_what_if.py            # 10 seeds; goes on where it was
+    OMP_NUM_THREADS=1 python benchmarks/monitor_what_if.py            # 10 seeds; resumes where it was
     OMP_NUM_THREADS=1 python benchmarks/monitor_what_if.py --tables   # into docs/guides/unstable.md
 
 A small GPT is trained on all its data at once, at a rate that warms up over 20 steps, with a monitor. Its
@@ -58,7 +58,7 @@ def measure(name: str, seed: int) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """By optimizer and factor: how often the sharpness, and the loss, was unstable."""
+    """Table of how often the sharpness and the loss were unstable, by optimizer and factor."""
     found: list[tuple[str, ...]] = [
         (
             "optimizer",

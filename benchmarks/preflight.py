@@ -1,4 +1,4 @@
-"""What a preflight predicts against what a run takes: seconds and bytes, case by case.
+"""Compare the prediction of a preflight with what a run takes: seconds and bytes, case by case.
 
 Each case is forecast in one process and run in another, so that the peak of the memory is its own. On a CPU
 seconds are those of the processor, one thread, from the start of Python on, and bytes those of the process;
@@ -94,12 +94,12 @@ def carry_out(case: str, device: str) -> dict[str, float]:
 
 
 def clock(device: str) -> Any:
-    """Of the processor, or on the wall."""
+    """Return the clock: processor time on a CPU, else wall-clock time."""
     return time.process_time if device == "cpu" else time.perf_counter
 
 
 def in_a_process(work: str, case: str, device: str) -> dict[str, float]:
-    """What `foretell` or `carry_out` returns, in a process of its own."""
+    """Return the result of `foretell` or `carry_out` from a process of its own."""
     words = [sys.executable, __file__, "--device", device, "--only", case, "--work", work]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,16 +1,16 @@
-"""How often sampling intervals hold, over 300 samples from a population whose numbers are known.
+"""Count how often sampling intervals hold, over 300 samples from a population whose numbers are known.
 
     python benchmarks/sampling_coverage.py [--repeats 300]
 
 Two populations have unlimited data: sequences of a Markov chain, for a model of width 16 that was trained on
-the chain, and sequences that tiny-gpt draws from itself. Of some blocks the Hessian and the GGN of every
-sequence are written out once. A repeat draws sequences from the population, independently, and measures the
+the chain, and sequences that tiny-gpt draws from itself. The Hessian and the GGN of every sequence are
+written out once for some blocks. A repeat draws sequences from the population, independently, and measures the
 trace, the Frobenius norm (8 probes each), the extreme eigenvalues and the order of the blocks, with the
 functions that the studies use; products with written-out matrices stand for those of the operators.
 
 An interval holds if it contains the mean of the number over samples of that size, which is taken over
 `TRUTH` further samples. A verdict is right as `is_right` says. Every case is stored when it is done, so that
-a run that was stopped goes on.
+a run that was stopped resumes.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def split_of(A: Tensor, numbers: np.ndarray, *, psd: bool) -> Split:
 
 
 def measured(A: Tensor, numbers: np.ndarray, source: np.random.Generator, *, psd: bool) -> dict[str, Sampled]:
-    """Every number of one block on one sample."""
+    """Compute every number of one block on one sample."""
     split = split_of(A, numbers, psd=psd)
     V = torch.as_tensor(source.choice([-1.0, 1.0], size=(A.shape[1], NUM_PROBES)))
     forms, grams = split.forms_and_grams(V)
@@ -184,7 +184,7 @@ def _orders(
     draws: list[np.ndarray],
     pool: dict[str, Tensor],
 ) -> list[dict[str, Any]]:
-    """Of every quantity: intervals of log ratios of pairs of blocks, and first places."""
+    """Count for every quantity the intervals of log ratios of pairs of blocks, and first places."""
     values = {block: _columns([exact(A[rows].mean(0)) for rows in draws]) for block, A in pool.items()}
     names = [n for n in ("lambda_max", "norm", "trace") if all((values[b][n] > 0).all() for b in pool)]
     names = [n for n in names if all(one[b][n].value > 0 for one in each for b in pool)]

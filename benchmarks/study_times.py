@@ -1,4 +1,4 @@
-"""Time of whole studies: against a budget that was asked for, and with and without the sampling error.
+"""Time of whole studies: against a requested budget, and with and without the sampling error.
 
     python benchmarks/study_times.py budgets     # curvescope run STUDY MODEL --data README.md --budget 1min
     python benchmarks/study_times.py sampling    # default settings, and the same with sampling=false

@@ -1,4 +1,4 @@
-"""`curvescope watch`: a training run while it goes on."""
+"""`curvescope watch`: show a training run while it trains."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module of a name when it is asked for: the diagnosis does not need torch."""
+    """Import the module of a name when the name is used: the diagnosis does not need torch."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'curvescope.monitor' has no attribute {name!r}")
     return getattr(import_module(f"curvescope.monitor.{_MODULE_OF[name]}"), name)

@@ -30,7 +30,7 @@ class Budget:
     """The account of a monitor's time.
 
     Args:
-        share: of the time that measuring may take, above 0; 1 is no limit.
+        share: Share of the time that measuring may take, above 0; 1 means without a limit.
         clock: of seconds.
     """
 
@@ -165,7 +165,7 @@ class Budget:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from an account of another process, whose time counts."""
+        """Continue an account of another process, whose time counts."""
         self._before, self._begun = float(state["elapsed"]), self.clock()
         self.spent, self.costs = float(state["spent"]), state["costs"]
         self.used, self.product_seconds = state["used"], float(state["product_seconds"])

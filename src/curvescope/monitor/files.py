@@ -1,4 +1,4 @@
-"""The folder of a run that is watched: rows as they come, and what is needed to go on.
+"""The folder of a run that is watched: rows as they come, and what is needed to resume.
 
 `history.csv` and `blocks.csv` get their rows one measurement at a time, `monitor.toml` says what is measured
 and on which contents, `config.toml` makes it a run folder, and `state/` has the vectors and the account of

@@ -107,7 +107,7 @@ class History:
         return self.rows[-1]["step"] if self.rows else -1
 
     def rewind(self, step: int) -> bool:
-        """Drop the rows of this step and later ones, because the loop goes on from here.
+        """Drop the rows of this step and later ones, because the loop continues from here.
 
         Returns:
             False, with nothing dropped, if that would delete all rows of a finished run.

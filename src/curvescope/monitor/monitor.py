@@ -75,8 +75,8 @@ class CurvatureMonitor:
         batches: Probe batches, as `cs.Problem` takes them; read again at every measurement.
         loss: As `cs.Problem` takes it, like loss_fn, terms, output and params.
         every: A measurement is due at the steps that it divides.
-        out: Folder to write to; a run that was killed there goes on. None keeps everything in memory.
-        budget: Share of the time that measuring may take; 1 is no limit.
+        out: Folder to write to; a run that was killed there resumes. None keeps everything in memory.
+        budget: Share of the time that measuring may take; 1 means without a limit.
         memory: Most memory that measuring may take beside the training's own, such as "1 GiB" or a number of
             bytes. Then fewer sequences are differentiated at once, layers are recomputed, and fewer vectors
             and probes are kept; the numbers stay those of all probe batches.
@@ -216,7 +216,7 @@ class CurvatureMonitor:
             self._writers.close()
 
     def reopen(self) -> None:
-        """Go on after `close`; rows from the next step on are dropped and measured again."""
+        """Continue after `close`; rows from the next step on are dropped and measured again."""
         self._closed, self._last_step, self._training, self._end = False, None, None, {}
         if self._history.files is not None:
             self._history.files.own()
@@ -240,7 +240,7 @@ class CurvatureMonitor:
             return
         self._failures.add(reason)
         at = "" if step is None else f" at step {step}"
-        text = f"{what} failed{at}: {reason}; training goes on (raise_errors=True raises it)"
+        text = f"{what} failed{at}: {reason}; training continues (raise_errors=True raises it)"
         self._notes.add(text, step or 0)
         with suppress(Warning):  # `python -W error`
             warn(text)
@@ -587,7 +587,7 @@ class CurvatureMonitor:
         self._writers.write(step, numbers)
         return measured
 
-    # ------------------------------------------------------------------------------- going on
+    # ------------------------------------------------------------------------------- resuming
 
     def _open(self, folder: Path) -> Files:
         """The folder, and what a run that was killed left there."""
@@ -632,7 +632,7 @@ class CurvatureMonitor:
             budget.note({SAVING: self._vectors_at - start}, 0.0)
 
     def _share_account(self) -> None:
-        """All ranks of a sharded model go on with the account that the first one has read."""
+        """All ranks of a sharded model continue with the account that the first one has read."""
         if self._spread is None:
             return
         with in_step(self._spread.group):

@@ -41,7 +41,7 @@ def preserve_state(module: nn.Module) -> Iterator[None]:
 
 
 def synchronize(model: Model) -> None:
-    """Wait until a GPU has done what training asked for, so that it is not counted as ours."""
+    """Wait until a GPU has finished the work of the training loop, whose time is not ours."""
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
 

@@ -78,7 +78,7 @@ class RunHistory:
         return max(ends, default=0.0) - (float(self.at[0]) if len(self.at) else 0.0) + 1
 
     def ratio(self) -> np.ndarray:
-        """η · sharpness over the optimizer's threshold, (S,), less its error.
+        """η · sharpness over the optimizer's threshold, (S,), minus its error.
 
         The first steps of an adaptive optimizer are left out: its preconditioner is not formed yet.
         """
@@ -213,7 +213,7 @@ class StableRate(Result):
 
     value: float  # η
     low: float  # for the sharpness plus its error
-    high: float  # for the sharpness less its error
+    high: float  # for the sharpness minus its error
     step: int  # of the measurement
     num_measurements: int  # of which it is the least
 

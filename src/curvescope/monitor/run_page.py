@@ -1,6 +1,6 @@
 """One self-contained HTML page of a run: findings, then charts. It is written during the run.
 
-The page needs no other file, no script and no network. While a run goes on the page loads itself again every
+The page needs no other file, no script and no network. During a run the page loads itself again every
 half minute; a run that was killed leaves the page of its last measurement behind.
 """
 

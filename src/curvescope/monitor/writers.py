@@ -72,10 +72,10 @@ class WandB:
     """A run of Weights & Biases: the one that is active at the first number, or else one of its own.
 
     Numbers have an axis of their own, `curvature/step`, and in a run that is not ours they join the row that
-    is being filled: whichever way the training loop counts its rows, it goes on counting so.
+    is being filled: whichever way the training loop counts its rows, it continues to count so.
 
     Args:
-        folder: where a run of our own keeps its files, and by which it goes on after the process was killed.
+        folder: where a run of our own keeps its files, from which it resumes after the process was killed.
         run: the run to write to, whatever is active.
     """
 
@@ -152,7 +152,7 @@ class Writers:
             self._try(writer, writer.close)
 
     def _try(self, writer: Writer, work: Callable[[], None]) -> None:
-        """Do the work of a writer; one that raises is told goodbye, training and the others go on."""
+        """Do the work of a writer; drop a writer that raises; training and the other writers continue."""
         try:
             work()
         except Exception as error:
@@ -161,7 +161,7 @@ class Writers:
             self._writers.remove(writer)
             words = str(error).splitlines()[:1] or [type(error).__name__]
             with suppress(Warning):  # `python -W error`
-                warn(f"{type(writer).__name__} writes no more: {words[0]} (history.csv goes on)")
+                warn(f"{type(writer).__name__} writes no more: {words[0]} (history.csv continues)")
 
 
 def open_writers(chosen: str | Iterable[str | Writer], folder: Path | None) -> Writers:

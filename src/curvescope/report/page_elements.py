@@ -33,7 +33,7 @@ def largest(count: int) -> int:
 
 
 class Still(NamedTuple):
-    """A picture: its address, and its width in a browser's pixels (0 where that is not known)."""
+    """A picture: its address, and its width in a browser's pixels (0 if unknown)."""
 
     address: str
     width: int

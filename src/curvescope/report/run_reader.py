@@ -81,7 +81,7 @@ class Read:
 
     @property
     def _data(self) -> str:
-        """The last part of the name that was asked for, or what a model was given in its place."""
+        """Last part of the requested name, or of the name that a model was given instead."""
         data, told = Path(str(self.settings.get("data") or "")).name, str(getattr(self.result, "data", ""))
         return told.removeprefix("text:") if data == "auto" or (data and told == IMAGES) else data
 
@@ -137,7 +137,7 @@ def read_env(path: Path) -> dict[str, str]:
 
 
 def link(path: Path, page: Path) -> str:
-    """The address of a file from the page; "" where there is no such file, or no way to it."""
+    """Address of a file from the page; "" if the file does not exist or cannot be reached."""
     if not path.is_file():
         return ""
     try:

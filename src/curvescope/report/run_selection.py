@@ -19,9 +19,10 @@ class Choice(NamedTuple):
 
 
 def choose(paths: Sequence[Path]) -> Choice:
-    """The runs of every path: itself, or those under it where it is a folder of runs.
+    """Runs of every path: itself, or those under it if it is a folder of runs.
 
-    What is no run of a study (a reproduction, a mistake) is among the folders: the page shows or refuses it.
+    Folders that are not runs of a study (a reproduction, a mistake) are included: the page shows or
+    refuses them.
     """
     folders, unfinished = [], []
     for path in (one for asked in paths for one in _under(asked)):

@@ -64,17 +64,17 @@ MORE: tuple[Wanted, ...] = (
     Wanted("layernorm", "the ellipsoids of its norms", 5),
     Wanted("activations", "how sharply the loss bends in states of tokens", 15),
 )
-"""Of the full profile, and of those who ask for them."""
+"""Studies of the full profile, and on request."""
 AROUND = 10.0
 """Seconds of loading Python and of writing the page."""
 FULL = 660.0
 """Seconds of the whole full profile."""
 QUICK = ("findings", "spectra", "block-map", "propagation", "dynamics", "geometry")
-"""What the quick profile shows."""
+"""Sections of the quick profile."""
 
 
 def names() -> list[str]:
-    """All that can be asked for: sections, then studies."""
+    """Names that `report` accepts: sections, then studies."""
     return list(dict.fromkeys([*SECTIONS, *(one.study for one in _all())]))
 
 

@@ -1,6 +1,6 @@
 """Run folders: `runs/<study>/<stamp>-<hash>/` with the inputs and results of a run.
 
-`config.toml`, `env.json`, `model.json`, `log.txt` and `state/` exist while the run goes on. When it finishes,
+`config.toml`, `env.json`, `model.json`, `log.txt` and `state/` exist during the run. When it finishes,
 it writes `result.json`, `arrays.npz`, `figures/` and `tables/`, and removes `state/`. `result.json` is
 written last, so a folder that has one is finished. The hash covers the version, the settings, and the
 contents of model and data. A run therefore resumes only with equal inputs, and the same command finds a
@@ -223,7 +223,7 @@ class RunFolder(PieceStore):
         return None
 
     def _is_same(self, path: Path) -> bool:
-        """Return True unless settings of that run were lowered for a budget that was not asked for here."""
+        """Return True unless settings of that run were lowered for a budget that differs from this one."""
         return not (path / LOWERED).exists() or (
             self._asked != "" and _read_text(path / ASKED) == self._asked
         )

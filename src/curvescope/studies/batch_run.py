@@ -1,4 +1,4 @@
-"""Run several studies of one model in sequence; reuse finished runs, and go on after a failure."""
+"""Run several studies of one model in sequence; reuse finished runs, and continue after a failure."""
 
 from __future__ import annotations
 

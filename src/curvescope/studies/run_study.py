@@ -53,7 +53,7 @@ class Limit(NamedTuple):
     profile: str | None = None  # quick or full
     budget: str | None = None  # 90s, 3min, …
     start: Settings | None = None  # start from these settings instead of the defaults
-    # Time.monotonic() at which a budget began; by default when the study is asked for.
+    # Time.monotonic() at which a budget began; by default when the study starts.
     begun: float | None = None
 
 

@@ -184,7 +184,7 @@ def _eigenpairs(
     values, residuals = result.values, result.residuals
     scale = (
         0.0 if which == "SM" else result.scale
-    )  # the scale of the operator is no measure for its smallest eigenvalues
+    )  # the scale of the operator says nothing about its smallest eigenvalues
     mask = residuals <= tol * max(scale, float(np.abs(values).max()))
     converged = bool(mask.all()) and result.verified
     return Eigenpairs(

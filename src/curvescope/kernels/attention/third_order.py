@@ -17,7 +17,7 @@ Several = Sequence[Tensor]
 
 
 def announce(third_order: str) -> None:
-    """Warn once per process that the plain path is taken, or raise if the caller asked for that."""
+    """Warn once per process that the plain path is taken, or raise if the caller requested that."""
     if third_order == "error":
         raise CurvescopeError(
             "fused attention has no third derivative",

@@ -37,11 +37,11 @@ class Following:
         self._last, self._offset = -1, 0
 
     def begin(self, model: nn.Module, step: int = 0, *, first: bool) -> None:
-        """Make the monitor, or go on with it if the same model is trained again.
+        """Make the monitor, or continue with it if the same model is trained again.
 
         A second training that counts from 0 again is numbered on from the last step of the first; one that
         resumes from a checkpoint has the rows from there on measured again. A model that cannot be measured
-        is named in a warning, and training goes on without a monitor.
+        is named in a warning, and training continues without a monitor.
         """
         try:
             check_parameters(inner_module(model))

@@ -23,8 +23,8 @@ def trainer_callback(batches: Any, **settings: Any) -> TrainerCallback:
 
     It measures before the first step and behind the Trainer's steps, as they are numbered there, with the
     Trainer's optimizer and the learning rate of the next step. The first of several processes
-    measures, and the others wait at their next exchange. `trainer.train(resume_from_checkpoint=True)` goes on
-    in the same folder, and measures the steps behind the checkpoint again.
+    measures, and the others wait at their next exchange. `trainer.train(resume_from_checkpoint=True)`
+    continues in the same folder, and measures the steps behind the checkpoint again.
 
     Args:
         batches: Probe batches, as `cs.Problem` takes them.

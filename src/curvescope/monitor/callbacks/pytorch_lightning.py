@@ -30,7 +30,7 @@ def lightning_callback(batches: Any, *, part: str = "", **settings: Any) -> Call
 
     It measures before the first step and behind the steps of the optimizer, as `trainer.global_step` counts
     them; with several optimizers nothing is said of learning rates. The first of several
-    processes measures, and the others wait at their next exchange. `trainer.fit(…, ckpt_path=…)` goes on in
+    processes measures, and the others wait at their next exchange. `trainer.fit(…, ckpt_path=…)` continues in
     the same folder, and measures the steps behind the checkpoint again.
 
     Args:

@@ -125,7 +125,7 @@ def errors_told(runs: Sequence[Read]) -> str:
             single[run.study] = list(dict.fromkeys([*single.get(run.study, []), *names]))
     each = [f"{study} (`{'`, `'.join(names)}`)" for study, names in single.items()]
     but = f", but for those of one probe: {', '.join(each)}" if each else ""
-    return f"Every estimate has its error{but}. What did not converge says so."
+    return f"Every estimate has its error{but}. Numbers that did not converge are marked."
 
 
 def chosen_small(runs: Sequence[Read]) -> str:
@@ -173,11 +173,11 @@ RESTS_ON = {
     "sinks": ("heads", "geometry"),
     "dead_heads": ("heads", "geometry"),
 }
-"""Of every check, the table of the diagnosis and the section with more on it."""
+"""For every check the table of the diagnosis and the section with more on it."""
 
 
 def run_findings(found: Sequence[RunFinding]) -> list[Finding]:
-    """What the diagnosis of a training run says."""
+    """Cards with the findings of a training run."""
     return [
         Finding(
             heading=heading(one.name),

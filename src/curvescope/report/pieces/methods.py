@@ -43,7 +43,7 @@ def methods(
 
     Args:
         what: the question of the study.
-        time: how long the run took, in words; "" where that is not known.
+        time: how long the run took, in words; "" if unknown.
         checked: errors of the run's own checks, in words; "" where it made none.
     """
     effort = {key: value for key, value in settings.items() if EFFORT.search(key)}

@@ -55,7 +55,7 @@ def _controls(scene: Scene) -> list[Control]:
 
 
 def as_json(scene: Scene) -> str:
-    """JSON of all but the caption, for a script element; what is no finite number is null.
+    """JSON of all but the caption, for a script element; numbers that are not finite are null.
 
     Variants repeat long lists of numbers: those stand once, in `lists`, and `{"list": i}` is in their places.
     """

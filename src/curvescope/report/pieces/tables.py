@@ -1,7 +1,7 @@
 """Tables of results as cells: a number stands with its error, rounded to it.
 
 Columns are known by their names. The error of `x` is the column `x_stderr`, `x_error`, `x_numerical` or
-`± x`, or the next one where that is `±`, begins with it, is called `stderr`, or `error` behind a `value` or a
+`± x`, or the next column if that is `±`, begins with it, is called `stderr`, or `error` behind a `value` or a
 `lambda_max`. With a column `x_sampling` both errors have columns of their own, and `x` has its interval. An
 interval is `x_low` and `x_high`, `x low` and `x high`, or `low` and `high` right behind `x` or its error; it
 goes into the cell of a number without an error of its own, and is rounded to the error of one that has it.

@@ -194,7 +194,7 @@ class Activations(Shown):
     data: str
     matrix: str
     loss: float
-    points: list[TokenCurvature]  # in the order they were asked for
+    points: list[TokenCurvature]  # in the requested order
     texts: list[str]  # of the tokens, in the order of the first point's rows
 
     def summary(self) -> list[Line]:

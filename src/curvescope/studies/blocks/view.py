@@ -239,8 +239,8 @@ def captions(result: Blocks) -> dict[str, str]:
         "densities": f"Density of the eigenvalues of diagonal blocks{lanczos}, broadened by a kernel "
         "of the width in each title; the band is a 95 % interval over probes (numerical only).",
         "heterogeneity": "Jensen–Shannon divergence between the spectra of blocks, in bits: 0 is equal, "
-        "1 is no overlap. Both spectra of a pair are broadened alike, by a quarter of the root mean "
-        "square eigenvalue of the larger one. In the table: standard error and bias over probes.",
+        "1 means that they do not overlap. Both spectra of a pair are broadened alike, by a quarter of the "
+        "root mean square eigenvalue of the larger one. In the table: standard error and bias over probes.",
     }
     return texts | {operator: f"{TITLES[operator]}: {COLUMNS}{PROBES}" for operator in result.parts}
 

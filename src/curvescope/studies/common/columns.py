@@ -20,7 +20,7 @@ def columns_of(table: Result) -> dict[str, Any]:
 
 
 def stack_tables(parts: Iterable[T]) -> T:
-    """Join all rows, in order; fields that are no columns are those of the first part."""
+    """Join all rows, in order; other fields are those of the first part."""
     first, *others = parts
     joined: dict[str, Any] = {}
     for name, column in columns_of(first).items():

@@ -22,7 +22,7 @@ from curvescope.core.result import Result
 from curvescope.studies.diagnose.measurements import BlockEnds, Depth, Heads, Parts, Rows, Samples, Whole
 
 Severity = Literal["fault", "warning", "note", "fine", "not looked at"]
-"""Worst first. A note is a number to know or a known phenomenon; what is fine is no finding."""
+"""Worst first. A note is a number to know or a known phenomenon; a healthy number is not a finding."""
 FOUND = ("fault", "warning", "note")
 USUAL = "as healthy models have it"
 
@@ -126,7 +126,7 @@ DEAD = 0.0  # share of heads
 
 
 class Seen(NamedTuple):
-    """The finished measurements; what was not asked for is None."""
+    """The finished measurements; those that were not requested are None."""
 
     whole: Whole
     rows: Rows
@@ -606,7 +606,7 @@ def confidence(seen: Seen) -> Finding:
     """The loss over log V: above it, the model is surer than it is right."""
     name, loss, uniform = "confidence", seen.whole.loss, seen.whole.uniform
     if math.isnan(uniform) or uniform == 0:
-        return unseen(name, "the loss is no cross-entropy over classes")
+        return unseen(name, "the loss is not a cross-entropy over classes")
     losses = seen.samples.losses
     error = float(losses.std(ddof=1) / math.sqrt(len(losses))) / uniform if len(losses) > 1 else math.nan
     return judged(

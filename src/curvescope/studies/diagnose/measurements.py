@@ -80,7 +80,7 @@ class Whole(Result):
     """The loss, and the spectrum of the Hessian."""
 
     loss: float
-    uniform: float  # loss of equal probabilities, log V; nan where outputs are no classes
+    uniform: float  # loss of equal probabilities, log V; nan if outputs are not classes
     size: int  # n
     lines: RitzLines  # of one operator
 

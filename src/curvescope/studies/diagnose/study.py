@@ -133,7 +133,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
     Args:
         progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the study goes, used when it goes on.
+        state: finished pieces by name; filled during the run, and used when it resumes.
     """
     problem = make_problem(cfg)
     text = sequences_there(cfg, problem.model) is not None
@@ -157,7 +157,7 @@ def diagnose(
         notes: What a reader should know of the data.
         text: True if the data are a sample of one text.
         progress: Called with (what, number, total) as each piece begins.
-        state: Finished pieces by name; filled as the study goes, used when it goes on.
+        state: Finished pieces by name; filled during the run, and used when it resumes.
     """
     cfg = cfg or Config()
     pieces = _pieces(problem, cfg)

@@ -184,7 +184,7 @@ def _copy(model: Model) -> Model:
 SMALL, AUTO = "small", "auto"
 DIGITS, SAMPLE = "task:digits", "sample"
 Norm = Literal["none", "pre", "post"]
-# Of the small model; STD is the standard deviation of its weights.
+# Sizes of the small model, and the standard deviation STD of its weights.
 WIDTH, HEADS, HIDDEN, STD = (
     24,
     2,

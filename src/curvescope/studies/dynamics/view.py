@@ -203,7 +203,7 @@ def _claim_adam(run: Course) -> list[Claim]:
             _stays([way]), *ADAM,
         ),
         Claim(
-            "λ_max itself goes on rising meanwhile", "it may", f"from {first:.3g} to {last:.3g}",
+            "λ_max itself continues to rise meanwhile", "it may", f"from {first:.3g} to {last:.3g}",
             verdict, *ADAM,
         ),
     ]  # fmt: skip
