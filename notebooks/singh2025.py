@@ -32,7 +32,7 @@ for revision in ("initial", None):
 pd.DataFrame(rows)
 
 # %% [markdown]
-# ## What the GGN leaves out
+# ## The part that the GGN leaves out
 # The functional Hessian H − H_o of the trained model: its eigenvalues have both signs.
 
 # %%

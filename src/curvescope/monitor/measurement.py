@@ -11,8 +11,8 @@
 
 "top" follows the eigenvectors of the last time, with three to six products for each of its two numbers.
 Every other search for a largest eigenvalue, and the first of "top", begins with a random vector, which bounds
-what it did not meet. If that does not reach the requested error, it uses a gradient and the vectors of the last
-time. "ends" extends the subspaces of "bound".
+what it did not meet. If that does not reach the requested error, it uses a gradient and the vectors of
+the last time. "ends" extends the subspaces of "bound".
 """
 
 from __future__ import annotations
