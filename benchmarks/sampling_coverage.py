@@ -2,9 +2,9 @@
 
     python benchmarks/sampling_coverage.py [--repeats 300]
 
-Two populations have unlimited data: sequences of a Markov chain, for a model of width 16 that was trained on
-the chain, and sequences that tiny-gpt draws from itself. The Hessian and the GGN of every sequence
-are written out once for some blocks. A repeat draws sequences from the population, independently, and measures
+Two populations have unlimited data: sequences of a Markov chain, for a model of width 16 that was trained
+on the chain, and sequences that tiny-gpt draws from itself. The Hessian and the GGN of every sequence are
+written out once for some blocks. A repeat draws sequences from the population, independently, and measures
 the trace, the Frobenius norm (8 probes each), the extreme eigenvalues and the order of the blocks, with the
 functions that the studies use; products with written-out matrices stand for those of the operators.
 
