@@ -176,5 +176,5 @@ def test_tensors_that_a_forward_pass_rewrites(way, engine):
     values = cs.eigsh(H, k=2, tol=1e-8).values
     assert values[0] == pytest.approx(torch.linalg.eigvalsh(truth)[-1].item(), rel=1e-6)
     G = cs.GGN(problem, engine=engine)
-    diagonal = cs.exact_diagonal(G, way="outputs").values
+    diagonal = cs.exact_diagonal(G, method="outputs").values
     assert relative_error(diagonal, G.to_dense().diagonal()) < 1e-12

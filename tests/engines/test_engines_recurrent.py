@@ -41,5 +41,5 @@ def test_samples_and_diagonals_of_recurrent_layers(kind: type[nn.RNNBase]):
     problem = cs.Problem(module, (x, y), nn.MSELoss())
     torch.testing.assert_close(cs.per_sample(problem).gradients().mean(0), problem.gradient())
     G = cs.GGN(problem)
-    found = torch.as_tensor(cs.exact_diagonal(G, way="outputs").values)
+    found = torch.as_tensor(cs.exact_diagonal(G, method="outputs").values)
     torch.testing.assert_close(found, G.to_dense().diagonal())

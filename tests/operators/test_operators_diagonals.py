@@ -37,7 +37,7 @@ def test_ggn_and_empirical_fisher_have_the_dense_diagonals(name):
     found = bench(name)
     assert relative_error(diagonal_of(cs.GGN(found.problem)), found.truth("ggn").diagonal()) < EXACT
     fisher = cs.EmpiricalFisher(found.problem)
-    assert relative_error(diagonal_of(fisher, way="outputs"), found.truth("fisher").diagonal()) < EXACT
+    assert relative_error(diagonal_of(fisher, method="outputs"), found.truth("fisher").diagonal()) < EXACT
 
 
 @pytest.mark.parametrize("kind", ["cross_entropy", "mse", "mse_mean"])
@@ -46,14 +46,14 @@ def test_the_fisher_of_drawn_targets_has_the_diagonal_of_its_matrix(kind):
         kind
     ]
     op = cs.MonteCarloFisher(bench(name).problem, num_samples=3, seed=2)
-    assert relative_error(diagonal_of(op, way="outputs"), op.to_dense().diagonal()) < EXACT
+    assert relative_error(diagonal_of(op, method="outputs"), op.to_dense().diagonal()) < EXACT
 
 
 @pytest.mark.parametrize("name", ["hessian", "functional"])
 def test_any_operator_has_a_diagonal_from_its_entries(name):
     op = bench("post-layernorm-relu-ignored").operator(name).block("L0.W_[QK]")
     found = cs.exact_diagonal(op)
-    assert found.cost.way == "entries"
+    assert found.cost.method == "entries"
     assert relative_error(torch.as_tensor(found.values), op.to_dense().diagonal()) < EXACT
 
 
@@ -63,18 +63,18 @@ def test_batches_and_chunks_do_not_matter(cuts, chunk):
     found = bench("plain-attention-tied")
     problem = cs.Problem(found.model, as_batches(cut(make_data(found.case), cuts)), found.problem.loss)
     op = cs.GGN(problem, chunk=chunk)
-    assert relative_error(diagonal_of(op, way="outputs"), found.truth("ggn").diagonal()) < EXACT
+    assert relative_error(diagonal_of(op, method="outputs"), found.truth("ggn").diagonal()) < EXACT
 
 
 def test_the_cheaper_way_is_taken_and_said_before(tmp_path):
     found = bench("pre-layernorm-gelu-2layers")
     op = cs.GGN(found.problem)
     assert cs.diagonal_cost(op).passes == 5 * 4 * 5  # sequences, positions, classes
-    assert cs.diagonal_cost(op).way == "outputs"
+    assert cs.diagonal_cost(op).method == "outputs"
     norm = op.block("L0.ln1.g")
     assert cs.diagonal_cost(norm).passes == 2 * 4
     assert str(cs.diagonal_cost(norm)) == "8 reverse passes, by entries"
-    both = [diagonal_of(norm, way=way) for way in ("outputs", "entries")]
+    both = [diagonal_of(norm, method=way) for way in ("outputs", "entries")]
     assert relative_error(*both) < EXACT
     with pytest.raises(UsageError, match="takes 100 reverse passes, by outputs, more than max_passes = 99"):
         cs.exact_diagonal(op, max_passes=99)
@@ -106,7 +106,7 @@ def test_layers_alone_give_the_diagonal_that_samples_give(rows):
     y = torch.arange(4 * rows).reshape(4, rows) % 2
     problem = cs.Problem(drawn(Twice).double(), [(x[:1], y[:1]), (x[1:], y[1:])])
     G = cs.GGN(problem, damping=0.1)
-    assert relative_error(diagonal_of(G, way="outputs"), G.to_dense().diagonal()) < EXACT
+    assert relative_error(diagonal_of(G, method="outputs"), G.to_dense().diagonal()) < EXACT
     layers, samples = diagonals._by_layers(G), diagonals._by_samples(G)
     assert layers is not None
     np.testing.assert_allclose(layers, samples, rtol=1e-10)
@@ -118,7 +118,7 @@ def test_how_far_it_has_come_is_said():
     data = as_batches(cut(make_data(case.case), [5]))
     G = cs.GGN(cs.Problem(case.model, data, case.problem.loss), chunk=1)
     with listening(lambda *step: heard.append(step)):
-        cs.exact_diagonal(G, way="outputs")
+        cs.exact_diagonal(G, method="outputs")
     assert len([step for step in heard if step[0] == "exact diagonal"]) > 2
     with listening(lambda *step: heard.append(step)):
         cs.kfac_quality(case.problem, "L0.b_[12O]", kind="empirical")
@@ -178,7 +178,7 @@ def test_losses_of_torch_have_exact_diagonals_and_random_roots(loss):
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = x.cos() if isinstance(loss, nn.MSELoss) else torch.tensor([0, 1, 2, 2, 1, 0])
     G = cs.GGN(cs.Problem(module, (x, y), loss))
-    exact = cs.exact_diagonal(G, way="outputs")
+    exact = cs.exact_diagonal(G, method="outputs")
     assert exact.cost.passes == 6 * 3
     assert relative_error(torch.as_tensor(exact.values), G.to_dense().diagonal()) < EXACT
     found = cs.diagonal(G, method="roots", num_probes=400)
@@ -208,9 +208,9 @@ def test_what_is_refused():
     found, custom = bench("plain-attention-tied"), bench("custom-loss-pre-layernorm")
     H = cs.Hessian(found.problem)
     with pytest.raises(UsageError, match="Hessian does not have the form"):
-        cs.exact_diagonal(H, way="outputs")
-    with pytest.raises(UsageError, match="expected way to be one of"):
-        cs.exact_diagonal(H, way="columns")
+        cs.exact_diagonal(H, method="outputs")
+    with pytest.raises(UsageError, match="columns"):
+        cs.exact_diagonal(H, method="columns")
     with pytest.raises(UsageError, match="same rows and columns"):
         cs.exact_diagonal(H.block("emb.weight", "qkv.weight"))
     with pytest.raises(UsageError, match="random_squares"):
@@ -232,9 +232,9 @@ def test_sequences_that_see_each_other_are_refused():
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     problem = cs.Problem(module, cs.Batches([cs.Batch(x, torch.tensor([0, 1, 0, 1]))]))
     with pytest.raises(UsageError, match="depend on the other sequences"):
-        cs.exact_diagonal(cs.GGN(problem), way="outputs")
+        cs.exact_diagonal(cs.GGN(problem), method="outputs")
     op = cs.GGN(problem)
-    assert relative_error(diagonal_of(op, way="entries"), op.to_dense().diagonal()) < EXACT
+    assert relative_error(diagonal_of(op, method="entries"), op.to_dense().diagonal()) < EXACT
 
 
 @pytest.mark.parametrize("make", [cs.GGN, cs.EmpiricalFisher, cs.MonteCarloFisher])
@@ -245,7 +245,7 @@ def test_losses_of_torch_and_what_is_added_are_in_the_diagonal(make, loss, more)
     x = torch.linspace(-2, 2, 15, dtype=torch.float64).reshape(5, 3)
     A = make(cs.Problem(m, (x, torch.tensor([0, 2, 1, 1, 0])), loss), **more)
     truth = torch.as_tensor(A.to_dense()).diagonal()
-    found = torch.as_tensor(cs.exact_diagonal(A, way="outputs").values)
+    found = torch.as_tensor(cs.exact_diagonal(A, method="outputs").values)
     torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-14)
     if make is cs.GGN and loss == "cross_entropy" and more:
         estimate = cs.diagonal(A, method="roots", num_probes=400)
@@ -276,7 +276,7 @@ def test_experts_that_no_token_of_a_batch_goes_to(make):
     torch.manual_seed(0)
     problem = cs.Problem(Routed().double(), [(x[:2], y[:2]), (x[2:], y[2:])])
     op = make(problem)
-    found = cs.exact_diagonal(op, way="outputs").values
+    found = cs.exact_diagonal(op, method="outputs").values
     assert relative_error(found, op.to_dense().diagonal()) < 1e-12
     one = cs.KFAC(problem)
     other = cs.KFAC(cs.Problem(problem.model, (x, y)))

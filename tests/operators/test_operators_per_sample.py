@@ -337,7 +337,7 @@ def test_exact_diagonals_leave_the_padding_row_out(make: type):
     model = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Tanh(), nn.Linear(3, 5)).double()
     nn.init.normal_(model[0].weight, generator=torch.Generator().manual_seed(0))  # pyright: ignore
     op = make(cs.Problem(model, (x, y)))
-    values = torch.as_tensor(cs.exact_diagonal(op, way="outputs").values)
+    values = torch.as_tensor(cs.exact_diagonal(op, method="outputs").values)
     assert relative_error(values, op.to_dense().diagonal()) < EXACT
     if make is cs.GGN:
         assert not cs.diagonal(op, method="roots", num_probes=2).values[:3].any()

@@ -92,7 +92,7 @@ RENAMED = {
     for old, new in classes.items()
 }
 """Current name of each result class that was moved or renamed, by its saved name."""
-RENAMED_FIELDS = {"centre": "center", "centred": "centered", "normalise": "normalize"}
+RENAMED_FIELDS = {"centre": "center", "centred": "centered", "normalise": "normalize", "way": "method"}
 """Current name of each renamed field, by its name in older results."""
 _CLASSES: dict[str, type[Result]] = {}
 

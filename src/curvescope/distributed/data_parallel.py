@@ -135,9 +135,9 @@ class DataParallel(LinearOperator):
             part, N = run_on_all_ranks(drawn, device=self.device, group=self.group)
             yield add_over_ranks(part, self.group) / self._terms(N) + added
 
-    def exact_diagonal(self, *, way: DiagonalMethod | None = None, max_passes: int = PASSES) -> ExactDiagonal:
+    def exact_diagonal(self, *, method: DiagonalMethod | None = None, max_passes: int = PASSES) -> ExactDiagonal:
         """Return the diagonal, as `cs.exact_diagonal` does; each rank runs the passes of its own data."""
-        op, cost = self.op, DiagonalCost(0, way or "outputs")
+        op, cost = self.op, DiagonalCost(0, method or "outputs")
         if not isinstance(op, CurvatureOperator):
             raise UsageError("expected a curvature operator with a diagonal, got a Jacobian")
         plain = copy.copy(op)
@@ -147,7 +147,7 @@ class DataParallel(LinearOperator):
             nonlocal cost
             if not self._counts:
                 return self._zeros(op.shape[0]).double(), 0.0, self._state()
-            diagonal, N = exact_diagonal(plain, way=way, max_passes=max_passes), self.problem.num_terms
+            diagonal, N = exact_diagonal(plain, method=method, max_passes=max_passes), self.problem.num_terms
             cost = diagonal.cost
             return diagonal.values.double() * N, N, self._state()
 

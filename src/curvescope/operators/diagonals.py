@@ -52,10 +52,10 @@ class DiagonalCost(Result):
     """Number of reverse passes of an exact diagonal, and its method."""
 
     passes: int
-    way: str  # `outputs`: one or two passes per column in the outputs; `entries`: a product per entry
+    method: str  # `outputs`: one or two passes per column in the outputs; `entries`: a product per entry
 
     def __str__(self) -> str:
-        return f"{self.passes:,} reverse passes, by {self.way}"
+        return f"{self.passes:,} reverse passes, by {self.method}"
 
 
 @dataclass(frozen=True)
@@ -91,18 +91,18 @@ class ExactDiagonal(Tabular):
         return {"block": self.names, "entries": self.sizes, **columns}
 
 
-def diagonal_cost(op: CurvatureOperator, way: DiagonalMethod | None = None) -> DiagonalCost:
+def diagonal_cost(op: CurvatureOperator, method: DiagonalMethod | None = None) -> DiagonalCost:
     """Predict the cost of `exact_diagonal` with the given method, by default the cheaper one."""
-    _check(op, way)
+    _check(op, method)
     entries = DiagonalCost(PER_PRODUCT * op.shape[0], "entries")
-    if way == "entries" or not _has_columns(op):
+    if method == "entries" or not _has_columns(op):
         return entries
     outputs = DiagonalCost(_count(op), "outputs")
-    return outputs if way == "outputs" or outputs.passes <= entries.passes else entries
+    return outputs if method == "outputs" or outputs.passes <= entries.passes else entries
 
 
 def exact_diagonal(
-    op: CurvatureOperator, *, way: DiagonalMethod | None = None, max_passes: int = PASSES
+    op: CurvatureOperator, *, method: DiagonalMethod | None = None, max_passes: int = PASSES
 ) -> ExactDiagonal:
     """Compute the diagonal of a curvature operator, or of a block of it, exactly and without probes.
 
@@ -110,17 +110,17 @@ def exact_diagonal(
 
     Args:
         op: `cs.GGN(problem, …)`, a Fisher, or any other curvature operator with the same rows and columns.
-        way: Method: `outputs`, for the GGN and the Fishers, or `entries`; by default the cheaper one.
+        method: Method: `outputs`, for the GGN and the Fishers, or `entries`; by default the cheaper one.
         max_passes: Limit of reverse passes; a higher predicted cost raises before the computation
             (`diagonal_cost`).
     """
-    cost = diagonal_cost(op, way)
+    cost = diagonal_cost(op, method)
     if cost.passes > max_passes:
         raise UsageError(
             f"the exact diagonal of {op!r} takes {cost}, more than max_passes = {max_passes:,}",
             hint="max_passes=…, a smaller block, less data, or cs.diagonal(op, method='roots') for a GGN",
         )
-    values = _by_outputs(op) if cost.way == "outputs" else _by_entries(op)
+    values = _by_outputs(op) if cost.method == "outputs" else _by_entries(op)
     return diagonal_result(values, op, cost)
 
 
@@ -133,13 +133,13 @@ def diagonal_result(values: np.ndarray | Tensor, op: CurvatureOperator, cost: Di
     return ExactDiagonal(tensor, names, sizes, type(op).__name__, cost, order)
 
 
-def _check(op: CurvatureOperator, way: DiagonalMethod | None) -> None:
+def _check(op: CurvatureOperator, method: DiagonalMethod | None) -> None:
     if not isinstance(op, CurvatureOperator) or not op.symmetric:
         raise UsageError(f"expected a curvature operator with the same rows and columns, got {op!r}")
-    if way is not None and way not in get_args(DiagonalMethod):
-        raise UsageError(f"expected way to be one of 'outputs', 'entries', got {way!r}")
-    if way == "outputs" and not _has_columns(op):
-        raise UsageError(f"{type(op).__name__} does not have the form Jᵀ M J", hint="way='entries'")
+    if method is not None and method not in get_args(DiagonalMethod):
+        raise UsageError(f"expected method to be one of 'outputs', 'entries', got {method!r}")
+    if method == "outputs" and not _has_columns(op):
+        raise UsageError(f"{type(op).__name__} does not have the form Jᵀ M J", hint="method='entries'")
 
 
 def _has_columns(op: CurvatureOperator) -> bool:

@@ -157,7 +157,7 @@ def _inverse_diagonal(K: Tensor, shift: float) -> Tensor:
 
 def fisher_diagonal(problem: Problem, block: str) -> Tensor:
     """Compute the exact diagonal of the empirical Fisher: (n,)."""
-    return exact_diagonal(EmpiricalFisher(problem, block), way="outputs").values
+    return exact_diagonal(EmpiricalFisher(problem, block), method="outputs").values
 
 
 # ---------------------------------------------------------------------------------------------------- minimum
