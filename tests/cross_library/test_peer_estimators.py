@@ -65,7 +65,9 @@ def test_exact_diagonals_are_backpacks(loss):
         y, criterion = torch.randn(7, 4, generator=source, dtype=torch.float64), nn.MSELoss()
     problem = cs.Problem(net, cs.Batches([cs.Batch(x, y)]), loss)
     space = problem.space()
-    ggn, fisher = (cs.exact_diagonal(F(problem), method="outputs").values for F in (cs.GGN, cs.EmpiricalFisher))
+    ggn, fisher = (
+        cs.exact_diagonal(F(problem), method="outputs").values for F in (cs.GGN, cs.EmpiricalFisher)
+    )
     extended = peer.extend(net)
     with peer.backpack(extensions.DiagGGNExact(), extensions.SumGradSquared()):
         peer.extend(criterion)(extended(x), y).backward()

@@ -135,7 +135,9 @@ class DataParallel(LinearOperator):
             part, N = run_on_all_ranks(drawn, device=self.device, group=self.group)
             yield add_over_ranks(part, self.group) / self._terms(N) + added
 
-    def exact_diagonal(self, *, method: DiagonalMethod | None = None, max_passes: int = PASSES) -> ExactDiagonal:
+    def exact_diagonal(
+        self, *, method: DiagonalMethod | None = None, max_passes: int = PASSES
+    ) -> ExactDiagonal:
         """Return the diagonal, as `cs.exact_diagonal` does; each rank runs the passes of its own data."""
         op, cost = self.op, DiagonalCost(0, method or "outputs")
         if not isinstance(op, CurvatureOperator):
