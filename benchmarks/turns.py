@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-WARM = 16  # products before timing, so that they are recorded
+WARM = 32  # products before timing, so that they are recorded
 FROZEN = 8  # products in one frozen block
 
 
