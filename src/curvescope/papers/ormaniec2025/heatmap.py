@@ -290,7 +290,7 @@ def _shown(result: HeatMap) -> dict[str, tuple[np.ndarray, list[str], list[int]]
 
 def _panels(result: HeatMap) -> Figure:
     panels = _shown(result)
-    figure, axes = style.subplots(1, len(panels), figsize=(7.2 * len(panels) + 1, 7.4), squeeze=False)
+    figure, axes = style.subplots(1, len(panels), figsize=(4.8 * len(panels) + 0.8, 5.0), squeeze=False)
     image = None
     for ax, (title, (values, names, sizes)) in zip(axes[0], panels.items(), strict=True):
         image = entries_map(ax, values, names, sizes, result.limits)
