@@ -64,15 +64,18 @@ def graph_leaves(z: Tensor) -> Iterator[Tensor]:
             yield leaf
 
 
+LOOKUP = "Embedding"  # start of the name of an embedding's node in autograd's graph
+
+
 def lookup_settings(node: Node) -> tuple[Any, ...]:
-    """The settings of an embedding that its gradient alone depends on; () for any other function."""
+    """Settings of an embedding's node that change its gradient but not its output."""
     names = ("padding_idx", "scale_grad_by_freq", "sparse")
-    return tuple(getattr(node, f"_saved_{name}", None) for name in names) if is_lookup(node) else ()
+    return tuple(getattr(node, f"_saved_{name}", None) for name in names)
 
 
 def is_lookup(node: Node) -> bool:
     """Return True if a function in the graph is that of an embedding."""
-    return node.name().startswith("Embedding")
+    return node.name().startswith(LOOKUP)
 
 
 def lookup_option(node: Node) -> str | None:

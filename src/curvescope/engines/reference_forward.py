@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.tensors import custom_functions, lookup_settings, receive_gradients
+from curvescope.core.tensors import LOOKUP, custom_functions, lookup_settings, receive_gradients
 from curvescope.data.batches import Batch
 from curvescope.data.dict_batches import MASK, hides_start
 from curvescope.engines.tensor_digest import digest, same, same_sums, sums
@@ -202,7 +202,10 @@ def _graph_of(loss: Tensor) -> Graph:
     numbers, waiting, graph = {loss.grad_fn: 0}, [loss.grad_fn], []
     while waiting:
         node = waiting.pop()
-        graph += [node.name(), *lookup_settings(node)]
+        name = node.name()
+        graph.append(name)
+        if name.startswith(LOOKUP):
+            graph += lookup_settings(node)
         for next_node, _ in node.next_functions:
             if next_node is None:
                 graph.append(-1)
