@@ -511,7 +511,7 @@ def unexplained(history: RunHistory, rule: Rule) -> RunFinding | None:
         signs.first,
         max([*signs.sizes, math.nan if signs.diverged is None else math.inf], default=math.nan),
         evidence=f"the loss {' and '.join(signs_seen)}{curvature}",
-        remedy="measure more often around these steps (a smaller every, a larger budget), and look at the "
+        remedy="measure more often around these steps (a larger budget, a smaller every), and look at the "
         "batches and at the precision of the numbers",
     )
 

@@ -90,7 +90,9 @@ class SampleSize(Result):
         probes = f" and {self.num_probes} probes" if more else ""
         count = rounded(self.num_sequences, DIGITS)
         size = f"about {rounded(self.num_terms, DIGITS)} tokens ({count} sequences)"
-        return f"{what}: {size}{probes}, {between(self.low, self.high, DIGITS)}; {had}"
+        ends = between(self.low, self.high, DIGITS)
+        likely = f", between {ends.replace(' to ', ' and ')}" if " to " in ends else ""
+        return f"{what}: {size}{likely}{probes}; {had}"
 
 
 @dataclass(frozen=True)

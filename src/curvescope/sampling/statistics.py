@@ -134,8 +134,13 @@ class Sampled(Result):
             change = f"×{self.per_doubling:.2f} per doubling"
             return f"not settled: still {direction}{size}, {change}; use more data"
         more = "data" if self.sampling > self.numerical else "probes" if self.num_probes else "steps"
+        changed = {
+            "data": "on other data of this size",
+            "probes": "with other probes",
+            "steps": "with more steps",
+        }
         ends = between(self.low, self.high, 2)
-        return f"not settled: {ends} (95 %) on other data of this size; use more {more}"
+        return f"not settled: {ends} (95 %) {changed[more]}; use more {more}"
 
     @property
     def headline(self) -> str:
