@@ -226,6 +226,16 @@ def test_a_run_folder_without_a_history_cannot_be_diagnosed(tmp_path, capsys, st
     assert word.format(run=run) in err
 
 
+def test_a_run_that_does_not_exist_is_named_with_its_neighbors(tmp_path, capsys):
+    neighbor = tmp_path / "mine"
+    neighbor.mkdir()
+    (neighbor / "history.csv").write_text("step\n", encoding="utf-8")
+    code, _, err = call("diagnose", tmp_path / "nope", capsys=capsys)
+    assert code == 2
+    assert "does not exist" in err
+    assert str(neighbor) in err
+
+
 def test_the_device_is_cuda_if_there_is_one_unless_a_person_says_otherwise(monkeypatch):
     from curvescope.cli.arguments.settings_parsing import choose_device
 

@@ -41,11 +41,16 @@ def show(pairs: list[str], given: Settings, options: RunOptions) -> None:
 
 
 def _is_monitored(source: str) -> bool:
-    """Return True if this is the folder of a monitor. Raise if it is the folder of a study."""
-    if (Path(source) / HISTORY).exists():
+    """Return True if this is the folder of a monitor, or would be in an existing folder of runs.
+
+    Raise if it is the folder of a study.
+    """
+    path = Path(source)
+    missing = len(path.parts) > 1 and path.parent.is_dir() and not path.exists()
+    if missing or (path / HISTORY).exists():
         return True
     try:
-        run = read_run(Path(source))
+        run = read_run(path)
     except UsageError:
         return False
     if run.study == "monitor":
