@@ -115,7 +115,7 @@ def exact_diagonals() -> str:
     """Of a GGN by its outputs and of a damped Hessian by its entries."""
     errors = []
     for name, block, way in (("ggn", "L0.W_Q", "outputs"), ("hessian", "L0.W_V", "entries")):
-        op, options = OPERATORS[name](data()).block(block), {"way": way}  # pyright: ignore[reportAttributeAccessIssue]
+        op, options = OPERATORS[name](data()).block(block), {"method": way}  # pyright: ignore[reportAttributeAccessIssue]
         parts = DataParallel(OPERATORS[name](share(data()))).block(block)  # pyright: ignore[reportArgumentType]
         found, wanted = parts.exact_diagonal(**options).values, cs.exact_diagonal(op, **options).values
         errors.append(float(np.abs(found - wanted).max() / np.abs(wanted).max()))
